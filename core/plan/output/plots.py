@@ -48,10 +48,8 @@ def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
-    """Chips and, with prices, cost at POINTS deadlines, evenly spaced by ratio."""
-    requested = [s / DAY_S for s in request.deadlines_s]
-    low, high = math.log(min(requested) / 2), math.log(max(requested) * 2)
-    days = [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
+    """Chips and, with prices, cost."""
+    days = _spread([s / DAY_S for s in request.deadlines_s])
     chips = _chip_lines(plan, days)
     charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
@@ -60,6 +58,12 @@ def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
         axes = "Cost by deadline", "deadline, days", "US dollars"
         charts.append(svg.line_chart(lines, *axes, y_range=(0, top)))
     return charts
+
+
+def _spread(days: list[float]) -> list[float]:
+    """POINTS deadlines, evenly spaced by ratio, around the requested ones."""
+    low, high = math.log(min(days) / 2), math.log(max(days) * 2)
+    return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
 
 
 def _replanned(plan: Plan, days: list[float]) -> Plan:

@@ -16,12 +16,27 @@ from sabia.core.units import format_bytes, format_count, format_duration
 
 def render(request: PlanRequest, plan: Plan) -> str:
     """The whole report, lines joined."""
-    lines = [*_header(request, plan), *_deadlines(plan), f"verdict   {verdict(plan)}"]
-    best, chip = plan.best, plan.cluster.chip
-    if plan.cluster.prices:
+    best, chip, prices = plan.best, plan.cluster.chip, plan.cluster.prices
+    head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES"]
+    for price in prices:
+        rate = format_rate(price.usd_per_chip_hour)
+        head.append(f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H")
+    rows = [
+        [
+            format_duration(row.deadline_s),
+            f"{compute.whole_chips(row.compute_min_chips):,}",
+            f"{row.memory_min_chips:,}",
+            f"{row.chips:,}",
+            span(row.finishes_s) + ("" if row.meets_deadline else " late"),
+            *(short_money(plan.cost_usd(price, row)) for price in prices),
+        ]
+        for row in plan.rows
+    ]
+    lines = [*_header(request, plan), *columns(head, rows), f"verdict   {verdict(plan)}"]
+    if prices:
         costs = ", ".join(
             f"${cost_usd_per_day(best.chips, price.usd_per_chip_hour):,.0f} {price.label}"
-            for price in plan.cluster.prices
+            for price in prices
         )
         lines.append(f"per day   {best.chips} {chip.name.upper()}: {costs}")
     elif request.refused_price:
@@ -71,29 +86,26 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
         f"{cluster.chip.name} {peak:g} PFLOP/s x {mfu} MFU = "
         f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
     )
+    # memory of the cluster with the activations of the whole batch, or of the fullest chip
+    held = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
+    if plan.layouts and plan.best.layout:
+        each, limit = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
+        held += (
+            f"; the fullest of {plan.best.chips} {cluster.chip.name.upper()} holds "
+            f"{format_bytes(each)} of {format_bytes(limit)}"
+        )
+    else:
+        held += (
+            f" + activations {format_bytes(run.activation_bytes)} "
+            f"({format_count(run.batch_tokens)} tokens live) = "
+            f"{format_bytes(run.state_bytes + run.activation_bytes)}"
+        )
     width = max(len(model), len(speed)) + 3
     return [
         f"model     {model:<{width}}compute {power_of_ten(run.train_flops)} FLOP ({convention})",
         f"speed     {speed:<{width}}{plan.chip_hours:,.0f} {cluster.chip.family}-hours",
-        f"memory    {_held(plan)}",
+        f"memory    {held}",
     ]
-
-
-def _held(plan: Plan) -> str:
-    """Memory: of the cluster with the activations of the whole batch, or of the fullest chip."""
-    run = plan.run
-    state = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
-    if plan.layouts and plan.best.layout:
-        each, limit = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
-        chips = f"{plan.best.chips} {plan.cluster.chip.name.upper()}"
-        return (
-            f"{state}; the fullest of {chips} holds {format_bytes(each)} of {format_bytes(limit)}"
-        )
-    live = f"activations {format_bytes(run.activation_bytes)}"
-    return (
-        f"{state} + {live} ({format_count(run.batch_tokens)} tokens live) = "
-        f"{format_bytes(run.state_bytes + run.activation_bytes)}"
-    )
 
 
 def _convention(run: Run) -> str:
@@ -110,26 +122,6 @@ def _convention(run: Run) -> str:
 def percent(share: float) -> str:
     """0.4 → 40%, 0.001 → 0.1%."""
     return f"{share * 100:g}%"
-
-
-def _deadlines(plan: Plan) -> list[str]:
-    prices = plan.cluster.prices
-    head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES"]
-    for price in prices:
-        rate = format_rate(price.usd_per_chip_hour)
-        head.append(f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H")
-    rows = [
-        [
-            format_duration(row.deadline_s),
-            f"{compute.whole_chips(row.compute_min_chips):,}",
-            f"{row.memory_min_chips:,}",
-            f"{row.chips:,}",
-            span(row.finishes_s) + ("" if row.meets_deadline else " late"),
-            *(short_money(plan.cost_usd(price, row)) for price in prices),
-        ]
-        for row in plan.rows
-    ]
-    return columns(head, rows)
 
 
 def span(seconds: float) -> str:
@@ -151,27 +143,24 @@ def verdict(plan: Plan) -> str:
     if plan.layouts:
         hold = f"No layout fits on fewer than {least}." if plan.layouts.sizes > 1 else ""
     if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
-        return f"given {best.chips} {name}: {done} {_given(plan, hold)}".rstrip()
+        # the deadlines that it does not meet, and how it uses its memory
+        words = [f"given {best.chips} {name}: {done}"]
+        late = [row for row in plan.rows if not row.meets_deadline]
+        words += [
+            f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late
+        ]
+        if best.chips < plan.memory_min_chips:
+            run, cluster = plan.run, plan.cluster
+            free = best.chips * cluster.hbm_bytes - run.state_bytes
+            live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
+            hold = (
+                f"Activations of the whole batch need {plan.memory_min_chips}; here "
+                f"{format_count(live)} tokens fit, so accumulate "
+                f"{-(-run.batch_tokens // live):.0f} micro-batches."
+            )
+        return " ".join([*words, hold]).rstrip()
     if best.memory_bound:
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
     return (
         f"compute-bound: {best.chips} {name} for {format_duration(best.deadline_s)}, {done} {hold}"
     )
-
-
-def _given(plan: Plan, hold: str) -> str:
-    """Which deadlines a cluster of a given size does not meet, and how it uses its memory."""
-    late = [row for row in plan.rows if not row.meets_deadline]
-    words = [f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late]
-    if plan.best.chips < plan.memory_min_chips:
-        run, cluster = plan.run, plan.cluster
-        free = plan.best.chips * cluster.hbm_bytes - run.state_bytes
-        live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
-        words.append(
-            f"Activations of the whole batch need {plan.memory_min_chips}; here "
-            f"{format_count(live)} tokens fit, so accumulate {-(-run.batch_tokens // live):.0f} "
-            "micro-batches."
-        )
-    else:
-        words.append(hold)
-    return " ".join(words)

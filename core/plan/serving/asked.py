@@ -22,7 +22,6 @@ from sabia.core.plan.serving.evaluation import (
     evaluate,
     own_chips,
 )
-from sabia.core.plan.serving.rollout import Lengths
 from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory, loads
 
 
@@ -114,13 +113,6 @@ REFERENCE_BYTES = 2  # of a parameter of the reference policy
 COLOCATED_SHARE = 0.6  # of memory for generation while the trainer's state waits: NeMo RL's default
 
 
-def sampling(serving: ServingRequest) -> rollout.Sampling:
-    """The samples of a GRPO step."""
-    lengths = Lengths(serving.value("output_tokens"), serving.settings.output_limit)
-    sizes = serving.value("prompts"), serving.value("group"), serving.value("prompt_tokens")
-    return rollout.Sampling(*sizes, lengths, serving.settings.batch)
-
-
 def training_chips(serving: ServingRequest, replica: Replica) -> int:
     """Chips that train: those of --chips that do not generate, else enough to hold the state."""
     cluster = serving.request.cluster
@@ -157,48 +149,39 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
     Generation is on the chips of training, or on its own --generation-chips. Raises UsageError,
     Infeasible.
     """
-    settings, drawn = serving.settings, sampling(serving)
-    replicas = [load.replica for load in possible_loads(serving, _memory_share(serving))]
+    settings, cluster = serving.settings, serving.request.cluster
+    lengths = rollout.Lengths(serving.value("output_tokens"), settings.output_limit)
+    sizes = serving.value("prompts"), serving.value("group"), serving.value("prompt_tokens")
+    drawn = rollout.Sampling(*sizes, lengths, settings.batch)
+    apart, share = settings.generation_chips, settings.utilisation
+    if not apart and not share:  # the trainer is on the same chips
+        share = COLOCATED_SHARE
+        serving.assumed.append(f"{share:.0%} of memory to generate beside the waiting trainer")
+    replicas = [load.replica for load in possible_loads(serving, share)]
     chips = training_chips(serving, replicas[0])
     held = training_bytes(serving, drawn, chips)
     mfu, verdicts = training_mfu(serving, drawn, chips), judge_of_samples(serving, drawn)
     flops = FLOPS_PER_PARAM_TOKEN * serving.request.run.matmul_params * drawn.tokens
-    train_s = flops / (chips * serving.request.cluster.chip.bf16_flops_per_s * mfu)
+    train_s = flops / (chips * cluster.chip.bf16_flops_per_s * mfu)
     passes = 1 if settings.no_reference else 2  # of the policy, and for KL of the reference
-    parts = {
-        "reward": _reward_s(serving, verdicts, settings.generation_chips or chips),
+    # own chips that generate also judge, afterwards; calls of an API run at the same time
+    judging_s = verdicts.chip_hours * 3600 / (apart or chips) if verdicts else 0.0
+    others = {
+        "reward": (settings.reward_time or 0.0) + judging_s,
         "log-probs": train_s / 3 * passes,
         "training": train_s * (2 / 3 if settings.lora else 1),  # no gradients of frozen weights
     }
-    steps = [(_step(serving, drawn, replica, chips, parts), replica) for replica in replicas]
+    steps = []
+    for replica in replicas:
+        parts = others | {"weights": rollout.hand_over_seconds(replica, bool(apart))}
+        if apart:
+            behind = settings.value("off_policy")
+            step = rollout.split(replica, drawn, apart, chips, parts, behind, share)
+        else:
+            step = rollout.colocated(replica, drawn, chips, parts, share)
+        steps.append((step, replica))
     step, replica = min(steps, key=lambda pair: pair[0].seconds)
     return GrpoStep(step, drawn, replica, verdicts, mfu, held)
-
-
-def _memory_share(serving: ServingRequest) -> float | None:
-    """Share of a chip's memory for generation; smaller if the trainer is on the same chips."""
-    if serving.settings.generation_chips or serving.settings.utilisation:
-        return serving.settings.utilisation
-    serving.assumed.append(
-        f"{COLOCATED_SHARE:.0%} of memory to generate beside the waiting trainer"
-    )
-    return COLOCATED_SHARE
-
-
-def _step(
-    serving: ServingRequest,
-    drawn: rollout.Sampling,
-    replica: Replica,
-    chips: int,
-    parts: dict[str, float],
-) -> rollout.Step:
-    apart, settings = serving.settings.generation_chips, serving.settings
-    parts = parts | {"weights": rollout.hand_over_seconds(replica, bool(apart))}
-    if not apart:
-        share = settings.utilisation or COLOCATED_SHARE
-        return rollout.colocated(replica, drawn, chips, parts, share)
-    behind = settings.value("off_policy")
-    return rollout.split(replica, drawn, apart, chips, parts, behind, settings.utilisation)
 
 
 def training_mfu(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -> float:
@@ -215,12 +198,6 @@ def training_mfu(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -
     if settings.mfu is None:
         serving.assumed.append(f"{request.cluster.mfu:.0%} MFU to train")
     return request.cluster.mfu
-
-
-def _reward_s(serving: ServingRequest, verdicts: Evaluation | None, chips: int) -> float:
-    """Own chips that generate also judge, afterwards; calls of an API run at the same time."""
-    judging_s = verdicts.chip_hours * 3600 / chips if verdicts else 0.0
-    return (serving.settings.reward_time or 0.0) + judging_s
 
 
 def judge_of_samples(serving: ServingRequest, drawn: rollout.Sampling) -> Evaluation | None:

@@ -235,21 +235,17 @@ def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
 
 def _pass(replica: Replica, tokens: float, products: float, cached: float, scores: float) -> Pass:
     """A pass of `tokens`: a chip's products with weights, bytes of cache, products with cache."""
-    weights = _roofline("weights", replica, _read_bytes(replica, tokens), products)
-    attention = _roofline("attention", replica, cached, scores, "bf16")
-    return Pass((weights, attention, *_overheads(replica, tokens)))
-
-
-def _read_bytes(replica: Replica, tokens: float) -> float:
-    """Bytes of weights that a chip reads in a pass of `tokens`: of experts the active ones."""
     model, weights = replica.architecture, replica.format
     shared = _each_layer(model, lambda kind: layer_bytes(kind, weights, 0.0))
     shared += model.vocab * model.hidden * weights.outer
-    experts = weights.experts * _each_layer(
+    experts = weights.experts * _each_layer(  # the active ones
         model, lambda kind: kind.expert_params * active_share(kind, tokens)
     )
-    whole = replica.attention == "data"
-    return (shared if whole else shared / replica.chips) + experts / replica.chips
+    split = 1 if replica.attention == "data" else replica.chips
+    read = shared / split + experts / replica.chips
+    multiply = _roofline("weights", replica, read, products)
+    attention = _roofline("attention", replica, cached, scores, "bf16")
+    return Pass((multiply, attention, *_overheads(replica, tokens)))
 
 
 def _each_layer(model: Architecture, width: Callable[[LayerKind], float]) -> float:

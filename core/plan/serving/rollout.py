@@ -250,11 +250,7 @@ def split(
     together = off_policy + 1
     ahead = replace(sampling, prompts=sampling.prompts * together)
     made = generate(replica, ahead, generation_chips, memory_share)
-    made = replace(
-        made,
-        seconds=made.seconds / together,
-        tail_s=made.tail_s / together,
-    )
+    made = replace(made, seconds=made.seconds / together, tail_s=made.tail_s / together)
     named = {"generation": made.seconds} | parts
     sides = (made.seconds + parts["reward"], parts["log-probs"] + parts["training"])
     seconds = (max(sides) if off_policy else sum(sides)) + parts["weights"]

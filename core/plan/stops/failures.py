@@ -26,7 +26,6 @@ equal.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -258,6 +257,10 @@ def forecast(run: StoppedRun) -> StopForecast:
         )
     failures_s = mean_time_between(chips, model.failures_per_chip_day, None)
     copies = copies_held(saved.upload_s, saved.interval_s)
+    # an interruption loses half an interval and the time of the newest save
+    lag_s = saved.upload_s or saved.offload_s
+    if model.peer_copies:
+        lag_s = saved.upload_s * (mean_s / model.preemption_s if model.preemption_s else 0.0)
     return StopForecast(
         chips=chips,
         mean_time_between_failures_s=failures_s,
@@ -270,7 +273,7 @@ def forecast(run: StoppedRun) -> StopForecast:
         ),
         host_copies=copies,
         host_bytes_per_chip=copies * (1 + model.peer_copies) * run.checkpoint_bytes / chips,
-        lost_per_stop_s=saved.interval_s / 2 + _lag(model, saved, mean_s),
+        lost_per_stop_s=saved.interval_s / 2 + lag_s,
         billed_chips=chips + model.spare_nodes * run.chip.node_chips,
         goodput=work_s / expected.wall_s,
         wall_s=expected.wall_s,
@@ -278,13 +281,6 @@ def forecast(run: StoppedRun) -> StopForecast:
         **asdict(saved),
         **{key: value for key, value in asdict(expected).items() if key != "exposed_s"},
     )
-
-
-def _lag(model: StopModel, saved: Saving, mean_s: float) -> float:
-    """Mean loss of an interruption besides half an interval: the time of the newest save."""
-    if model.peer_copies:
-        return saved.upload_s * (mean_s / model.preemption_s if model.preemption_s else 0.0)
-    return saved.upload_s or saved.offload_s
 
 
 SHORTEST_S, LONGEST_S = 1.0, 1e10
@@ -338,17 +334,12 @@ def compare(
         return cost_usd(expected.billed_chip_s, spot_usd_per_hour) - on_demand_usd
 
     spot_usd = cost_usd(forecast(run).billed_chip_s, spot_usd_per_hour)
-    return SpotComparison(spot_usd, on_demand_usd, _crossing(excess))
-
-
-def _crossing(excess: Callable[[float], float]) -> float | None:
-    """The preemption time at which `excess` is 0, by bisection of its logarithm."""
     if excess(LONGEST_S) >= 0:
-        return None
+        return SpotComparison(spot_usd, on_demand_usd, None)
     if excess(SHORTEST_S) < 0:
-        return 0.0
+        return SpotComparison(spot_usd, on_demand_usd, 0.0)
     low, high = math.log(SHORTEST_S), math.log(LONGEST_S)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(math.exp(middle)) >= 0 else (low, middle)
-    return math.exp(high)
+    return SpotComparison(spot_usd, on_demand_usd, math.exp(high))

@@ -253,25 +253,21 @@ def repair_wait(process: Process, exposed_s: float) -> float:
     failures, spares = process.failure_rate, process.spare_nodes
     if not failures or not process.repair_s or math.isinf(exposed_s):
         return exposed_s if math.isinf(exposed_s) and failures and process.repair_s else 0.0
-    step_s, repair = exposed_s / HORIZON_STEPS, 1 / process.repair_s
+    step_s = exposed_s / HORIZON_STEPS
+    fail, back = failures * step_s, 1 / process.repair_s * step_s
     probabilities, all_away = [1.0] + [0.0] * spares, 0.0
     for _ in range(HORIZON_STEPS):
-        probabilities = _stepped(probabilities, failures * step_s, repair * step_s)
+        # nodes under repair n → n + 1 at `fail`, n → n − 1 at n·`back`
+        ratios, parts = list[float](), list[float]()
+        for n, probability in enumerate(probabilities):
+            out = 1 + n * back + (fail if n < spares else 0.0)
+            from_below = fail * ratios[-1] if n else 0.0
+            pivot = max(1.0, out - from_below)  # it is at least 1, except for rounding
+            ratios.append((n + 1) * back / pivot)
+            parts.append((probability + (fail * parts[-1] if n else 0.0)) / pivot)
+        probabilities = [parts[spares]]
+        for n in range(spares - 1, -1, -1):
+            probabilities.append(parts[n] + ratios[n] * probabilities[-1])
+        probabilities.reverse()
         all_away += probabilities[spares] * step_s
     return failures * all_away * process.repair_s / (spares + 1)
-
-
-def _stepped(probabilities: list[float], fail: float, repair: float) -> list[float]:
-    """One implicit step: nodes under repair n → n + 1 at `fail`, n → n − 1 at n·`repair`."""
-    last = len(probabilities) - 1
-    ratios, parts = list[float](), list[float]()
-    for n, probability in enumerate(probabilities):
-        out = 1 + n * repair + (fail if n < last else 0.0)
-        from_below = fail * ratios[-1] if n else 0.0
-        pivot = max(1.0, out - from_below)  # it is at least 1, except for rounding
-        ratios.append((n + 1) * repair / pivot)
-        parts.append((probability + (fail * parts[-1] if n else 0.0)) / pivot)
-    stepped = [parts[last]]
-    for n in range(last - 1, -1, -1):
-        stepped.append(parts[n] + ratios[n] * stepped[-1])
-    return stepped[::-1]
