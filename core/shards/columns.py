@@ -32,9 +32,8 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
     Sources of other records, such as pages, are unchanged. Raises BadData if the types of a column
     cannot be combined.
     """
-    if not all(isinstance(one, Source) and one.kind == "document" for one in sources):
-        return list(sources)
-    if all(source.schema is not None for source in sources):
+    documents = all(isinstance(one, Source) and one.kind == "document" for one in sources)
+    if not documents or all(source.schema is not None for source in sources):
         return list(sources)
     names: set[str] = set()
     extras: dict[str, tuple[pa.DataType, str]] = {}
@@ -42,8 +41,10 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
         stop.check()
         header = _header(source)
         names |= score_names(source, whole, header)
-        for field in _others(source, header):
-            _join(extras, field, source.name)
+        keys = [pa.field(name, pa.string()) for name, _ in source.keys if name not in header.names]
+        for field in [*header, *keys]:
+            if field.name not in schemas.document().names:
+                _join(extras, field, source.name)
     known = schemas.document(tuple(sorted(names)))
     schema = pa.schema([*known, *(pa.field(name, kind) for name, (kind, _) in extras.items())])
     return [replace(source, schema=schema) for source in sources]
@@ -86,13 +87,6 @@ def _header(source: Source) -> pa.Schema:
                 schema = pa.ipc.open_stream(file).schema
         source.must_have(schema.names)
         return schema
-
-
-def _others(source: Source, header: pa.Schema) -> list[pa.Field]:
-    """The columns that are not in the document schema."""
-    known = schemas.document().names
-    keys = [pa.field(n, pa.string()) for n, _ in source.keys if n not in header.names]
-    return [field for field in [*header, *keys] if field.name not in known]
 
 
 def _join(extras: dict[str, tuple[pa.DataType, str]], field: pa.Field, where: str) -> None:

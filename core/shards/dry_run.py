@@ -52,32 +52,22 @@ class DryRun:
             print(f"{one['action']} {one['path']} from {one['from']}")
         for name, value in self.figures.items():
             print(f"{name}: {value}")
-        for line in self._estimates():
-            print(line)
+        if self.cpu_seconds is not None:
+            print(f"CPU time: about {units.format_duration(self.cpu_seconds)}")
+        if self.memory_bytes is not None:
+            print(f"memory: about {units.format_bytes(self.memory_bytes)}")
+        if self.bytes_written is not None:
+            print(f"bytes written: about {units.format_bytes(self.bytes_written)}")
+        if self.basis:
+            print(f"estimated from {self.basis}")
         sys.stdout.flush()
 
-    def _estimates(self) -> Iterator[str]:
-        cpu, memory, size = self.cpu_seconds, self.memory_bytes, self.bytes_written
-        if cpu is not None:
-            yield f"CPU time: about {units.format_duration(cpu)}"
-        if memory is not None:
-            yield f"memory: about {units.format_bytes(memory)}"
-        if size is not None:
-            yield f"bytes written: about {units.format_bytes(size)}"
-        if self.basis:
-            yield f"estimated from {self.basis}"
 
-
-class _NoRejects(Rejects):
+class NoRejects(Rejects):
     """Counts the rejected rows of a sample and writes none."""
 
     def _flush(self) -> None:
         self._rows = []
-
-
-def no_rejects() -> Rejects:
-    """A collector of rejects that writes nothing."""
-    return _NoRejects("")
 
 
 def planned(
@@ -210,19 +200,15 @@ def estimate(
         return 0.0
     sample = Sample(sources[0], rows)
     written, seconds = measured(lambda: size(list(transformed(sample))))
-    scale = _scale(sources, rows, arrow_bytes)
+    counts = [source.rows() for source in sources]
+    if None not in counts:
+        scale = sum(filter(None, counts)) / rows
+    else:  # by bytes, because a format does not state its rows
+        sizes = [file_bytes(source) or 0 for source in sources]
+        whole = rows < SAMPLE_ROWS and arrow_bytes < SAMPLE_BYTES
+        scale = sum(sizes) / max(1, sizes[0] if whole else arrow_bytes)
     plan.cpu_seconds = seconds * scale
     plan.bytes_written = round(written * scale)
     plan.memory_bytes = peak_memory() * max(1, min(jobs, len(sources)))
     plan.basis = f"the first {rows:,} rows of {sources[0].name}"
     return scale
-
-
-def _scale(sources: Sequence[Source], rows: int, arrow_bytes: int) -> float:
-    """All rows over those of the sample; by bytes where a format does not tell its rows."""
-    counts = [source.rows() for source in sources]
-    if None not in counts:
-        return sum(filter(None, counts)) / rows
-    sizes = [file_bytes(source) or 0 for source in sources]
-    whole = rows < SAMPLE_ROWS and arrow_bytes < SAMPLE_BYTES
-    return sum(sizes) / max(1, sizes[0] if whole else arrow_bytes)

@@ -10,13 +10,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)  # fmt: skip
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
@@ -36,36 +30,29 @@ def run_tasks(
 
     Raises Interrupted on a stop signal and Failed when a worker process dies.
     """
-    if jobs <= 1 or len(tasks) <= 1:
+    jobs = min(jobs, len(tasks))
+    if jobs <= 1:
         for task in tasks:
             stop.check()
             yield function(*task)
         return
-    yield from _in_processes(function, tasks, min(jobs, len(tasks)))
-
-
-def _in_processes(
-    function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int
-) -> Iterator[R]:
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_prepare_worker)
     try:
         futures = [pool.submit(function, *task) for task in tasks]
         for future in futures:
-            _wait(future)
+            while not future.done():
+                stop.check()
+                wait([future], LOOK_S)
             yield future.result()
     except BrokenProcessPool as error:
         raise Failed("a worker process died (out of memory?); run again to resume") from error
     except BaseException:
-        _end_workers(pool)
+        for worker in list((pool._processes or {}).values()):
+            if worker.pid and worker.is_alive():
+                os.kill(worker.pid, signal.SIGTERM)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _wait(future: "Future[Any]") -> None:
-    while not future.done():
-        stop.check()
-        wait([future], LOOK_S, FIRST_COMPLETED)
 
 
 def _prepare_worker() -> None:
@@ -81,12 +68,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(ExitCode.FAILED)
-
-
-def _end_workers(pool: ProcessPoolExecutor) -> None:
-    for worker in list((pool._processes or {}).values()):
-        if worker.pid and worker.is_alive():
-            os.kill(worker.pid, signal.SIGTERM)
 
 
 def map_threads(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Iterator[R]:

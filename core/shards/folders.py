@@ -16,6 +16,7 @@ from sabia.core import notes
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SHOWN = 5
 BESIDE_ROWS = ("_manifest.json", "_tokenizer", "_SUCCESS", "_metadata", "_common_metadata")
+_PART = re.compile(r"(^|/)part-[^/]*\.parquet\Z")
 _FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.parquet")
 
 
@@ -62,8 +63,10 @@ def _left_out(path: str) -> str:
 
 
 def say_left_out(given: str, paths: Sequence[str]) -> None:
-    """Print a note that lists what is left out of a folder, except known files beside rows."""
-    odd = [path for path in paths if _is_worth_a_note(path)]
+    """Print a note that lists what is left out of a folder, except known files beside rows and
+    hidden files."""
+    names = [(path, posixpath.basename(path.rstrip("/"))) for path in paths]
+    odd = [path for path, name in names if name[:1] != "." and name not in BESIDE_ROWS]
     if odd:
         more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
         notes.note(f"{given}: left out {', '.join(odd[:SHOWN])}{more}")
@@ -72,7 +75,7 @@ def say_left_out(given: str, paths: Sequence[str]) -> None:
 def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
     """A function that recognises what earlier versions wrote beside shards."""
     there = set(paths)
-    shards = {posixpath.dirname(path) for path in paths if _is_part(posixpath.basename(path))}
+    shards = {posixpath.dirname(path) for path in paths if _PART.search(path)}
 
     def former(path: str) -> bool:
         *folders, name = path.split("/")
@@ -88,16 +91,6 @@ def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
         return False
 
     return former
-
-
-def _is_part(name: str) -> bool:
-    return name.startswith("part-") and name.endswith(".parquet")
-
-
-def _is_worth_a_note(path: str) -> bool:
-    """False for known files beside rows and for hidden files."""
-    name = posixpath.basename(path.rstrip("/"))
-    return not name.startswith(".") and name not in BESIDE_ROWS
 
 
 def keys_of(path: str) -> tuple[tuple[str, str | None], ...]:

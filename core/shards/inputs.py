@@ -10,6 +10,7 @@ stdin is BadData, because its producer has failed.
 
 import glob
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -75,22 +76,17 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     if os.path.isdir(given):
         names = shards_among(files_below(given), endings, given)
         paths = [os.path.join(given, name) for name in names]
-        hint = f"expected files ending in {' '.join(endings)}"
+        problem = f"no input files in it; expected files ending in {' '.join(endings)}"
     elif os.path.exists(given):
         return [given]
-    else:
-        paths, hint = _matching(given, endings), "check the path"
+    else:  # a glob; hidden files only if the pattern names them
+        hidden = is_hidden(os.path.basename(given))
+        matches = [p for p in sorted(glob.glob(given)) if hidden or not is_hidden(Path(p).name)]
+        paths = [f for p in matches for f in (expand(p, endings) if os.path.isdir(p) else [p])]
+        problem = "No such file or directory; check the path"
     if not paths:
-        what = "no input files in it" if os.path.isdir(given) else "No such file or directory"
-        raise UsageError(f"{given}: {what}; {hint}")
+        raise UsageError(f"{given}: {problem}")
     return paths
-
-
-def _matching(pattern: str, endings: Sequence[str]) -> list[str]:
-    """The files of a glob and of its directories; hidden ones if the pattern names them."""
-    hidden = is_hidden(os.path.basename(pattern))
-    paths = [p for p in sorted(glob.glob(pattern)) if hidden or not is_hidden(Path(p).name)]
-    return [file for p in paths for file in (expand(p, endings) if os.path.isdir(p) else [p])]
 
 
 def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
@@ -151,7 +147,11 @@ def spool_stdin() -> str:
     path under /proc is valid as long as this process runs (worker processes can open it too).
     """
     stdin = sys.stdin.buffer
-    if _is_regular(stdin):
+    try:
+        regular = stat.S_ISREG(os.fstat(stdin.fileno()).st_mode)
+    except (OSError, ValueError):
+        regular = False
+    if regular:
         kept = stdin.fileno()
     else:
         with tempfile.TemporaryFile() as spool:
@@ -167,12 +167,3 @@ def spool_stdin() -> str:
 def _waited_for(stream: BinaryIO) -> bytes:
     with waiting():
         return stream.read(1 << 20)
-
-
-def _is_regular(stream: BinaryIO) -> bool:
-    import stat
-
-    try:
-        return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (OSError, ValueError):
-        return False

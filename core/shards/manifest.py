@@ -37,19 +37,16 @@ def provenance(
 
     schema: for documents, the columns of all inputs, which all shards of the output have.
     """
-    record = {
-        "command": job.command,
-        "version": version("sabia"),
-        "kind": kind,
-        "options": job.options,
-        "seed": job.seed,
-        "inputs": list(inputs),
-        "salt": salt,
-    }
+    record = _call(job) | {"kind": kind, "inputs": list(inputs), "salt": salt}
     if kind in _DOCUMENTS:
         record["columns"] = columns.digest(schema)
     text = json.dumps(record | {"options": _decisive(job.options)}, sort_keys=True, default=str)
     return record | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+
+
+def _call(job: Job) -> dict[str, Any]:
+    record = {"command": job.command, "version": version("sabia")}
+    return record | {"options": job.options, "seed": job.seed}
 
 
 def _decisive(options: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +120,6 @@ def finish_directory(job: Job, parts: int) -> None:
             if made and made.get("command") == job.command:
                 path.unlink()
                 notes.note(f"removed {path.name}, left by an earlier run with more inputs")
-    content = json.dumps(_manifest(job, directory), indent=1)
-    write_atomic(directory / layout.MANIFEST, content)
-
-
-def _manifest(job: Job, directory: Path) -> dict[str, Any]:
     shards = []
     for path in sorted(directory.glob("part-*.parquet")):
         try:
@@ -135,13 +127,6 @@ def _manifest(job: Job, directory: Path) -> dict[str, Any]:
         except (OSError, pa.ArrowException):
             continue  # another task of the array has just replaced it and will list it
         made = read_metadata(str(path)) or {}
-        shards.append(
-            {
-                "name": path.name,
-                "rows": rows,
-                "size_bytes": os.path.getsize(path),
-                "fingerprint": made.get("fingerprint"),
-            }
-        )
-    record = {"command": job.command, "version": version("sabia"), "options": job.options}
-    return record | {"seed": job.seed, "shards": shards}
+        shard = {"name": path.name, "rows": rows, "size_bytes": os.path.getsize(path)}
+        shards.append(shard | {"fingerprint": made.get("fingerprint")})
+    write_atomic(directory / layout.MANIFEST, json.dumps(_call(job) | {"shards": shards}, indent=1))

@@ -23,7 +23,7 @@ from sabia.core.errors import UsageError
 from sabia.core.progress import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.columns import unified
-from sabia.core.shards.dry_run import DryRun, Sample, estimate, file_bytes, no_rejects, unmeasured
+from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -228,12 +228,12 @@ def _dry_run(
     for index in owned:
         source = sources[index]
         plan.reads.append({"name": source.name, "bytes": file_bytes(source)})
-        if not work.sink.per_shard:
-            to_write.append(source)
-            continue
-        rows = None if job.force else work.sink.rows_made(index, work.provenance([source]))
-        action = "write" if rows is None else "keep"
-        plan.writes.append({"path": work.sink.path(index), "action": action, "from": source.name})
+        rows = None
+        if work.sink.per_shard and not job.force:
+            rows = work.sink.rows_made(index, work.provenance([source]))
+        if work.sink.per_shard:
+            path, action = work.sink.path(index), "write" if rows is None else "keep"
+            plan.writes.append({"path": path, "action": action, "from": source.name})
         if rows is None:
             to_write.append(source)
     if not work.sink.per_shard:
@@ -241,7 +241,7 @@ def _dry_run(
         plan.writes.append({"path": path, "action": "write", "from": f"{len(owned)} shards"})
 
     def transformed(sample: Sample) -> Iterator[pa.RecordBatch]:
-        return work.transform(sample.batches(), ShardContext(0, sample.name, no_rejects()))
+        return work.transform(sample.batches(), ShardContext(0, sample.name, NoRejects("")))
 
     if sampled is not unmeasured:
         estimate(plan, to_write, sampled or transformed, job.jobs, work.sink.estimated_bytes)

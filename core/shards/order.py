@@ -55,27 +55,20 @@ class Permutation:
     size: int
     key: int
 
-    @cached_property
-    def _half_bits(self) -> int:
-        return max(1, ((self.size - 1).bit_length() + 1) // 2)
-
     def __call__(self, index: np.ndarray) -> np.ndarray:
         """Images int64[n] of indices int64[n], all in range(size)."""
+        half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
+        bits, mask = _U64(half_bits), _U64((1 << half_bits) - 1)
+        round_keys = [_U64(key64(self.key, number)) for number in range(ROUNDS)]
         value = np.asarray(index).astype(_U64)
         outside = np.ones(value.shape, bool)
         while outside.any():
-            value[outside] = self._encrypt(value[outside])
+            left, right = value[outside] >> bits, value[outside] & mask
+            for round_key in round_keys:
+                left, right = right, left ^ (_mix64_array(right ^ round_key) & mask)
+            value[outside] = (left << bits) | right
             outside = value >= _U64(self.size)
         return value.astype(np.int64)
-
-    def _encrypt(self, value: np.ndarray) -> np.ndarray:
-        bits = _U64(self._half_bits)
-        mask = _U64((1 << self._half_bits) - 1)
-        left, right = value >> bits, value & mask
-        for number in range(ROUNDS):
-            round_key = _U64(key64(self.key, number))
-            left, right = right, left ^ (_mix64_array(right ^ round_key) & mask)
-        return (left << bits) | right
 
 
 @dataclass(frozen=True)
@@ -152,14 +145,11 @@ class DataOrder:
         if starts != sorted(set(starts)) or min(starts, default=1) < 1:
             raise UsageError(f"data: stages from samples {starts} (expected ascending, above 0)")
         for weights in (self.weights, *(stage.weights for stage in self.stages)):
-            self._check(weights)
-
-    def _check(self, weights: tuple[float, ...]) -> None:
-        if len(weights) != len(self.sizes):
-            raise UsageError(f"weights: {len(weights)} for {len(self.sizes)} sources")
-        empty = [i for i, n in enumerate(self.sizes) if not n and weights[i] > 0]
-        if empty:
-            raise UsageError(f"weights: source number {empty[0]} has a weight but no rows")
+            if len(weights) != len(self.sizes):
+                raise UsageError(f"weights: {len(weights)} for {len(self.sizes)} sources")
+            empty = [i for i, n in enumerate(self.sizes) if not n and weights[i] > 0]
+            if empty:
+                raise UsageError(f"weights: source number {empty[0]} has a weight but no rows")
 
     def rows(self, start: int, count: int) -> np.ndarray:
         """Row numbers int64[count] of the samples start … start + count - 1 of the run."""

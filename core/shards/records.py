@@ -55,16 +55,12 @@ def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[
     for name in schemas.REQUIRED[kind]:
         if fitted.get(name) is None:
             raise ValueError(f"no {name}")
-    return _keep_rest(fitted, rest, schema)
-
-
-def _keep_rest(row: dict[str, Any], rest: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
     if rest and "meta" in schema.names:
-        given = row.get("meta")
+        given = fitted.get("meta")
         before = json.loads(given) if given else {}
         merged = before | rest if isinstance(before, dict) else {"meta": before} | rest
-        row["meta"] = json.dumps(merged, ensure_ascii=False)
-    return row
+        fitted["meta"] = json.dumps(merged, ensure_ascii=False)
+    return fitted
 
 
 def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
@@ -75,7 +71,10 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
     if pa.types.is_timestamp(wanted):
         return datetime.fromisoformat(value) if isinstance(value, str) else value
     if pa.types.is_list(wanted) and pa.types.is_struct(wanted.value_type):
-        return _structs(name, value, wanted.value_type)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise ValueError(f"{name} is not a list of objects")
+        kinds = {field.name: field.type for field in wanted.value_type}
+        return [{n: _value(n, item.get(n), kind) for n, kind in kinds.items()} for item in value]
     try:
         return pa.scalar(value, wanted).as_py()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -101,13 +100,6 @@ def _as_text(name: str, value: Any) -> str:
     if name == "text":
         raise ValueError(f"text is {type(value).__name__} (expected a string)")
     return json.dumps(value, ensure_ascii=False)
-
-
-def _structs(name: str, value: Any, wanted: pa.StructType) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError(f"{name} is not a list of objects")
-    fields = [wanted.field(i) for i in range(wanted.num_fields)]
-    return [{f.name: _value(f.name, item.get(f.name), f.type) for f in fields} for item in value]
 
 
 def to_batch(

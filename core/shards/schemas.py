@@ -6,7 +6,7 @@ tool_calls, rubric, detail) are strings of JSON, so that their bytes never chang
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import pyarrow as pa
@@ -131,18 +131,11 @@ def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     ids = batch.column("id")
     if not ids.null_count:
         return batch
-    made = [
-        given if given is not None else made_id
-        for given, made_id in zip(ids.to_pylist(), _made_ids(batch, kind), strict=True)
-    ]
+    made, sources = [], pa.nulls(len(ids))
+    if "source" in batch.schema.names:
+        sources = batch.column("source")
+    columns = (ids, sources, batch.column(REQUIRED[kind][0]))
+    for given, source, body in zip(*(column.to_pylist() for column in columns), strict=True):
+        text = body if isinstance(body, str) else repr(body)
+        made.append(document_id(source, text) if given is None else given)
     return batch.set_column(0, pa.field("id", _TEXT), pa.array(made, _TEXT))
-
-
-def _made_ids(batch: pa.RecordBatch, kind: str) -> Iterable[str]:
-    body = batch.column(REQUIRED[kind][0]).to_pylist()
-    names = batch.schema.names
-    sources = batch.column("source").to_pylist() if "source" in names else [None] * len(body)
-    return (
-        document_id(s, b if isinstance(b, str) else repr(b))
-        for s, b in zip(sources, body, strict=True)
-    )

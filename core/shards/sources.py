@@ -136,18 +136,14 @@ class Source:
         needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
         there = [n for n in needed if n in batch.schema.names]
         whole = _drop_broken(_drop_nulls(batch, there, reject), there, reject)
-        names = self._score_names()
+        names = None  # each batch has scores of its own names
+        if self.schema is not None and schemas.is_scores(self.kind, "scores"):
+            names = named_numbers.names_of(self.schema.field("scores").type)
         if columns is None:
             full = schemas.conform(whole, self.kind, names)
             return full if self.schema is None else schemas.fit(full, self.schema)
         full = schemas.conform(_with_nulls(whole, self.kind), self.kind, names)
         return full.select([name for name in columns if name in full.schema.names])
-
-    def _score_names(self) -> list[str] | None:
-        """The names that all batches have scores of; None where each has its own."""
-        if self.schema is None or not schemas.is_scores(self.kind, "scores"):
-            return None
-        return named_numbers.names_of(self.schema.field("scores").type)
 
     def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name, value in self.keys:
@@ -169,17 +165,18 @@ class Source:
             check_single_parquet(file, parquet.metadata)
             names = parquet.schema_arrow.names
             self.must_have(names)
-            wanted = None if columns is None else self._to_read(parquet, columns)
+            wanted = columns
+            if columns and "id" in columns and _may_lack_ids(parquet.metadata):
+                wanted = [
+                    *columns,
+                    schemas.REQUIRED[self.kind][0],
+                    "source",
+                ]  # ids are made of them
+            if wanted is not None:
+                wanted = [name for name in names if name in wanted]
             for group in range(parquet.num_row_groups):
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
                     yield from _small(batch)
-
-    def _to_read(self, parquet: pq.ParquetFile, columns: Sequence[str]) -> list[str]:
-        """The columns asked for, and the body where ids have to be made from it."""
-        names = parquet.schema_arrow.names
-        body = schemas.REQUIRED[self.kind][0]
-        made = "id" in columns and _may_lack_ids(parquet.metadata)
-        return [name for name in names if name in columns or (made and name in (body, "source"))]
 
     def _arrow(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
@@ -292,16 +289,16 @@ def json_score_names(file: BinaryIO) -> set[str]:
 
 def _json_batches(file: BinaryIO, kind: str, rows: int, reject: Reject) -> Iterator[pa.RecordBatch]:
     extras: list[pa.Field] | None = None
-    pending: list[dict[str, Any]] = []
-    size = 0
-    for row, row_bytes in _json_rows(file, reject):
-        pending.append(row)
-        size += row_bytes
-        if len(pending) >= (rows if extras is not None else TYPING_LINES) or size >= BATCH_BYTES:
-            extras = records.extra_fields(pending, kind) if extras is None else extras
-            yield from _rows_to_batches(pending, kind, extras, rows, reject)
-            pending, size = [], 0
-    if pending:
+    source = _json_rows(file, reject)
+    while True:
+        pending, size = [], 0
+        for row, row_bytes in source:
+            pending.append(row)
+            size += row_bytes
+            if len(pending) >= (TYPING_LINES if extras is None else rows) or size >= BATCH_BYTES:
+                break
+        if not pending:
+            return
         extras = records.extra_fields(pending, kind) if extras is None else extras
         yield from _rows_to_batches(pending, kind, extras, rows, reject)
 

@@ -51,10 +51,10 @@ class Summary:
         line = ", ".join(parts) + f" ({units.format_duration(self.seconds)}"
         if self.waited_seconds >= 1:
             line += f", and {units.format_duration(self.waited_seconds)} waiting for input"
-        line += ")"
-        line += f"; next: {next_step}" if next_step else ""
+        line += f"); next: {next_step}" if next_step else ")"
         notes.summarize(line, asdict(self))
-        if job.stats and not self._stale(job.stats):
+        nothing_done = self.shards_skipped > 0 and not self.shards_done
+        if job.stats and not (nothing_done and os.path.exists(job.stats)):  # else keep the old ones
             text = json.dumps({"command": job.command} | asdict(self)) + "\n"
             sys.stderr.write(text) if job.stats == "-" else write_atomic(job.stats, text)
 
@@ -64,7 +64,3 @@ class Summary:
                 f"--max-rejects: {self.rejected:,} of {self.rows_in:,} rows were rejected "
                 f"(expected at most {job.max_rejects:.2%}); the reasons are in {self.reject_path}"
             )
-
-    def _stale(self, path: str) -> bool:
-        """True if nothing was done: the statistics of the run that did the work are kept."""
-        return self.shards_skipped > 0 and not self.shards_done and os.path.exists(path)

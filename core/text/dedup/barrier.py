@@ -13,7 +13,7 @@ from functools import partial
 import pyarrow as pa
 
 from sabia.core.shards.columns import unified
-from sabia.core.shards.dry_run import Sample, no_rejects
+from sabia.core.shards.dry_run import NoRejects, Sample
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, is_current, schema_of_all
@@ -78,7 +78,7 @@ def _sampled(
 ) -> Iterator[pa.RecordBatch]:
     """The output for a sample, as if it were the whole input."""
     decision = decide([sample])  # type: ignore[list-item]  # a sample reads as a source does
-    context = ShardContext(0, sample.name, no_rejects())
+    context = ShardContext(0, sample.name, NoRejects(""))
     return iter(decision.transform(sample.batches(decision.columns), context))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards import schemas
-from sabia.core.shards.dry_run import Sample, estimate, no_rejects, planned, unmeasured
+from sabia.core.shards.dry_run import NoRejects, Sample, estimate, planned, unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
@@ -88,7 +88,7 @@ def _show_mix(
         row_bytes = 4 * options.length
 
         def packed(sample: Sample) -> Iterator[pa.RecordBatch]:
-            return pack(sample.batches(), ShardContext(0, sample.name, no_rejects()))
+            return pack(sample.batches(), ShardContext(0, sample.name, NoRejects("")))
 
         def size(batches: Sequence[pa.RecordBatch]) -> int:
             return sum(batch.num_rows for batch in batches) * row_bytes
