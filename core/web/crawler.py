@@ -30,16 +30,7 @@ from sabia.core.web.extraction.link_scan import links_only
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import Fetcher, Response
 from sabia.core.web.focus import PageJudge, link_relevance
-from sabia.core.web.frontier import (
-    DONE,
-    GIVEN_UP,
-    PENDING,
-    SITEMAP,
-    DiscoveredUrl,
-    Entry,
-    Frontier,
-    Visit,
-)
+from sabia.core.web.frontier import DONE, GIVEN_UP, PENDING, SITEMAP, Entry, Frontier, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
 from sabia.core.web.link_judge import LinkJudge, link_features
 from sabia.core.web.robots import Rules
@@ -97,7 +88,7 @@ class Crawl:
     def add_seeds(self, urls: Sequence[str]) -> None:
         """Put canonical seed URLs and the sitemaps of `--sitemaps` at the head of the frontier."""
         self.frontier.begin()
-        self.frontier.add([DiscoveredUrl(url, 1.0, 0, 1.0, via="seed") for url in urls])
+        self.expansion.seeds(urls)
         self.expansion.sitemaps([s for s in self.sitemaps if s != "robots"], "")
         self.frontier.commit()
         self.hosts.load()
@@ -162,8 +153,11 @@ class Crawl:
 
     async def _visited(self, entry: Entry) -> float:
         """Process a URL; returns the seconds to wait before the next request to its host."""
-        if refused := self._guarded(entry):
-            self._give_up(entry, refused)
+        try:
+            addresses.check_url(entry.url, self.options.allow_private)
+        except addresses.AddressRefused as error:
+            self.count("guarded")
+            self._give_up(entry, str(error))
             return 0.0
         rules, sent = self.robots.known(entry.url), 0
         if rules is None:
@@ -176,15 +170,6 @@ class Crawl:
         if sent and rest_s:
             return rest_s  # the URL stays pending during the delay
         return max(rest_s, await self._fetched(entry))
-
-    def _guarded(self, entry: Entry) -> str:
-        """Why the address check refuses the URL; empty if it does not."""
-        try:
-            addresses.check_url(entry.url, self.options.allow_private)
-        except addresses.AddressRefused as error:
-            self.count("guarded")
-            return str(error)
-        return ""
 
     def _disallowed(self, entry: Entry, rules: Rules) -> str:
         """Why robots.txt disallows the URL; empty if it does not. Adds its sitemaps."""
@@ -237,18 +222,17 @@ class Crawl:
     def _redirect(self, entry: Entry, target: str) -> None:
         self.count("redirects")
         self.frontier.begin()
-        if entry.hops >= MAX_REDIRECTS:
+        hops = entry.hops + 1
+        if hops > MAX_REDIRECTS:
             self.frontier.end(entry, GIVEN_UP, f"more than {MAX_REDIRECTS} redirects")
+            return
+        if entry.kind == SITEMAP:
+            self.expansion.sitemaps([target], entry.anchor, hops)
         else:
-            if entry.kind == SITEMAP:
-                self.expansion.sitemaps([target], entry.anchor, entry.hops + 1)
-            else:
-                link = [(target, entry.anchor)]
-                self.expansion.follow(
-                    link, entry.depth, entry.relevance, entry.hops + 1, "redirect"
-                )
-            self.frontier.visited(entry, Visit(time.time()))
-            self.frontier.end(entry, DONE, "redirect")
+            link = (target, entry.anchor)
+            self.expansion.follow([link], entry.depth, entry.relevance, hops, "redirect")
+        self.frontier.visited(entry, Visit(time.time()))
+        self.frontier.end(entry, DONE, "redirect")
 
     async def _sitemap(self, entry: Entry, response: Response) -> None:
         loop = asyncio.get_running_loop()
@@ -268,7 +252,14 @@ class Crawl:
     async def _page(self, entry: Entry, response: Response, before: Visit | None) -> None:
         digest = payload_digest(response.body) if response.status == 200 else ""
         if before and (response.status == 304 or digest == before.digest):
-            self._unchanged(entry, response, before)
+            # the page has not changed: keep its document, links and statistics
+            self.frontier.begin()
+            self.count("fetched")
+            self.count("unchanged")
+            same = before if response.status == 304 or before.record else None
+            self._archive(entry, response, before.digest, same)
+            self.frontier.end(entry, DONE)
+            self.bar.advance(1)
             return
         try:
             extracted = await self._extracted(response)
@@ -300,16 +291,6 @@ class Crawl:
             return sandbox.extract(response.body, response.content_type, response.url, True)
         finally:
             self._sandboxes.put(sandbox)
-
-    def _unchanged(self, entry: Entry, response: Response, before: Visit) -> None:
-        """The page has not changed: keep its document, links and statistics."""
-        self.frontier.begin()
-        self.count("fetched")
-        self.count("unchanged")
-        same = before if response.status == 304 or before.record else None
-        self._archive(entry, response, before.digest, same)
-        self.frontier.end(entry, DONE)
-        self.bar.advance(1)
 
     def _archive(
         self, entry: Entry, response: Response, digest: str, before: Visit | None = None

@@ -26,11 +26,7 @@ def document(
     metadata = {"title": extracted["title"], "date": extracted.get("date", ""),
             "html_language": extracted["language"], "extractor": extracted["extractor"],
             **meta}  # fmt: skip
-    kept = {
-        name: value
-        for name, value in metadata.items()
-        if value not in ("", None) and value is not False
-    }
+    kept = {n: v for n, v in metadata.items() if v not in ("", None) and v is not False}
     return {
         "id": document_id(url, extracted["text"]),
         "text": extracted["text"],

@@ -35,6 +35,10 @@ class Expansion:
         self.families = frontier.figures("family")
         self._sitemaps: dict[str, int] = {}
 
+    def seeds(self, urls: Sequence[str]) -> None:
+        """Add canonical seed URLs with the highest priority of a page."""
+        self.frontier.add([DiscoveredUrl(url, 1.0, 0, 1.0, via="seed") for url in urls])
+
     def follow(
         self, links: Sequence[Sequence[str]], depth: int, relevance: float, hops: int = 0,
         via: str = "link",

@@ -127,9 +127,8 @@ class Fetcher:
         resolver = addresses.GuardedResolver(self.options.allow_private)
         connector = aiohttp.TCPConnector(resolver=resolver, limit=0, ttl_dns_cache=_DNS_S)
         total = self.options.timeout
-        timeout = aiohttp.ClientTimeout(
-            total, sock_connect=min(15, total), sock_read=min(30, total)
-        )
+        connect_s, read_s = min(15, total), min(30, total)
+        timeout = aiohttp.ClientTimeout(total, sock_connect=connect_s, sock_read=read_s)
         headers = {"User-Agent": user_agent(self.options), "Accept-Encoding": bodies.ACCEPTED}
         self.session = aiohttp.ClientSession(
             connector=connector, timeout=timeout, headers=headers, response_class=_Response,
@@ -176,24 +175,20 @@ class Fetcher:
                 if too_long or sent == self.options.attempts:
                     return Response(url, error.status, refused=str(error), requests=sent,
                                     retry_s=asked if too_long else None)  # fmt: skip
-                await asyncio.sleep(self._pause_s(sent) if asked is None else asked)
+                if asked is None:  # doubled for each request sent, plus up to 50 % of jitter
+                    pause_s = self.options.backoff * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
+                    asked = min(pause_s, MAX_WAIT_S)
+                await asyncio.sleep(asked)
             except AddressRefused as error:
                 return Response(url, refused=str(error), requests=sent - 1)
         raise AssertionError("attempts is 1 or more")
 
-    def _pause_s(self, sent: int) -> float:
-        """Doubled for each request sent, plus up to 50 % of jitter."""
-        pause = self.options.backoff * 2 ** (sent - 1) * random.uniform(1.0, 1.5)
-        return float(min(pause, MAX_WAIT_S))
-
     async def _once(self, url: str, wanted: _Limits, sent: int) -> Response:
         addresses.check_url(url, self.options.allow_private)
         try:
-            target = URL(url, encoded=True)
+            target, headers = URL(url, encoded=True), wanted.headers
             started = time.monotonic()
-            async with self.session.get(
-                target, allow_redirects=False, headers=wanted.headers
-            ) as answer:
+            async with self.session.get(target, allow_redirects=False, headers=headers) as answer:
                 response = Response(
                     url, answer.status, _headers(answer.headers), requests=sent,
                     asked=_headers(answer.request_info.headers),
@@ -229,27 +224,21 @@ async def _body(answer: aiohttp.ClientResponse, wanted: _Limits) -> dict[str, An
     if not wanted.cut and (answer.content_length or 0) > wanted.limit:
         answer.close()
         return {"refused": f"larger than {wanted.limit} bytes"}
-    raw = await _bounded(answer, wanted.limit)
-    if len(raw) <= wanted.limit or not answer.headers.get("Content-Encoding"):
+    raw = bytearray()  # as sent; incomplete if it exceeds the limit
+    while chunk := await answer.content.readany():
+        raw += chunk
+        if len(raw) > wanted.limit:
+            answer.close()
+            break
+    encodings = answer.headers.get("Content-Encoding", "")
+    if len(raw) <= wanted.limit or not encodings:
         try:
-            body = bodies.decoded(raw, answer.headers.get("Content-Encoding", ""), wanted.limit)
+            body = bodies.decoded(bytes(raw), encodings, wanted.limit)
         except bodies.Undecodable as error:
             return {"refused": str(error)}
         if wanted.cut or len(body) <= wanted.limit:
             return {"body": body[: wanted.limit]}
     return {"refused": f"larger than {wanted.limit} bytes"}
-
-
-async def _bounded(answer: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body as sent, read until it exceeds the limit (then it is incomplete)."""
-    parts, size = [], 0
-    while chunk := await answer.content.readany():
-        parts.append(chunk)
-        size += len(chunk)
-        if size > limit:
-            answer.close()
-            break
-    return b"".join(parts)
 
 
 def _headers(headers: Mapping[Any, Any]) -> Headers:

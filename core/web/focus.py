@@ -126,9 +126,8 @@ class FastTextJudge:
     def __call__(self, text: str) -> float:
         line = " ".join(text[:SCORED_CHARACTERS].split())
         labels, probabilities = self.model.predict(line, k=-1)
-        return min(
-            1.0, dict(zip(labels, map(float, probabilities), strict=True)).get(self.label, 0.0)
-        )
+        scores = dict(zip(labels, map(float, probabilities), strict=True))
+        return min(1.0, scores.get(self.label, 0.0))
 
     def knows(self, word: str) -> bool:
         """False: a model of pages does not score single words."""

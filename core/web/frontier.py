@@ -109,13 +109,6 @@ class Frontier:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.db = sqlite3.connect(path, isolation_level=None)
-        self._check_version()
-        self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
-        self._taken: dict[str, set[int]] = {}  # numbers of URLs in flight, by host
-        self._known: dict[str, float] = {}  # URLs in the file, with their priority
-
-    def _check_version(self) -> None:
-        """Refuse a file of another layout version; give a new file this version."""
         (version,) = self.db.execute("PRAGMA user_version").fetchone()
         (tables,) = self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and version != _VERSION:
@@ -124,6 +117,9 @@ class Frontier:
                 f" {_VERSION}); --force starts anew, --state elsewhere keeps both"
             )
         self.db.execute(f"PRAGMA user_version={_VERSION}")
+        self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
+        self._taken: dict[str, set[int]] = {}  # numbers of URLs in flight, by host
+        self._known: dict[str, float] = {}  # URLs in the file, with their priority
 
     def close(self) -> None:
         """Close the file; everything is already in it."""
@@ -208,9 +204,8 @@ class Frontier:
 
     def hosts(self) -> dict[str, float]:
         """Hosts with pending URLs and the best priority of each."""
-        return dict(
-            self.db.execute("SELECT host, max(priority) FROM pages WHERE state=0 GROUP BY host")
-        )
+        query = "SELECT host, max(priority) FROM pages WHERE state=0 GROUP BY host"
+        return dict(self.db.execute(query))
 
     def best_of(self, host: str) -> float | None:
         """The highest priority of a host's pending URLs that are not in flight."""
@@ -233,31 +228,24 @@ class Frontier:
     def _pending(self, host: str, columns: str) -> Iterator[tuple[Any, ...]]:
         """Pending rows of a host, best first, without those in flight."""
         taken = self._taken.get(host, ())
-        rows = self.db.execute(
-            f"SELECT {columns} FROM pages WHERE host=? AND state=0 ORDER BY priority DESC, number",
-            (host,),
+        query = (
+            f"SELECT {columns} FROM pages WHERE host=? AND state=0 ORDER BY priority DESC, number"
         )
-        return (row for row in rows if row[0] not in taken)
+        return (row for row in self.db.execute(query, (host,)) if row[0] not in taken)
 
     def rescore(self, host: str, priority: Callable[[Entry], float]) -> int:
         """Recompute the priority of all pending URLs of a host; returns their number."""
-        rows = self.db.execute(
-            f"SELECT {_ENTRY} FROM pages WHERE host=? AND state=0", (host,)
-        ).fetchall()
+        rows = self.db.execute(f"SELECT {_ENTRY} FROM pages WHERE host=? AND state=0", (host,))
         entries = [Entry(*row) for row in rows]
-        self.db.executemany(
-            "UPDATE pages SET priority=? WHERE number=?",
-            [(priority(entry), entry.number) for entry in entries],
-        )
+        updates = [(priority(entry), entry.number) for entry in entries]
+        self.db.executemany("UPDATE pages SET priority=? WHERE number=?", updates)
         return len(entries)
 
     def end(self, entry: Entry, state: int, reason: str | None = None) -> None:
         """Set the state of a URL: DONE, GIVEN_UP with a reason, or PENDING for a retry."""
         tries = entry.tries + 1 if state == PENDING else entry.tries
-        self.db.execute(
-            "UPDATE pages SET state=?, reason=?, tries=? WHERE number=?",
-            (state, reason, tries, entry.number),
-        )
+        row = (state, reason, tries, entry.number)
+        self.db.execute("UPDATE pages SET state=?, reason=?, tries=? WHERE number=?", row)
 
     def visited(self, entry: Entry, visit: Visit) -> None:
         """Store a visit, for the next one of this URL."""
@@ -266,10 +254,8 @@ class Frontier:
 
     def visit(self, entry: Entry) -> Visit | None:
         """The last visit of this URL."""
-        row = self.db.execute(
-            "SELECT time,etag,modified,digest,record,date FROM visits WHERE number=?",
-            (entry.number,),
-        ).fetchone()
+        query = "SELECT time,etag,modified,digest,record,date FROM visits WHERE number=?"
+        row = self.db.execute(query, (entry.number,)).fetchone()
         return Visit(*row) if row else None
 
     def revisit(self, before_s: float, transient: Sequence[str]) -> int:
@@ -282,10 +268,8 @@ class Frontier:
             (SITEMAP, before_s),
         )
         globs = " OR ".join("reason GLOB ?" for _ in transient)
-        given_up = self.db.execute(
-            f"UPDATE pages SET state=0, tries=0, reason=NULL WHERE state=3 AND ({globs})", transient
-        )
-        return done.rowcount + given_up.rowcount
+        update = f"UPDATE pages SET state=0, tries=0, reason=NULL WHERE state=3 AND ({globs})"
+        return done.rowcount + self.db.execute(update, transient).rowcount
 
     def drop_family(self, template: str, host: str, reason: str) -> int:
         """Give up the pending URLs of a page family (a template); returns their number."""
@@ -315,9 +299,8 @@ class Frontier:
     def keep_document(self, order: int, entry: Entry, document: dict[str, Any]) -> None:
         """Store the document of the page that was fetched as number `order`."""
         packed = zstandard.compress(json.dumps(document, ensure_ascii=False).encode(), 3)
-        self.db.execute(
-            "INSERT OR REPLACE INTO documents VALUES (?,?,?)", (order, entry.number, packed)
-        )
+        row = (order, entry.number, packed)
+        self.db.execute("INSERT OR REPLACE INTO documents VALUES (?,?,?)", row)
 
     def judged(self, order: int, score: float) -> None:
         """Store the score of the page that was fetched as number `order`."""
@@ -357,11 +340,9 @@ class Frontier:
 
     def refusals(self) -> Iterator[tuple[str, str, str]]:
         """(url, host, reason) of URLs given up, in the order in which they were added."""
-        yield from self.db.execute(
-            "SELECT url, host, reason FROM pages WHERE state=? AND reason IS NOT NULL"
-            " ORDER BY number",
-            (GIVEN_UP,),
-        )
+        given_up = "state=? AND reason IS NOT NULL"
+        query = f"SELECT url, host, reason FROM pages WHERE {given_up} ORDER BY number"
+        yield from self.db.execute(query, (GIVEN_UP,))
 
     def keep_robots(self, origin: str, robots: RobotsFile, time_s: float) -> None:
         """Store the robots.txt of an origin, fetched at this time."""

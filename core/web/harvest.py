@@ -8,6 +8,7 @@ the crawl's own WARC files, which hold only pages that the focused crawl has fet
 import asyncio
 import contextlib
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,8 +91,9 @@ def _page(threshold: float, scores: Sequence[float], breadth: Sequence[float], a
         lines.append(svg.Series(against, curve(breadth, threshold)))
     parts = [page.paragraph(_verdict(scores, breadth, threshold, against))]
     parts.append(page.figure(svg.line_chart(lines, "Harvest rate", "pages fetched", "relevant")))
-    parts.append(page.figure(svg.line_chart(
-        [svg.Series("pages", _histogram(scores))], "Scores", "score", "pages")))  # fmt: skip
+    bins = Counter(min(BINS - 1, int(score * BINS)) for score in scores)
+    counts = svg.Series("pages", [((n + 0.5) / BINS, float(bins[n])) for n in range(BINS)])
+    parts.append(page.figure(svg.line_chart([counts], "Scores", "score", "pages")))
     if not breadth:
         hint = "With --warc DIR the pages are kept, and the report compares with breadth-first."
         parts.append(page.paragraph(hint, quiet=True))
@@ -108,10 +110,3 @@ def _verdict(
     other = sum(s >= threshold for s in breadth) / len(breadth)
     times = f", {rate / other:.2f} times as many" if other else ""
     return f"{share}; {against}: {other:.1%} of {len(breadth):,}{times}."
-
-
-def _histogram(scores: Sequence[float]) -> list[tuple[float, float]]:
-    counts = [0] * BINS
-    for score in scores:
-        counts[min(BINS - 1, int(score * BINS))] += 1
-    return [((bin_number + 0.5) / BINS, float(count)) for bin_number, count in enumerate(counts)]

@@ -39,10 +39,8 @@ def link_words(url: str, anchor: str) -> list[str]:
 
 def link_features(url: str, anchor: str, relevance: float) -> list[str]:
     """What is learnt of a link: its words, and the step of its page's worth (as `worth:3`)."""
-    return [
-        *link_words(url, anchor),
-        f"worth:{min(RELEVANCE_LEVELS - 1, int(relevance * RELEVANCE_LEVELS))}",
-    ]
+    level = min(RELEVANCE_LEVELS - 1, int(relevance * RELEVANCE_LEVELS))
+    return [*link_words(url, anchor), f"worth:{level}"]
 
 
 class LinkJudge:
@@ -64,11 +62,16 @@ class LinkJudge:
     def priority(self, url: str, host: str, anchor: str, relevance: float) -> float:
         """The priority of a link on a page of this relevance, from 0 to about 1."""
         rate = (self.good + 1) / (self.tried + 2)
-        odds = _logit(rate) + self._weight(self.hosts.get(host), rate, HOST_PRIOR_PAGES)
+        odds = math.log(rate / (1 - rate)) + self._weight(
+            self.hosts.get(host), rate, HOST_PRIOR_PAGES
+        )
         for feature in link_features(url, anchor, relevance):
             odds += self._weight(self.words.get(feature), self._prior(feature, relevance, rate))
         odds = max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, odds))
-        return 1 / (1 + math.exp(-odds)) + EXPLORATION * self._exploration(url)
+        # from seed and path, not host: a site that has moved gives the same numbers in [0, 1)
+        text = f"{self.seed}/{url.split('/', 3)[-1]}"
+        random = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
+        return 1 / (1 + math.exp(-odds)) + EXPLORATION * random
 
     def _prior(self, feature: str, relevance: float, rate: float) -> float:
         """The prior share of relevant pages behind a feature."""
@@ -83,15 +86,5 @@ class LinkJudge:
         tried, good = seen or (0.0, 0.0)
         bad, rate = tried - good, (self.good + 1) / (self.tried + 2)
         share = (good + pages * prior) / (self.good + pages * rate)
-        return math.log(share) - math.log(
-            (bad + pages * (1 - prior)) / (self.tried - self.good + pages * (1 - rate))
-        )
-
-    def _exploration(self, url: str) -> float:
-        """A number in [0, 1) from seed and path, not host: a moved site gives the same numbers."""
-        text = f"{self.seed}/{url.split('/', 3)[-1]}"
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) / 2**32
-
-
-def _logit(share: float) -> float:
-    return math.log(share / (1 - share))
+        bad_share = (bad + pages * (1 - prior)) / (self.tried - self.good + pages * (1 - rate))
+        return math.log(share) - math.log(bad_share)

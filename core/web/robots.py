@@ -59,20 +59,16 @@ def robots_file_of(
     status: int | None, body: bytes = b"", hops: int = 0, cache: str = ""
 ) -> RobotsFile:
     """The rules that follow from a response to /robots.txt; `status` None: no response."""
-    keep_s = _keep_s(cache)
-    if status is not None and 300 <= status < 400 and hops > MAX_REDIRECTS:
-        return RobotsFile(ALLOW_ALL, "none", keep_s)
-    if status is not None and 200 <= status < 300:
+    # a day, or Cache-Control's max-age where it is shorter (but never less than a minute)
+    asked = re.search(r"\bmax-age\s*=\s*\"?(\d{1,9})", cache, re.IGNORECASE)
+    keep_s = min(KEEP_S, max(60.0, float(asked[1]))) if asked else KEEP_S
+    status = status or 0
+    if 200 <= status < 300:
         return RobotsFile(body[:MAX_BYTES].decode("latin-1"), "rules", keep_s)
-    if status is not None and 400 <= status < 500 and status != 429:
+    too_many_redirects = 300 <= status < 400 and hops > MAX_REDIRECTS
+    if too_many_redirects or (400 <= status < 500 and status != 429):
         return RobotsFile(ALLOW_ALL, "none", keep_s)
     return RobotsFile(DENY_ALL, "unreachable", UNREACHABLE_S)
-
-
-def _keep_s(cache: str) -> float:
-    """A day, or Cache-Control's max-age where it is shorter (but never less than a minute)."""
-    asked = re.search(r"\bmax-age\s*=\s*\"?(\d{1,9})", cache, re.IGNORECASE)
-    return min(KEEP_S, max(60.0, float(asked[1]))) if asked else KEEP_S
 
 
 @dataclass
@@ -85,7 +81,9 @@ class _Group:
 
     def add(self, allow: bool, value: str) -> None:
         """Add a rule; one for /index.html also applies to the folder."""
-        pattern = _escaped(value)
+        # octets beyond ASCII as escapes, all escapes in capitals
+        escaped = _NOT_ASCII.sub(lambda octet: f"%{ord(octet[0]):02X}", value)
+        pattern = _ESCAPE.sub(lambda escape: escape[0].upper(), escaped)
         match = _INDEX.search(pattern) if allow else None
         for form in (pattern, pattern[: match.start()] + "/$") if match else (pattern,):
             self.written.append((len(form), allow, form))
@@ -197,12 +195,6 @@ def _matches(pattern: str, path: str) -> bool:
             return False
         position = start + len(part)
     return not anchored or (path.endswith(last) and len(path) - len(last) >= position)
-
-
-def _escaped(value: str) -> str:
-    """Octets beyond ASCII as escapes, all escapes in capitals."""
-    escaped = _NOT_ASCII.sub(lambda match: f"%{ord(match[0]):02X}", value)
-    return _ESCAPE.sub(lambda match: match[0].upper(), escaped)
 
 
 def _undone(path: str) -> str:

@@ -97,7 +97,11 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
         frontier.set_fact("round", "closed")
-        rejects = _write_rejects(job, frontier, inputs)
+        with Rejects(reject_path(job)) as rejects:
+            for line in inputs.bad_seeds:
+                rejects.add({"url": line}, "not an http(s) URL", "seeds")
+            for url, host, reason in frontier.refusals():
+                rejects.add({"url": url}, reason, host)
         if not crawl.fetched:
             raise Failed(_nothing(frontier, rejects))
         summary = _summary(frontier, crawl.counters, rejects)
@@ -181,15 +185,6 @@ def _nothing(frontier: Frontier, rejects: Rejects) -> str:
     url, _host, reason = next(frontier.refusals(), ("", "", "no URL was left to try"))
     frontier.forget()
     return f"no page was fetched; {url}: {reason} ({rejects.count} rejected → {rejects.path})"
-
-
-def _write_rejects(job: Job, frontier: Frontier, inputs: Inputs) -> Rejects:
-    with Rejects(reject_path(job)) as rejects:
-        for line in inputs.bad_seeds:
-            rejects.add({"url": line}, "not an http(s) URL", "seeds")
-        for url, host, reason in frontier.refusals():
-            rejects.add({"url": url}, reason, host)
-    return rejects
 
 
 def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -> Summary:

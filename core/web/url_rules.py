@@ -58,11 +58,8 @@ def trap(url: str, depth: int, most_depth: int) -> str | None:
         return f"more than {MOST_SEGMENTS} path segments"
     if any(segments.count(part) >= REPEATS for part in segments):
         return "the path repeats itself"
-    if any(_ahead(match) for match in _MONTH.finditer(url)):
+    # a month so far in the future that only an endless calendar has it
+    first_year = date.today().year + _AHEAD_YEARS + 1
+    if any(first_year <= int(m[1] or m[2]) < 3000 for m in _MONTH.finditer(url)):
         return "a calendar far ahead"
     return "too many parameters" if query.count("&") >= MOST_PARAMETERS else None
-
-
-def _ahead(month: re.Match[str]) -> bool:
-    """Whether a month in a URL is so far in the future that only an endless calendar has it."""
-    return date.today().year + _AHEAD_YEARS < int(month[1] or month[2]) < 3000

@@ -32,11 +32,6 @@ class ArchiveFetcher:
         if not self.positions:
             raise BadData(f"--replay {' '.join(paths)}: no page in it")
 
-    @property
-    def pages(self) -> int:
-        """URLs in the archive."""
-        return len(self.positions)
-
     async def __aenter__(self) -> "ArchiveFetcher":
         return self
 

@@ -112,14 +112,14 @@ class Archive:
         self.file.close()
 
 
-def payload_digest(body: bytes) -> str:
-    """The digest of a payload in the notation of WARC headers."""
-    return f"sha1:{_sha1(body)}"
-
-
 def _answer(response: Response, digest: str, head: dict[str, str], before: Visit | None) -> bytes:
     """The response or revisit record."""
-    http = _http_head(response)
+    lines = [f"HTTP/1.1 {response.status} {response.reason}".rstrip()]
+    for name, value in response.headers:
+        lines.append(f"{'X-Crawl-' if name.lower() in _UNPACKED else ''}{name}: {value}")
+    if response.status == 200:
+        lines.append(f"Content-Length: {len(response.body)}")
+    http = _lines(lines)
     head["WARC-Payload-Digest"] = digest
     if before is None:
         return _record("response", f"{_RECORDS}response", http + response.body, head)
@@ -129,15 +129,6 @@ def _answer(response: Response, digest: str, head: dict[str, str], before: Visit
         head |= {"WARC-Refers-To": before.record, "WARC-Refers-To-Target-URI": response.url,
                  "WARC-Refers-To-Date": before.date}  # fmt: skip
     return _record("revisit", f"{_RECORDS}response", http, head)
-
-
-def _http_head(response: Response) -> bytes:
-    lines = [f"HTTP/1.1 {response.status} {response.reason}".rstrip()]
-    for name, value in response.headers:
-        lines.append(f"{'X-Crawl-' if name.lower() in _UNPACKED else ''}{name}: {value}")
-    if response.status == 200:
-        lines.append(f"Content-Length: {len(response.body)}")
-    return _lines(lines)
 
 
 def _request(response: Response) -> bytes:
@@ -159,7 +150,7 @@ def _record(kind: str, content_type: str, block: bytes, extra: dict[str, str]) -
         "WARC-Type": kind,
         "WARC-Record-ID": extra.get("WARC-Record-ID") or _new_id(),
         **extra,
-        "WARC-Block-Digest": f"sha1:{_sha1(block)}",
+        "WARC-Block-Digest": payload_digest(block),
         "Content-Type": content_type,
         "Content-Length": str(len(block)),
     }
@@ -176,7 +167,7 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _sha1(data: bytes) -> str:
-    """SHA-1 in base 32, ten bits at a time."""
+def payload_digest(data: bytes) -> str:
+    """SHA-1 in the notation of WARC headers: base 32, encoded ten bits at a time."""
     number = int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest(), "big")
-    return "".join([_PAIRS[number >> shift & 1023] for shift in range(150, -1, -10)])
+    return "sha1:" + "".join([_PAIRS[number >> shift & 1023] for shift in range(150, -1, -10)])

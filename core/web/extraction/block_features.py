@@ -12,23 +12,17 @@ import html
 
 import numpy as np
 
-from sabia.kernels.html.definitions import (
-    COLUMNS,
-    ELEMENT_COLUMNS,
-    FLAG_NAMES,
-    HINT_NAMES,
-    TAG_NAMES,
-    Page,
-)
+from sabia.kernels.html import definitions
+from sabia.kernels.html.definitions import FLAG_NAMES, HINT_NAMES, Page
 from sabia.kernels.html.interface import gathered
 
 TAGS = ("p", "div", "li", "td", "h1", "h2", "h3", "h4", "pre", "span", "section", "article",
         "blockquote", "a", "figcaption", "button", "body")  # fmt: skip
 LEVELS = 4  # how many elements around a block are looked at
 AROUND = (-2, -1, 1, 2)
-_COLUMN = {name: i for i, name in enumerate(COLUMNS)}
-_ELEMENT = {name: i for i, name in enumerate(ELEMENT_COLUMNS)}
-_TAG_NUMBERS = np.array([TAG_NAMES.index(name) + 1 for name in TAGS])
+_COLUMN = {name: i for i, name in enumerate(definitions.COLUMNS)}
+_ELEMENT = {name: i for i, name in enumerate(definitions.ELEMENT_COLUMNS)}
+_TAG_NUMBERS = np.array([definitions.TAG_NAMES.index(name) + 1 for name in TAGS])
 _LEVEL_NAMES = ("bytes", "prose_share", "links", "prose", "blocks")
 _NEAR_NAMES = ("bytes", "links", "stop_words", "sentences")
 _PRE = 1 << FLAG_NAMES.index("pre")
@@ -105,9 +99,8 @@ def _mean(sums: np.ndarray) -> np.ndarray:
 
 def _moving_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Weighted mean over _WINDOW rows to both sides."""
-    sums = np.concatenate(
-        [np.zeros((1, 2)), np.cumsum(np.stack([values * weights, weights], 1), 0)]
-    )
+    totals = np.cumsum(np.stack([values * weights, weights], 1), 0)
+    sums = np.concatenate([np.zeros((1, 2)), totals])
     rows = np.arange(len(values))
     low, high = np.maximum(rows - _WINDOW, 0), np.minimum(rows + _WINDOW + 1, len(values))
     return _mean(sums[high] - sums[low])
@@ -182,7 +175,9 @@ def text_of(page: Page, chosen: np.ndarray) -> str:
         line = raw[starts[i] : ends[i]].decode("utf-8", "replace")
         if "&" in line:
             line = html.unescape(line)
-        line = _tidy(line, bool(flags[i] & _PRE))
+        pre, parts = flags[i] & _PRE, line.replace("\0", "").split("\n")
+        parts = [part.rstrip() if pre else " ".join(part.split()) for part in parts]
+        line = "\n".join(part for part in parts if part)
         if not line:
             continue
         if rows[i] and rows[i] == row_before:
@@ -191,9 +186,3 @@ def text_of(page: Page, chosen: np.ndarray) -> str:
             lines.append(line)
         row_before = rows[i]
     return "\n".join(lines)
-
-
-def _tidy(text: str, pre: bool) -> str:
-    text = text.replace("\0", "")
-    lines = (line.rstrip() if pre else " ".join(line.split()) for line in text.split("\n"))
-    return "\n".join(line for line in lines if line)

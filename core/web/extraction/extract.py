@@ -63,31 +63,19 @@ def main_text(page: Page, decoded: str) -> tuple[str, str]:
         return "", FAST
     p = block_classifier.probabilities(page)
     chosen = p > block_classifier.THRESHOLD
-    if not _unsure(page, p, chosen):
+    words = page.blocks[:, _WORDS]
+    enough = int(words[chosen].sum()) >= min(FEW_WORDS, int(words.sum()))
+    if enough and block_classifier.doubt(page, p) <= block_classifier.DOUBT:
         return block_features.text_of(page, chosen), FAST
-    careful = _trafilatura(decoded)
+    import trafilatura
+
+    text = trafilatura.extract(decoded, fast=True, include_comments=False, include_tables=True)
+    careful = tidy(text or "")
     if careful:
         return careful, CAREFUL
     if not chosen.any():
         chosen = page.blocks[:, _FLAGS] & _FURNITURE == 0
     return block_features.text_of(page, chosen), FAST
-
-
-def _unsure(page: Page, p: np.ndarray, chosen: np.ndarray) -> bool:
-    words = page.blocks[:, _WORDS]
-    words_found = int(words[chosen].sum())
-    if words_found < min(FEW_WORDS, int(words.sum())):
-        return True
-    return block_classifier.doubt(page, p) > block_classifier.DOUBT
-
-
-def _trafilatura(decoded: str) -> str:
-    import trafilatura
-
-    text = trafilatura.extract(
-        decoded, fast=True, include_comments=False, include_tables=True, deduplicate=False
-    )
-    return tidy(text or "")
 
 
 def tidy(text: str) -> str:

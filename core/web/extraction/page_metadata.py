@@ -55,8 +55,10 @@ class MetadataReader:
         directives = ",".join(meta.get("content", "") for meta in metas
                         if meta.get("name", "").lower() in ("robots", "sabia")).lower()  # fmt: skip
         rules = {part.strip() for part in directives.split(",")}
+        sources = (self._source(row, "text", "text_end", _SPAN) for row in self._of("title"))
+        titles = (" ".join(html.unescape(source).split()) for source in sources)
         return Metadata(
-            self._title(), language.strip().lower(), self._date(metas), base,
+            next(filter(None, titles), ""), language.strip().lower(), self._date(metas), base,
             rules.isdisjoint({"none", "noindex"}), rules.isdisjoint({"none", "nofollow"}),
         )  # fmt: skip
 
@@ -75,7 +77,9 @@ class MetadataReader:
             whole = target.startswith(("http://", "https://"))
             address = canonical(target, "" if whole else base)
             if address and address not in anchors:
-                anchors[address] = self._inner(row)[:MAX_ANCHOR]
+                source = self._source(row, "text", "text_end", _ANCHOR_SPAN)
+                text = html.unescape(_MARKUP.sub("", source))
+                anchors[address] = " ".join(text.split())[:MAX_ANCHOR]
                 if len(anchors) >= MAX_LINKS:
                     break
         return list(anchors.items())
@@ -88,20 +92,12 @@ class MetadataReader:
         start, end = int(row[_COLUMN[first]]), int(row[_COLUMN[last]])
         return self._data[start : min(end, start + most)].decode("utf-8", "ignore")
 
-    def _inner(self, row: np.ndarray) -> str:
-        source = self._source(row, "text", "text_end", _ANCHOR_SPAN)
-        return " ".join(html.unescape(_MARKUP.sub("", source)).split())
-
     def _attributes(self, row: np.ndarray) -> dict[str, str]:
         attributes: dict[str, str] = {}
         for match in _ATTRIBUTE.finditer(self._source(row, "start", "end", _SPAN)):
             value = match[2] or match[3] or match[4] or ""
             attributes.setdefault(match[1].lower(), html.unescape(value))
         return attributes
-
-    def _title(self) -> str:
-        sources = (self._source(row, "text", "text_end", _SPAN) for row in self._of("title"))
-        return next(filter(None, (" ".join(html.unescape(one).split()) for one in sources)), "")
 
     def _date(self, metas: list[dict[str, str]]) -> str:
         contents = {

@@ -71,7 +71,11 @@ class Sandbox:
             self.close()
             raise Unextractable(f"extraction did not end within {self.wait_s:g} s") from error
         except (OSError, EOFError, ValueError) as error:
-            raise Unextractable(self._end_of_page()) from error
+            death = self._death()
+            if death == f"signal {int(signal.SIGPROF)}":
+                reason = f"extraction took more than {self.time_s:g} s of CPU time"
+                raise Unextractable(reason) from error
+            raise Unextractable(f"extraction died ({death})") from error
         if "error" in answer:
             raise Unextractable(f"extraction failed: {answer['error']}")
         return dict(answer)
@@ -88,13 +92,6 @@ class Sandbox:
             raise Failed(f"the extraction process did not start ({self._death()})") from error
         return self._child
 
-    def _end_of_page(self) -> str:
-        """Why the child ended inside a page, in words; it is gone afterwards."""
-        death = self._death()
-        if death == _said_of(-signal.SIGPROF):
-            return f"extraction took more than {self.time_s:g} s of CPU time"
-        return f"extraction died ({death})"
-
     def _death(self) -> str:
         """Why the child ended, in words; it is gone afterwards."""
         child = self._child
@@ -105,7 +102,7 @@ class Sandbox:
         self.close()
         if code is None:
             return "its answer made no sense"
-        return _said_of(code)
+        return f"signal {-code}" if code < 0 else f"exit status {code}"
 
     def close(self) -> None:
         """End the child."""
@@ -115,10 +112,6 @@ class Sandbox:
             for pipe in (self._child.stdin, self._child.stdout):
                 _pipe(pipe).close()
             self._child = None
-
-
-def _said_of(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
 def _start(memory_bytes: int) -> "subprocess.Popen[bytes]":
@@ -166,25 +159,12 @@ def _exchange(child: "subprocess.Popen[bytes]", frame: bytes, time_s: float) -> 
                 if not block:
                     raise EOFError
                 answer += block
-                wanted = _wanted(answer)
+                if len(answer) >= _LENGTHS.size:
+                    size, body = _LENGTHS.unpack_from(answer)
+                    if size > MAX_ANSWER or body:
+                        raise ValueError("an answer that is none")
+                    wanted = _LENGTHS.size + size
     return bytes(answer[_LENGTHS.size :])
-
-
-def _wanted(answer: bytearray) -> int:
-    if len(answer) < _LENGTHS.size:
-        return _LENGTHS.size
-    size, body = _LENGTHS.unpack_from(answer)
-    if size > MAX_ANSWER or body:
-        raise ValueError("an answer that is none")
-    return int(_LENGTHS.size + size)
-
-
-def _take(pipe: BinaryIO) -> tuple[dict[str, Any], bytes]:
-    lengths = pipe.read(_LENGTHS.size)
-    if len(lengths) < _LENGTHS.size:
-        raise EOFError
-    header, body = _LENGTHS.unpack(lengths)
-    return json.loads(pipe.read(header)), pipe.read(body)
 
 
 def _serve(memory_bytes: int) -> None:
@@ -199,13 +179,18 @@ def _serve(memory_bytes: int) -> None:
     while True:
         answers.write(_frame(answer))
         answers.flush()
-        try:
-            asked, body = _take(sys.stdin.buffer)
-        except EOFError:
+        lengths = sys.stdin.buffer.read(_LENGTHS.size)
+        if len(lengths) < _LENGTHS.size:
             return
+        header_bytes, body_bytes = _LENGTHS.unpack(lengths)
+        asked = json.loads(sys.stdin.buffer.read(header_bytes))
+        body = sys.stdin.buffer.read(body_bytes)
         signal.setitimer(signal.ITIMER_PROF, asked["time_s"])
         signal.setitimer(signal.ITIMER_REAL, asked["wait_s"] + _GRACE_S)
-        answer = _answer(asked, body, extract.extract)
+        try:
+            answer = vars(extract.extract(body, asked["type"], asked["url"], asked["links"]))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:200]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -217,13 +202,6 @@ def _limit(memory_bytes: int) -> None:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + memory_bytes, taken + memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _answer(asked: dict[str, Any], body: bytes, extract: Any) -> dict[str, Any]:
-    try:
-        return vars(extract(body, asked["type"], asked["url"], asked["links"]))
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:200]}
 
 
 if __name__ == "__main__":
