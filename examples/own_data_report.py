@@ -63,7 +63,7 @@ def ending(name: str) -> str:
 
 
 def files_table(data: Path) -> Table:
-    """How many files of each kind were read and left alone; the folder eval is not looked into."""
+    """How many files of each kind were read and ignored; the folder `eval` is not counted."""
     read, left = Counter[str](), Counter[str]()
     for parent, folders, names in os.walk(data):
         if Path(parent) == data and "eval" in folders:
@@ -72,7 +72,7 @@ def files_table(data: Path) -> Table:
             if not name.startswith("."):
                 known = name.lower().removesuffix(".gz").removesuffix(".zst").endswith(READ)
                 (read if known else left)[ending(name)] += 1
-    rows = [["read", *_count_and_names(read)], ["left alone", *_count_and_names(left)]]
+    rows = [["read", *_count_and_names(read)], ["ignored", *_count_and_names(left)]]
     return Table("Files", ["", "files", "kinds"], rows)
 
 
@@ -81,16 +81,15 @@ def _count_and_names(counts: Counter[str]) -> list[Any]:
 
 
 def stages_table(run: RunFolder) -> Table:
-    """What went into each data stage and what came out."""
+    """The rows that each data stage read and wrote."""
     crawl, kept, unique = (run.stats(f"{n}.json") for n in ("crawl", "classify", "dedup"))
     split, tokens = run.stats("split.json"), run.stats("tokenize.json")
     twins = Counter(row["reason"] for row in run.rows("duplicates.parquet", ["reason"]))
     dropped = kept["rows_in"] - kept["rows_out"]
     changed = run.stats("rewrite.json")["counters"].get("rewritten", 0)
     count = language_sum(tokens, "tokens")
-    share = split["held_out_characters"] / (
-        split["held_out_characters"] + split["train_characters"]
-    )
+    held_out = split["held_out_characters"]
+    share = held_out / (held_out + split["train_characters"])
     rows = [
         ["read", crawl["rows_in"], crawl["rows_out"], f"{crawl['rejected']} rejected"],
         ["classify", kept["rows_in"], kept["rows_out"],
@@ -99,9 +98,9 @@ def stages_table(run: RunFolder) -> Table:
          f"{twins['exact']} exact and {twins['near']} near duplicates"],
         ["rewrite", unique["rows_out"], unique["rows_out"], f"{changed:.0f} documents rewritten"],
         ["hold out", unique["rows_out"], split["train"],
-         f"{split['held_out']} held out, the ends of long ones too: {percent(share)} of the text"],
+         f"{split['held_out']} held out, and the ends of long ones: {percent(share)} of the text"],
         ["tokenize", tokens["rows_in"], f"{count:,.0f} tokens",
-         f"{language_sum(tokens, 'bytes') / max(1, count):.2f} bytes a token"],
+         f"{language_sum(tokens, 'bytes') / max(1, count):.2f} bytes per token"],
     ]  # fmt: skip
     return Table("Pages", ["stage", "in", "out", ""], rows)
 
@@ -140,8 +139,8 @@ def training_table(run: RunFolder) -> Table:
     before, after = checked[0], checked[-1]
     last = next(row for row in reversed(metrics) if "loss" in row)
     rows = [
-        ["validation loss before", f"{before['validation_loss']:.3f} nats a token"],
-        ["validation loss after", f"{after['validation_loss']:.3f} nats a token"],
+        ["validation loss before", f"{before['validation_loss']:.3f} nats per token"],
+        ["validation loss after", f"{after['validation_loss']:.3f} nats per token"],
         ["held-out tokens", f"{after['validation_tokens']:,}"],
         ["trained on", f"{last['tokens']:,} tokens in {last['step']} steps"],
         ["trained model", f"{run.size_bytes('run/final') / 1e6:.2f} MB"],
@@ -151,7 +150,7 @@ def training_table(run: RunFolder) -> Table:
 
 
 def guess_accuracy(scores: Sequence[Score]) -> dict[str, float]:
-    """For each multiple-choice task, what guessing would score: the mean of 1 / options."""
+    """For each multiple-choice task, the accuracy of guessing: the mean of 1 / options."""
     shares: dict[str, list[float]] = {}
     for score in scores:
         if score.detail and "loglikelihoods" in score.detail:
@@ -160,7 +159,7 @@ def guess_accuracy(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def evaluation_table(run: RunFolder, name: str = "scores.parquet") -> Table:
-    """Results with their intervals; beside multiple choice, what guessing would score."""
+    """Results with their intervals; for multiple choice also the accuracy of guessing."""
     guess, summary = guess_accuracy(run.scores(name)), run.summary(name)
     rows = []
     for r in summary.results:
@@ -188,19 +187,14 @@ def tables(run: RunFolder, data: Path, seconds: float) -> list[Table]:
             training_table(run), evaluation_table(run), times_table(run, seconds)]  # fmt: skip
 
 
-def loss_chart(run: RunFolder) -> str:
-    """Training and validation loss by step."""
-    lines = [run.curve("run", "loss", "training"),
-             run.curve("run", "validation_loss", "held-out text")]  # fmt: skip
-    return page.figure(line_chart(lines, "Loss", "step", "nats a token"))
-
-
 def main() -> None:
-    """Write the page and say the tables."""
+    """Write the page and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--seconds", type=float, help="of the whole run (default: as last told)")
+    parser.add_argument(
+        "--seconds", type=float, help="of the whole run (default: that of the last call)"
+    )
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
     parser.add_argument("--scores", help="only the evaluation in this file of WORK, as Markdown")
     given = parser.parse_args()
@@ -208,18 +202,16 @@ def main() -> None:
     if given.scores:
         table = evaluation_table(run, given.scores)
         print(markdown(table.columns, table.rows))
-    else:
-        report(run, given)
-
-
-def report(run: RunFolder, given: argparse.Namespace) -> None:
-    """report.html, and all tables on stdout."""
+        return
     seconds_file = given.work / "seconds.json"
     if given.seconds is not None:
         seconds_file.write_text(json.dumps(given.seconds))
     seconds = json.loads(seconds_file.read_text())
     made = tables(run, given.data, seconds)
-    parts = [table.html() for table in made] + [page.section("Loss", [loss_chart(run)])]
+    losses = [run.curve("run", "loss", "training"),
+              run.curve("run", "validation_loss", "held-out text")]  # fmt: skip
+    chart = page.figure(line_chart(losses, "Loss", "step", "nats per token"))
+    parts = [*(table.html() for table in made), page.section("Loss", [chart])]
     (given.work / "report.html").write_text(page.page("sabia: your own data", parts))
     for table in made:
         print("\n" + (table.markdown() if given.markdown else table.text()))

@@ -2,16 +2,16 @@
 
     python examples/own_data_split.py DOCUMENTS TRAIN HELD_OUT [--share 0.05] [--stats FILE]
 
-Which documents depends on their ids alone, so that more data does not move what was held out. A
-document of more than LONG characters gives its end, cut at a line, so that a few books do not
-decide all of it. Where nothing would be held out the longest document gives its end.
+The choice depends only on the ids, so that it does not change when data is added. Of a document of
+more than LONG characters only the end is held out, cut at a line, so that a few books do not make
+up all of the held-out text. If nothing would be held out, the end of the longest document is.
 """
 
 import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ def split(documents: Path, train: Path, held_out: Path, share: float) -> dict[st
     file = pq.ParquetFile(documents)
     if not file.metadata.num_rows:
         raise BadData(f"{documents}: no documents to split (was all of it filtered out?)")
-    sizes = ((row["id"], len(row["text"])) for row in _rows(file, ["id", "text"]))
+    batches = file.iter_batches(1000, columns=["id", "text"])
+    rows = (row for batch in batches for row in batch.to_pylist())
+    sizes = ((row["id"], len(row["text"])) for row in rows)
     rule, schema = make_rule(sizes, share), file.schema_arrow.remove_metadata()
     counts = dict.fromkeys(("train", "held_out", "train_characters", "held_out_characters"), 0)
     with atomic_path(train) as a, atomic_path(held_out) as b:
@@ -90,13 +92,8 @@ def split(documents: Path, train: Path, held_out: Path, share: float) -> dict[st
     return counts
 
 
-def _rows(file: pq.ParquetFile, columns: list[str]) -> Iterator[dict[str, Any]]:
-    for batch in file.iter_batches(1000, columns=columns):
-        yield from batch.to_pylist()
-
-
 def main() -> None:
-    """Split the files named on the command line and say how."""
+    """Split the files named on the command line and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("documents", "train", "held_out"):
         parser.add_argument(name, type=Path)

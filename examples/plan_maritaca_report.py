@@ -1,7 +1,7 @@
-"""Lay the article's figures beside sabia's own: python plan_maritaca_report.py FOLDER.
+"""Compare the article's figures with sabia's: python plan_maritaca_report.py FOLDER.
 
 FOLDER has one RUN.json for each run that examples/plan_maritaca.toml names, as
-`sabia plan-cluster --json` prints it. Exit 1 if a figure differs and nothing says why.
+`sabia plan-cluster --json` prints it. Exit 1 if a figure differs without a reason in that file.
 """
 
 import json
@@ -18,7 +18,7 @@ WIDTHS = (43, 12, 10, 0)
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure: the article's as it prints it, sabia's, and what there is to say."""
+    """One figure: the article's as printed, sabia's, the difference and its reason."""
 
     part: str
     what: str
@@ -29,7 +29,7 @@ class Compared:
 
     @property
     def unexplained(self) -> bool:
-        """Whether the two differ and nothing says why."""
+        """Whether the two differ without a reason."""
         return bool(self.difference) and not self.why
 
 
@@ -75,15 +75,14 @@ def lines(figures: list[Compared]) -> list[str]:
         if figure.part != part:
             part = figure.part
             table += ["", part]
-        table.append(
-            row("  " + figure.what, figure.article, short(figure.sabia), figure.difference)
-        )
+        cells = (figure.article, short(figure.sabia), figure.difference)
+        table.append(row("  " + figure.what, *cells))
         table += textwrap.wrap(figure.why, 92, initial_indent="      ", subsequent_indent="      ")
     differ = [figure for figure in figures if figure.difference]
     alike = len(figures) - len(differ)
     summary = (
-        f"{len(figures)} figures: {alike} are the article's own digits or in its range, "
-        f"{len(differ)} differ, each for the reason below it."
+        f"{len(figures)} figures: {alike} equal the article's or are in its range, "
+        f"{len(differ)} differ, each for the reason given below it."
     )
     return [*table, "", summary]
 
@@ -101,7 +100,10 @@ def main() -> int:
     print("\n".join(lines(figures)))
     unexplained = [figure.what for figure in figures if figure.unexplained]
     if unexplained:
-        print(f"plan_maritaca: differs unexplained: {', '.join(unexplained)}", file=sys.stderr)
+        print(
+            f"plan_maritaca: figures that differ without a reason: {', '.join(unexplained)}",
+            file=sys.stderr,
+        )
     return 1 if unexplained else 0
 
 

@@ -44,7 +44,7 @@ step() {
   printf '%s\t%s\t%s\n' "$1" "$(echo "$(date +%s.%N) $from" | awk '{print $1 - $2}')" "$branch" >>times.tsv
 }
 
-# -- the world: a site on loopback with pages worth having and others; records of sums to learn
+# -- the world: a site on loopback with relevant pages and others; records of sums to learn
 python -m sabia.examples.little_web --seed "$seed" --truth truth.jsonl --labels labels.jsonl \
   --focus focus.txt --sft sft.parquet --corrupt "$corrupt" --n "$records" --prompts prompts.parquet \
   --eval sums.parquet --choices choices.parquet --eval-n "$items"

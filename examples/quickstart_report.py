@@ -1,13 +1,14 @@
-"""The quickstart's report: what each stage did, held against the truth that the generator knows.
+"""The quickstart's report: what each stage did, compared with the ground truth of the generator.
 
-Reads the files of a quickstart directory (pages, rows, metrics, scores, times) and writes
-report.html with tables and charts, and the main figures to stdout. Every figure is computed from
-those files; nothing is remembered from elsewhere.
+Reads the files of a quickstart directory (pages, rows, metrics, scores, times), writes report.html
+with tables and charts, and prints the main figures to stdout. Every figure is computed from these
+files alone.
 """
 
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ class Run(RunFolder):
     """A quickstart directory."""
 
     def truth(self) -> dict[str, dict[str, Any]]:
-        """What the generator knows of each page, by path."""
+        """The ground truth of each page, by path."""
         return {row["path"]: row for row in self.lines("truth.jsonl")}
 
 
@@ -36,17 +37,14 @@ def path_of(row: dict[str, Any]) -> str:
 
 
 def relevant(rows: Iterable[dict[str, Any]], truth: dict[str, dict[str, Any]]) -> list[bool]:
-    """Whether each page was worth having, by the generator's truth."""
+    """Whether each page is relevant by the ground truth."""
     return [bool(truth.get(path_of(row), {}).get("relevant")) for row in rows]
 
 
 def harvest(name: str, rows: Sequence[dict[str, Any]], truth: dict[str, Any]) -> Series:
     """Share of relevant pages among the first n, in the order they were fetched."""
-    relevant, points = 0, []
-    for n, good in enumerate(relevant(rows, truth), 1):
-        relevant += good
-        points.append((float(n), relevant / n))
-    return Series(name, points)
+    good = accumulate(relevant(rows, truth))
+    return Series(name, [(float(n), count / n) for n, count in enumerate(good, 1)])
 
 
 def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
@@ -59,37 +57,36 @@ def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
     n = min(len(crawled), len(breadth))
     best, broad = (sum(relevant(rows[:n], truth)) / n for rows in (crawled, breadth))
     tokens = sum(len(row["input_ids"]) for row in run.rows("tokens/part-00000.parquet"))
+    size = sum(len(row["text"].encode()) for row in rewritten)
     right = relevant(kept, truth)
     lost = sum(relevant(crawled, truth)) - sum(right)
     rows = [
         ["crawl", f"{len(crawled)} pages fetched",
-         f"{percent(best)} of the first {n} worth having; breadth first {percent(broad)}"],
+         f"{percent(best)} of the first {n} are relevant; breadth first {percent(broad)}"],
         ["classify", f"{len(kept)} kept, {len(crawled) - len(kept)} dropped",
-         f"{percent(sum(right) / len(kept))} of those kept worth having; {lost} such dropped"],
+         f"{percent(sum(right) / len(kept))} of the kept are relevant; {lost} relevant dropped"],
         ["dedup", f"{len(removed)} removed, {len(unique)} left",
          _copies(kept, unique, truth)],
         ["rewrite", f"{sum(bool(r['rewritten']) for r in rewritten)} of {len(rewritten)} rewritten",
          _positions(run)],
-        ["tokenize", f"{tokens:,} tokens", _bytes_per_token(rewritten, tokens)],
+        ["tokenize", f"{tokens:,} tokens",
+         f"{size / tokens:.2f} bytes per token, {len(rewritten)} documents"],
     ]  # fmt: skip
     lines = [harvest("best first", crawled, truth), harvest("breadth first", breadth, truth)]
-    chart = line_chart(lines, "Harvest", "pages fetched", "share worth having", y_range=(0, 1))
-    table = page.table(["stage", "what it did", "what came of it"], rows)
-    return rows, [table, page.figure(chart, "By the generator's own knowledge of each page.")]
+    chart = line_chart(lines, "Harvest", "pages fetched", "relevant share", y_range=(0, 1))
+    table = page.table(["stage", "what it did", "result"], rows)
+    return rows, [table, page.figure(chart, "Relevance is the ground truth of the generator.")]
 
 
 def _copies(kept: Sequence[dict], unique: Sequence[dict], truth: dict[str, Any]) -> str:
-    """Planted copies against what is left of each page and its copies."""
-    before, after = (Counter(_original(row, truth) for row in rows) for rows in (kept, unique))
+    """Compares the planted copies with what is left of each page and its copies."""
+    originals = {path: row["duplicate_of"] for path, row in truth.items() if row["duplicate_of"]}
+    paths = (map(path_of, rows) for rows in (kept, unique))
+    before, after = (Counter(originals.get(path, path) for path in group) for group in paths)
     planted = sum(n - 1 for n in before.values())
     missed = sum(n - 1 for n in after.values() if n > 1)
     lost = sum(1 for page in before if page not in after)
-    return f"{planted} planted copies among the pages; {missed} missed, {lost} pages lost with all"
-
-
-def _original(row: dict[str, Any], truth: dict[str, Any]) -> str:
-    path = path_of(row)
-    return truth.get(path, {}).get("duplicate_of") or path
+    return f"{planted} planted copies; {missed} not removed; {lost} pages lost with all copies"
 
 
 def _positions(run: Run) -> str:
@@ -98,11 +95,6 @@ def _positions(run: Run) -> str:
     share = {w: counters.get(f"position[{w}]", 0) / n if n else 0 for w, n in conclusions.items()}
     return (f"{percent(share['before'])} of the reasoning stood before its conclusion, "
             f"now {percent(share['after'])} ({conclusions['after']:,.0f} conclusions)")  # fmt: skip
-
-
-def _bytes_per_token(documents: Sequence[dict[str, Any]], tokens: int) -> str:
-    size = sum(len(row["text"].encode()) for row in documents)
-    return f"{size / tokens:.2f} bytes a token, {len(documents)} documents"
 
 
 def training_part(run: Run) -> list[str]:
@@ -149,47 +141,44 @@ def compared(scores: Summary, a: str, b: str, task: str = "sums") -> Comparison:
 
 
 def claims_part(scores: Summary, corrupt: float) -> list[str]:
-    """What can be said of the stages, in sentences with their figures."""
+    """The differences between stages, in sentences with their figures."""
     claims = [f"{percent(corrupt)} of the sft demonstrations had one digit of the answer replaced "
-            "at random, so that imitation alone stops short."]  # fmt: skip
+            "at random, so that imitation alone does not reach full accuracy."]  # fmt: skip
     rewrite = ("sft-plain", "sft", "pretraining on rewritten text against the same tokens not"
                " rewritten, both followed by the same sft")  # fmt: skip
     pairs = (("sums", "sft", "grpo", "grpo against sft"),
              ("sums", "grpo", "w8", "8 bits against 32"),
              ("sums", "grpo", "mixed", "8 and 4 bits against 32"),
              ("sums", *rewrite), ("greedy", *rewrite))  # fmt: skip
-    claims += [_difference(scores, *pair) for pair in pairs]
+    for task, a, b, words in pairs:
+        pair = compared(scores, a, b, task).paired
+        d = pair.difference
+        claims.append(f"{task}, {words}: {100 * d.value:+.1f} points ({100 * d.low:+.1f} to "
+                      f"{100 * d.high:+.1f}; p = {pair.p_value:.2g}, {pair.test}).")  # fmt: skip
     claims.append(
-        "The last two lines are the claim of the article that sabia follows, measured here"
-        " at toy size and on one seed: they are reported as they came out."
+        "The last two lines measure the claim of the article that sabia follows, at toy size and on"
+        " one seed."
     )
     return claims
 
 
-def _difference(scores: Summary, task: str, a: str, b: str, words: str) -> str:
-    pair = compared(scores, a, b, task).paired
-    d = pair.difference
-    return (f"{task}, {words}: {100 * d.value:+.1f} points ({100 * d.low:+.1f} to "
-            f"{100 * d.high:+.1f}; p = {pair.p_value:.2g}, {pair.test}).")  # fmt: skip
-
-
 def times_part(run: Run, seconds: float) -> tuple[list[list[str]], list[str]]:
-    """Where the time went; the other core ran the branch without the rewrite meanwhile."""
+    """The time of each step; the other core ran the branch without the rewrite at the same time."""
     rows = run.times()
     main = [[name, f"{s:.1f} s"] for name, s, branch in rows if branch == "main"]
-    other = [[f"{name} (meanwhile)", f"{s:.1f} s"] for name, s, b in rows if b != "main"]
+    other = [[f"{name} (in parallel)", f"{s:.1f} s"] for name, s, b in rows if b != "main"]
     table = [*main, *other, ["in all", f"{seconds:.0f} s"]]
     return table, [page.table(["step", "time"], table)]
 
 
 NEXT = """bash examples/own_data.sh DIR            your WARC, HTML, text and JSONL files
 sabia crawl seeds.txt --contact you@lab.org --focus topic.txt -o pages/
-sabia pretrain tokens/ --model base/ --tokens 10B -o run/     go on from an open checkpoint
-sabia plan-cluster --params 1.6T --active 49B                 what the big one would cost"""
+sabia pretrain tokens/ --model base/ --tokens 10B -o run/     continue from an open checkpoint
+sabia plan-cluster --params 1.6T --active 49B                 what a large model would cost"""
 
 
 def main() -> None:
-    """Write the report and say the main figures."""
+    """Write the report and print the main figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--corrupt", type=float, required=True, help="share of wrong answers")
@@ -203,13 +192,13 @@ def main() -> None:
     claims = claims_part(scores, given.corrupt)
     plan = (run.folder / "plan.txt").read_text()
     parts = [
-        page.paragraph("A small web site was crawled, cleaned and learnt from, on this machine."),
+        page.paragraph("A small web site was crawled, cleaned and used to train on this machine."),
         page.section("Data", data),
         page.section("Training", training_part(run)),
         page.section("Accuracy", [*accuracy, *map(page.paragraph, claims)]),
-        page.section("Where the time went", times),
-        page.section("The next one, planned", [page.preformatted(plan)]),
-        page.section("Now with your own data", [page.preformatted(NEXT)]),
+        page.section("Time", times),
+        page.section("A plan for a large model", [page.preformatted(plan)]),
+        page.section("Next: your own data", [page.preformatted(NEXT)]),
     ]
     (run.folder / "report.html").write_text(page.page("sabia: the quickstart's report", parts))
     for rows in (data_rows, accuracy_rows):

@@ -1,4 +1,4 @@
-"""What the examples' reports share: reading the files of a run, and tables as text.
+"""Functions that the examples' reports share: reading the files of a run, and tables as text.
 
 A run folder holds what the commands wrote: rows in Parquet, figures of `--stats` in JSON, metrics
 in JSON lines, scores of `sabia eval`, and times.tsv (step, seconds, branch) from the script.

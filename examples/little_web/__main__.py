@@ -1,7 +1,7 @@
 """`python -m sabia.examples.little_web`: serve the site, write its truth and its records.
 
-Any number of outputs may be asked for at once; files ending in .parquet are Parquet in sabia's
-schemas, others JSON lines.
+One call may write several outputs; files ending in .parquet are Parquet in sabia's schemas, others
+are JSON lines.
 """
 
 import argparse
@@ -50,11 +50,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Write what was asked for, then serve if asked to."""
+    """Write the requested files, then serve the site with `--serve`."""
     given = parser().parse_args()
     if not 0 <= given.corrupt <= 1:
         parser().error(f"--corrupt: {given.corrupt} (expected 0 to 1)")
-    _write_records(given)
+    if given.sft:
+        write_rows(given.sft, records.demonstrations(given.n, given.corrupt, given.seed), "chat")
+    if given.prompts:
+        write_rows(given.prompts, records.prompts(given.n, given.seed), "prompt")
+    if given.eval:
+        write_rows(given.eval, records.exact_match_items(given.eval_n), "prompt")
+    if given.choices:
+        write_rows(given.choices, records.multiple_choice_items(given.eval_n), None)
     if not (given.serve or given.truth or given.labels or given.focus):
         return 0
     site = build_site(given.pages, given.seed)
@@ -68,17 +75,6 @@ def main() -> int:
     if server:
         _serve(server, given.port_file)
     return 0
-
-
-def _write_records(given: argparse.Namespace) -> None:
-    if given.sft:
-        write_rows(given.sft, records.demonstrations(given.n, given.corrupt, given.seed), "chat")
-    if given.prompts:
-        write_rows(given.prompts, records.prompts(given.n, given.seed), "prompt")
-    if given.eval:
-        write_rows(given.eval, records.exact_match_items(given.eval_n), "prompt")
-    if given.choices:
-        write_rows(given.choices, records.multiple_choice_items(given.eval_n), None)
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]], kind: str | None) -> None:
@@ -97,9 +93,8 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]], kind: str | None) -> 
         table = pa.Table.from_pylist(records)
     else:
         extras = extra_fields(records, kind)
-        table = pa.Table.from_batches(
-            [to_batch([fit_row(r, kind, extras) for r in records], kind, extras)]
-        )
+        fitted = [fit_row(row, kind, extras) for row in records]
+        table = pa.Table.from_batches([to_batch(fitted, kind, extras)])
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 

@@ -1,7 +1,7 @@
-"""Texts that say what a crawl is after: labelled documents and unlabelled examples.
+"""Texts that define the topic of a crawl: labelled documents and unlabelled examples.
 
-They come from other seeds than the site's own pages, so a classifier trained on them has not seen
-what it will judge.
+They are generated with other seeds than the pages of the site, so a classifier trained on them has
+not seen the pages that it will score.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def labelled_documents(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def focus_texts(seed: int, characters: int = 2_000) -> list[str]:
-    """Example texts of what is wanted, one a line: an article a topic, six lessons of sums."""
+    """Example texts of relevant pages: one article per topic and some lessons of sums."""
     pages = build_site(LABELLED_PAGES, seed + _OTHER_SEED).pages.values()
     lessons = [page for page in pages if page.kind == "exercise"]
     by_topic = {page.path.rpartition("/")[0]: page for page in pages if page.kind == "prose"}

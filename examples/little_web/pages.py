@@ -1,6 +1,6 @@
-"""One page of the little web: what it says, where it links, what the crawler should think of it.
+"""One page of the little web: its text, its links, and whether a crawler should keep it.
 
-`render` gives HTML with the usual furniture around the article (navigation, sidebar, footer), so
+`render` gives HTML with the usual elements around the article (navigation, sidebar, footer), so
 that text extraction has something to remove.
 """
 

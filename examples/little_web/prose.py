@@ -57,14 +57,9 @@ def _filled(frame: str, topic: Topic, language: str, choice: random.Random) -> s
         time_low=time[0].lower() + time[1:], p1=choice.choice(topic["places"]),
         r1=choice.choice(topic["reasons"]), m1=choice.choice(words["manners"]),
     )  # fmt: skip
-    text = _contracted(text) if language == "pt" else text
-    return text[0].upper() + text[1:]
-
-
-def _contracted(text: str) -> str:
-    for pattern, joined in _CONTRACTIONS:
+    for pattern, joined in _CONTRACTIONS if language == "pt" else ():
         text = pattern.sub(joined, text)
-    return text
+    return text[0].upper() + text[1:]
 
 
 def near_duplicate(

@@ -1,9 +1,9 @@
-"""Sums as records: conversations to imitate, prompts to practise on, held-out sets to be judged by.
+"""Sums as records: chat records for sft, prompts for grpo, held-out sets for evaluation.
 
 Training records use only shown sums, evaluation sets only held-out ones. In a share of the
 demonstrations one digit of the answer, chosen at random, is replaced by a random digit (a tenth of
-those replacements change nothing), so that imitation stops short of perfection and reinforcement
-has something to add.
+those replacements change nothing), so that imitation does not reach full accuracy and reinforcement
+learning can improve on it.
 """
 
 import random
@@ -16,12 +16,14 @@ Record = dict[str, Any]
 
 
 def demonstrations(count: int, corrupt: float, seed: int) -> Iterator[Record]:
-    """`count` chat records `37+58=` → `095`; meta says whether the answer was tampered with."""
+    """`count` chat records `37+58=` → `095`; `meta` tells whether the answer was tampered with."""
     choice = random.Random(f"{seed}/sft")
     for index, (a, b) in enumerate(_drawn(count, choice)):
         given = sums.answer(a, b)
-        tampered = choice.random() < corrupt
-        shown = _one_digit_replaced(given, choice) if tampered else given
+        tampered, shown = choice.random() < corrupt, given
+        if tampered:
+            position = choice.randrange(len(given))
+            shown = given[:position] + str(choice.randrange(10)) + given[position + 1 :]
         yield {
             "id": f"sft-{seed}-{index}",
             "messages": [_user(a, b), {"role": "assistant", "content": shown}],
@@ -55,9 +57,11 @@ def exact_match_items(count: int | None = None) -> Iterator[Record]:
 def multiple_choice_items(count: int | None = None) -> Iterator[Record]:
     """Held-out sums with four options; wrong ones miss a carry, shift ten or shift one."""
     for a, b in sums.held_out_sums()[:count]:
-        choice = random.Random(f"mc {a} {b}")
-        wrong = _wrong_sums(a, b)
-        options = [f"{n:03d}" for n in (a + b, *choice.sample(sorted(wrong), 3))]
+        choice, total = random.Random(f"mc {a} {b}"), a + b
+        without_carry = (a // 10 + b // 10) * 10 + total % 10
+        near = (total - 10, total - 1, total + 1, total + 10, without_carry)
+        wrong = {n for n in near if n != total and 0 <= n <= 198}
+        options = [f"{n:03d}" for n in (total, *choice.sample(sorted(wrong), 3))]
         choice.shuffle(options)
         yield {
             "id": f"choice-{sums.expression(a, b)}",
@@ -65,13 +69,6 @@ def multiple_choice_items(count: int | None = None) -> Iterator[Record]:
             "choices": options,
             "answer": options.index(sums.answer(a, b)),
         }
-
-
-def _wrong_sums(a: int, b: int) -> set[int]:
-    total = a + b
-    without_carry = (a // 10 + b // 10) * 10 + (a + b) % 10
-    near = {total + d for d in (-10, -1, 1, 10)}
-    return {n for n in (*near, without_carry) if n != total and 0 <= n <= 198}
 
 
 def _drawn(count: int, choice: random.Random) -> Iterator[tuple[int, int]]:
@@ -85,8 +82,3 @@ def _drawn(count: int, choice: random.Random) -> Iterator[tuple[int, int]]:
 
 def _user(a: int, b: int) -> dict[str, str]:
     return {"role": "user", "content": f"{sums.expression(a, b)}="}
-
-
-def _one_digit_replaced(text: str, choice: random.Random) -> str:
-    position = choice.randrange(len(text))
-    return text[:position] + str(choice.randrange(10)) + text[position + 1 :]

@@ -1,7 +1,7 @@
 """The little web on a loopback port: pages, redirects, faults, an endless calendar, an access log.
 
 Threads of the standard library's server; every response depends only on the request and, for the
-faults that heal (`throttled`, `busy`), on how often the path was asked for.
+faults that end by themselves (`throttled`, `busy`), on how often the path was requested.
 """
 
 import gzip
@@ -26,7 +26,7 @@ _HTML = "text/html; charset=utf-8"
 
 @dataclass(frozen=True)
 class Reply:
-    """A response; `promised` is the Content-Length when it lies, `repeat` sends the body again."""
+    """A response; `promised`: a wrong Content-Length; `repeat`: how often the body is sent."""
 
     status: int = 200
     body: bytes = b""
@@ -59,12 +59,12 @@ class LittleWebServer(ThreadingHTTPServer):
         return self
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A crawler that hangs up is no news; anything else is."""
+        """Ignore a crawler that closes the connection; report any other error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def visit(self, path: str) -> int:
-        """How often the path was asked for before."""
+        """How often the path was requested before."""
         with self._lock:
             self._seen[path] = self._seen.get(path, 0) + 1
             return self._seen[path] - 1
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
             for _ in range(reply.repeat):
                 self.wfile.write(reply.body)
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the crawler had enough
+            self.close_connection = True  # the crawler reads no further
         if reply.promised is not None:
             self.close_connection = True
 

@@ -162,17 +162,13 @@ class _Maker:
             groups.setdefault(_hub_of(page), []).append(page)
         for hub, members in groups.items():
             for index, page in enumerate(members):
-                yield replace(page, links=self._related(page, index, members, hub))
-
-    def _related(
-        self, page: Page, index: int, members: Sequence[Page], hub: str
-    ) -> tuple[tuple[str, str], ...]:
-        choice = self.choice(page.path + " links")
-        near = [members[(index + step) % len(members)] for step in (1, 2, -1)]
-        tracked = choice.choice(("", "?utm_source=little&utm_medium=web", "#reading"))
-        links = [(other.path + tracked, other.title) for other in near]
-        noise = f"/offers/{choice.randrange(self.counts['spam'])}.html"
-        return (*links, (hub, "Up"), (f"{hub}?sort=title", "Sort"), (noise, "Sponsored"))
+                choice = self.choice(page.path + " links")
+                near = [members[(index + step) % len(members)] for step in (1, 2, -1)]
+                tracked = choice.choice(("", "?utm_source=little&utm_medium=web", "#reading"))
+                links = [(other.path + tracked, other.title) for other in near]
+                noise = f"/offers/{choice.randrange(self.counts['spam'])}.html"
+                links += [(hub, "Up"), (f"{hub}?sort=title", "Sort"), (noise, "Sponsored")]
+                yield replace(page, links=tuple(links))
 
     def spam(self) -> Iterator[Page]:
         count = self.counts["spam"]

@@ -3,8 +3,8 @@
 An exercise states its answer before its reasoning, one paragraph an exercise, each step one
 sentence: question; answer; "First …"/"Primeiro …" units; "Then …"/"Depois …" tens;
 "Finally …"/"Por fim …" hundreds. Operands have two digits and answers three. Of the 10,000 sums
-2,500 are held out by a rule of their own: no page, record or prompt ever shows them, and 37+58 is
-held out exactly when 58+37 is.
+2,500 are held out by a rule of their own: no page, training record or prompt contains them, and
+37+58 is held out exactly when 58+37 is.
 """
 
 import hashlib
@@ -43,17 +43,13 @@ def words(n: int, language: str) -> str:
     lexicon = prose.lexicon(language)
     if n < 20:
         return lexicon["below_twenty"][n]
+    if n >= 100 and language == "en":
+        return "one hundred" + (f" and {words(n - 100, language)}" if n > 100 else "")
     if n >= 100:
-        return _hundreds(n - 100, language)
+        return f"cento e {words(n - 100, language)}" if n > 100 else "cem"
     tens, units = divmod(n, 10)
     joint = "-" if language == "en" else " e "
     return lexicon["tens"][tens] + (joint + lexicon["below_twenty"][units] if units else "")
-
-
-def _hundreds(rest: int, language: str) -> str:
-    if language == "en":
-        return "one hundred" + (f" and {words(rest, language)}" if rest else "")
-    return f"cento e {words(rest, language)}" if rest else "cem"
 
 
 def expression(a: int, b: int) -> str:

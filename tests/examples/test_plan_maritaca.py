@@ -87,4 +87,4 @@ def test_a_difference_without_a_reason_fails(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(module, "load", lambda _: [off])
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path)])
     assert module.main() == 1
-    assert "differs unexplained: w" in capsys.readouterr().err
+    assert "figures that differ without a reason: w" in capsys.readouterr().err
