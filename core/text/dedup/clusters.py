@@ -55,7 +55,20 @@ def find_clusters(
     priority = keep_rules.all_priorities([corpus.priority], config.keep)
     priority[:prior] = np.inf
     clusters = choose_kept(parent, priority)
-    _explain(clusters, first, corpus, config, engine)
+    # the reason of each removed row and its similarity to the row kept
+    removed = np.flatnonzero(clusters.reason != KEPT)
+    kept = clusters.kept_row[clusters.of_row[removed]]
+    exact = first[removed] == first[kept]
+    clusters.reason[removed[exact]] = EXACT
+    clusters.similarity[removed[exact]] = 1.0
+    near = np.stack((first[removed[~exact]], first[kept[~exact]]), axis=1)
+    if config.with_shingles:
+        similarities = jaccard(corpus, near, engine)
+        counted = corpus.counts[near[:, 1]] > 0
+        clusters.similarity[removed[~exact]] = np.where(counted, similarities, np.nan)
+    elif len(near):
+        rows = lsh.sketch_of(config, 0).rows
+        clusters.similarity[removed[~exact]] = estimate(corpus, near, rows)
     for one, row, similarity in known:
         if clusters.kept_row[clusters.of_row[row]] == one:
             clusters.similarity[row] = similarity
@@ -93,22 +106,3 @@ def choose_kept(component: np.ndarray, priority: np.ndarray, reason: int = NEAR)
     why[kept_row] = KEPT
     unknown = np.full(count, np.nan, np.float32)
     return Clusters(of_row, why, unknown, kept_row, sizes[roots])
-
-
-def _explain(
-    clusters: Clusters, first: np.ndarray, corpus: Corpus, config: DedupOptions, engine: str
-) -> None:
-    """Set the reason of each removed row and its similarity to the row kept."""
-    removed = np.flatnonzero(clusters.reason != KEPT)
-    kept = clusters.kept_row[clusters.of_row[removed]]
-    exact = first[removed] == first[kept]
-    clusters.reason[removed[exact]] = EXACT
-    clusters.similarity[removed[exact]] = 1.0
-    near = np.stack((first[removed[~exact]], first[kept[~exact]]), axis=1)
-    if config.with_shingles:
-        similarity = jaccard(corpus, near, engine)
-        known = corpus.counts[near[:, 1]] > 0
-        clusters.similarity[removed[~exact]] = np.where(known, similarity, np.nan)
-    elif len(near):
-        rows = lsh.sketch_of(config, 0).rows
-        clusters.similarity[removed[~exact]] = estimate(corpus, near, rows)

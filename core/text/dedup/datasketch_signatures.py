@@ -46,9 +46,8 @@ def from_datasketch(minhashes: Iterable["MinHash"], config: SketchConfig) -> np.
         for name, value in expected.items():
             if actual[name] != value:
                 raise BadData(f"MinHash {number}: {name} {actual[name]!r} (expected {value!r})")
-        permutations = getattr(
-            minhash, "permutations", template.permutations
-        )  # LeanMinHash has none
+        # LeanMinHash has no permutations
+        permutations = getattr(minhash, "permutations", template.permutations)
         if not np.array_equal(permutations, template.permutations):
             raise BadData(f"MinHash {number}: permutations that do not follow from its seed")
         rows.append(minhash.hashvalues[: config.bands * config.rows])

@@ -31,23 +31,16 @@ def centres(vectors: np.ndarray, k: int, seed: int) -> np.ndarray:
         rows = np.random.default_rng([seed, step]).integers(0, n, min(n, max(BATCH, 4 * k)))
         batch = np.array(vectors[np.sort(rows)], np.float32)
         nearest, similarity = _nearest(batch, centres)
-        _move(centres, counts, batch, nearest)
+        order = np.argsort(nearest, kind="stable")
+        chosen, heads, added = np.unique(nearest[order], return_index=True, return_counts=True)
+        sums = np.add.reduceat(batch[order], heads)
+        centres[chosen] = normalized(centres[chosen] * counts[chosen][:, None] + sums)
+        counts[chosen] += added
         if step % _REVIVE_EVERY == 0 and step < STEPS - _REVIVE_EVERY:
             empty = np.flatnonzero(counts == 0)
             worst = np.argsort(similarity, kind="stable")[: len(empty)]
             centres[empty[: len(worst)]] = batch[worst]
     return centres
-
-
-def _move(
-    centres: np.ndarray, assigned: np.ndarray, batch: np.ndarray, nearest: np.ndarray
-) -> None:
-    order = np.argsort(nearest, kind="stable")
-    chosen, heads, counts = np.unique(nearest[order], return_index=True, return_counts=True)
-    sums = np.add.reduceat(batch[order], heads)
-    assigned[chosen] += counts
-    moved = centres[chosen] * (assigned[chosen] - counts)[:, None] + sums
-    centres[chosen] = normalized(moved)
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:

@@ -12,7 +12,6 @@ Hashes are partitioned into files by value and processed file by file. In memory
 bytes per document. On disk: 24 bytes for the hash of each piece, and 8 for its byte range.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ from sabia.core.text.dedup.hash_partitions import partition_bytes
 from sabia.core.text.dedup.piece_bounds import BOUNDS
 from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
 from sabia.core.text.dedup.span_cuts import CutPolicy, decision
-from sabia.kernels.minhash.definitions import SHINGLE_BASE, SketchConfig, Sketches
+from sabia.kernels.minhash.definitions import SHINGLE_BASE, SketchConfig
 from sabia.kernels.minhash.interface import sketch
 from sabia.kernels.substring.definitions import Repeats
 
@@ -52,26 +51,17 @@ def _decide(job: Job, options: DedupOptions, sources: list[Source]) -> barrier.D
     def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
         return _copies(item[0], options.min_copies, run)
 
-    corpus = _read_pieces(sources, options, engine, job.jobs)
-    cuts = corpus.cuts(
-        find_repeats, partition_bytes(options.mem // _COPIES, job.jobs), run, job.jobs
-    )
-    return decision(sources, cuts, CutPolicy(options.action, options.share, options.unit))
-
-
-def _read_pieces(
-    sources: Sequence[Source], options: DedupOptions, engine: str, jobs: int
-) -> UnitCorpus:
-    """First pass: byte ranges of all pieces, and hashes of those that are compared."""
+    # first pass: byte ranges of all pieces, and hashes of those that are compared
     unit_bounds = UnitBounds()
     corpus = UnitCorpus(unit_bounds, _PIECE, len(sources))
-
     work = partial(_pieces, options=options, engine=engine)
-    for index, batch, pieces_of_batch in first_pass(sources, ("id", "text"), work, jobs):
+    for index, batch, pieces_of_batch in first_pass(sources, ("id", "text"), work, job.jobs):
         pieces, counts, records = pieces_of_batch
         unit_bounds.add(pieces)
         corpus.add(index, batch.column("id"), counts, records)
-    return corpus
+    limit = partition_bytes(options.mem // _COPIES, job.jobs)
+    cuts = corpus.cuts(find_repeats, limit, run, job.jobs)
+    return decision(sources, cuts, CutPolicy(options.action, options.share, options.unit))
 
 
 def _pieces(
@@ -85,25 +75,21 @@ def _pieces(
     unit_bounds = np.stack((edges[:-1], edges[1:]), axis=1) - bounds[row][:, None]
     counts = np.bincount(row, minlength=len(texts))
     sketches = sketch(data, edges, _EXACT, engine)
-    counts_for = _counts(sketches, options.min_words, engine)
+    blank = sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
+    # pieces of enough words that are not only white space
+    compared = (sketches.words >= options.min_words) & (sketches.exact != blank).any(axis=1)
     run = RUNS[options.unit]
     # a run is `run` pieces of one document that are all compared
     m = max(len(row) - run + 1, 0)
     whole = np.ones(m, bool)
     for step in range(run):
-        whole &= counts_for[step : step + m] & (row[step : step + m] == row[:m])
+        whole &= compared[step : step + m] & (row[step : step + m] == row[:m])
     heads = np.flatnonzero(whole)
     records = np.empty(len(heads), _PIECE)
     records["start"] = heads
     for lane, name in enumerate(("value", "low")):
         records[name] = _combined(sketches.exact[:, lane], heads, run)
     return unit_bounds.astype(np.uint32), counts, records
-
-
-def _counts(sketches: Sketches, min_words: int, engine: str) -> np.ndarray:
-    """bool[m]: pieces of enough words that are not only white space."""
-    blank = sketch(np.zeros(0, np.uint8), np.zeros(2, np.int64), _EXACT, engine).exact[0]
-    return (sketches.words >= min_words) & (sketches.exact != blank).any(axis=1)
 
 
 def _combined(lane: np.ndarray, heads: np.ndarray, run: int) -> np.ndarray:
@@ -118,9 +104,8 @@ def _copies(records: np.ndarray, min_copies: int, run: int) -> Repeats:
     """Pieces with enough copies that start after the end of the first."""
     ordered = records[np.lexsort((records["low"], records["value"]))]  # stable: pieces ascend
     is_first = np.ones(len(ordered), bool)
-    is_first[1:] = (ordered["value"][1:] != ordered["value"][:-1]) | (
-        ordered["low"][1:] != ordered["low"][:-1]
-    )
+    is_first[1:] = ordered["value"][1:] != ordered["value"][:-1]
+    is_first[1:] |= ordered["low"][1:] != ordered["low"][:-1]
     heads = np.flatnonzero(is_first)
     group = np.cumsum(is_first) - 1
     first = ordered["start"][heads][group]

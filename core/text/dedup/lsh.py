@@ -61,9 +61,8 @@ def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) ->
     position = (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
     same = np.flatnonzero(keys[1:] >> bits == keys[:-1] >> bits)
     del keys
-    if (
-        digests[position[same]] != digests[position[same + 1]]
-    ).any():  # equal in their high bits only
+    if (digests[position[same]] != digests[position[same + 1]]).any():
+        # some digests are equal in their high bits only
         position = np.argsort(digests, kind="stable")
         same = np.flatnonzero(digests[position[1:]] == digests[position[:-1]])
     pairs_by_step, run = [np.empty((0, 2), np.int64)], same

@@ -45,10 +45,8 @@ def join_near(
             parent = lsh.join(parent, np.concatenate(edges))
             bar.advance(1)
     if config.verify:
-        summary = (
-            f"{compared:,} candidate pairs compared, {similar:,} at {config.threshold:g} or more"
-        )
-        notes.note(summary)
+        similar_pairs = f"{similar:,} at {config.threshold:g} or more"
+        notes.note(f"{compared:,} candidate pairs compared, {similar_pairs}")
     return parent
 
 

@@ -89,10 +89,9 @@ class RedisIndex:
         identity = self._parameters(f"{self.sketch} threshold={config.threshold} ", make)
         runs = self._do(self.client.lrange, f"{name}_sabia_runs", 0, -1)
         self.number = runs.index(self.key) if self.key in runs else len(runs)
+        # of the index and the runs before this one
         whole = b" ".join([identity, *runs[: self.number]])
-        self.print = hashlib.blake2b(whole).hexdigest()[
-            :32
-        ]  # of the index and the runs before this one
+        self.print = hashlib.blake2b(whole).hexdigest()[:32]
 
     def _do(self, call: Callable[..., Any], *words: Any) -> Any:
         try:
@@ -165,12 +164,8 @@ class RedisIndex:
 
 def readable(key: bytes) -> str:
     """The id in a key; a key that is not a pickled string is shown as its bytes."""
-    for start in (
-        4,
-        7,
-        13,
-        16,
-    ):  # the text follows a header of this length and ends two bytes early
+    # the text follows a header of one of these lengths and ends two bytes early
+    for start in (4, 7, 13, 16):
         text = key[start:-2].decode("utf-8", "replace")
         if pickle.dumps(text, PROTOCOL) == key:
             return text

@@ -49,36 +49,35 @@ class RemovalPlan:
     kept: OpenSpools
 
     @classmethod
-    def write(
-        cls, ids: Ids, clusters_found: Clusters, directory: Path | None = None
-    ) -> "RemovalPlan":
+    def write(cls, ids: Ids, clusters: Clusters, directory: Path | None = None) -> "RemovalPlan":
         """Write the decisions into a directory (atomically) or into unnamed files."""
         if directory is None:
-            return cls._spool(ids, clusters_found, None)
+            return cls._spool(ids, clusters, None)
         with atomic_directory(directory) as temporary:
-            made = cls._spool(ids, clusters_found, temporary)
+            made = cls._spool(ids, clusters, temporary)
             (temporary / "starts.json").write_text(json.dumps(made.starts))
         return cls.open(directory)
 
     @classmethod
-    def _spool(cls, ids: Ids, clusters_found: Clusters, directory: Path | None) -> "RemovalPlan":
-        rows, clusters = (
-            Spool(str(directory / n) if directory else "") for n in ("rows", "clusters")
-        )
-        table = np.empty(len(clusters_found.of_row), DECISION)
-        table["cluster"], table["reason"] = clusters_found.of_row, clusters_found.reason
-        table["similarity"] = clusters_found.similarity
-        rows.append(table)
-        rows.file.flush()
-        batch = pa.RecordBatch.from_arrays(
-            [_kept_ids(ids, clusters_found.kept_row), pa.array(clusters_found.size, pa.int64())],
-            ["id", "size"],
-        )
-        with pa.ipc.new_file(clusters.file, batch.schema) as writer:
+    def _spool(cls, ids: Ids, clusters: Clusters, directory: Path | None) -> "RemovalPlan":
+        paths = (str(directory / name) if directory else "" for name in ("rows", "clusters"))
+        row_spool, spool = map(Spool, paths)
+        table = np.empty(len(clusters.of_row), DECISION)
+        table["cluster"], table["reason"] = clusters.of_row, clusters.reason
+        table["similarity"] = clusters.similarity
+        row_spool.append(table)
+        row_spool.file.flush()
+        order = np.argsort(clusters.kept_row)
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
+        kept_ids = ids.take(clusters.kept_row[order]).take(pa.array(position, pa.int64()))
+        sizes = pa.array(clusters.size, pa.int64())
+        batch = pa.RecordBatch.from_arrays([kept_ids, sizes], ["id", "size"])
+        with pa.ipc.new_file(spool.file, batch.schema) as writer:
             writer.write_batch(batch)
-        clusters.file.flush()
+        spool.file.flush()
         starts = tuple(ids.starts.tolist())
-        return cls(rows.path, clusters.path, starts, OpenSpools(rows, clusters))
+        return cls(row_spool.path, spool.path, starts, OpenSpools(row_spool, spool))
 
     @classmethod
     def open(cls, directory: Path) -> "RemovalPlan":
@@ -104,21 +103,21 @@ class RemovalPlan:
         return pa.ipc.open_file(pa.memory_map(self.clusters_path)).get_batch(0)
 
 
-def _kept_ids(ids: Ids, kept_row: np.ndarray) -> pa.Array:
-    order = np.argsort(kept_row)
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    return ids.take(kept_row[order]).take(pa.array(position, pa.int64()))
-
-
 def _with_decisions(
     batches: Iterable[pa.RecordBatch], plan: RemovalPlan, index: int, name: str
 ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-    """(batch with cluster and cluster_size, decisions) of one source."""
+    """(batch with cluster and cluster_size, decisions) of one source.
+
+    A document without duplicates is a cluster of its own.
+    """
     rows, clusters = plan.rows(index), plan.clusters()
     for first, batch in numbered(batches, 0, len(rows), name):
         part = rows[first : first + batch.num_rows]
-        yield _with_cluster(batch, part["cluster"], clusters), part
+        number = pa.array(part["cluster"], pa.int64(), mask=part["cluster"] == ALONE)
+        ids = pc.coalesce(clusters.column("id").take(number), batch.column("id"))
+        sizes = pc.fill_null(clusters.column("size").take(number), 1)
+        batch = put_column(put_column(batch, "cluster", ids), "cluster_size", sizes)
+        yield batch, part
 
 
 def numbered(
@@ -133,16 +132,6 @@ def numbered(
         first += batch.num_rows
     if first != last:
         raise BadData(f"{name}: shrank while it was being deduplicated; run again")
-
-
-def _with_cluster(
-    batch: pa.RecordBatch, cluster: np.ndarray, clusters: pa.RecordBatch
-) -> pa.RecordBatch:
-    """A document without duplicates is a cluster of its own."""
-    number = pa.array(cluster, pa.int64(), mask=cluster == ALONE)
-    ids = pc.coalesce(clusters.column("id").take(number), batch.column("id"))
-    sizes = pc.fill_null(clusters.column("size").take(number), 1)
-    return put_column(put_column(batch, "cluster", ids), "cluster_size", sizes)
 
 
 def drop(

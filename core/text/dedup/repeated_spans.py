@@ -49,11 +49,8 @@ class UnitBounds:
     ) -> tuple[np.ndarray, np.ndarray]:
         """See Units."""
         del starts
-        unit_bounds = self.unit_bounds.array(np.uint32, (self.count, 2))
-        low, high = (
-            unit_bounds[first, 0].astype(np.int64),
-            unit_bounds[last - 1, 1].astype(np.int64),
-        )
+        bounds = self.unit_bounds.array(np.uint32, (self.count, 2))
+        low, high = bounds[first, 0].astype(np.int64), bounds[last - 1, 1].astype(np.int64)
         high[:-1][joined] = low[1:][joined]
         return low, np.maximum(high, low)
 
@@ -128,22 +125,22 @@ class ByDocument:
         return spool, count
 
     def _in_order(self) -> Iterator[Repeats]:
-        """Maximal runs by ascending start, one range of documents after the other."""
-        for spool, count in zip(self.spools, self.counts.tolist(), strict=True):
-            if count:
-                runs = np.sort(np.array(spool.array(RUN, (count,))), order="start")
-                yield _merge_runs(runs, self.starts)
+        """Maximal runs by ascending start, one range of documents after the other.
 
-
-def _merge_runs(runs: np.ndarray, starts: np.ndarray) -> Repeats:
-    """Merge runs that continue one another within one document."""
-    start, count, first = (runs[name] for name in ("start", "count", "first"))
-    document = np.searchsorted(starts, start, side="right")
-    is_first = np.ones(len(runs), bool)
-    is_first[1:] = (start[:-1] + count[:-1] != start[1:]) | (first[:-1] + count[:-1] != first[1:])
-    is_first[1:] |= document[:-1] != document[1:]
-    heads = np.flatnonzero(is_first)
-    return Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
+        Runs that continue one another within one document are merged.
+        """
+        for spool, number in zip(self.spools, self.counts.tolist(), strict=True):
+            if not number:
+                continue
+            runs = np.sort(np.array(spool.array(RUN, (number,))), order="start")
+            start, count, first = (runs[name] for name in ("start", "count", "first"))
+            document = np.searchsorted(self.starts, start, side="right")
+            is_first = np.ones(len(runs), bool)
+            is_first[1:] = start[:-1] + count[:-1] != start[1:]
+            is_first[1:] |= first[:-1] + count[:-1] != first[1:]
+            is_first[1:] |= document[:-1] != document[1:]
+            heads = np.flatnonzero(is_first)
+            yield Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
 
 
 def as_cuts(runs: Repeats, starts: np.ndarray, units: Units, span: int) -> np.ndarray:

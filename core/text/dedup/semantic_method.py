@@ -140,9 +140,8 @@ def find_semantic(embedded: Embedded, threshold: float, k: int, seed: int, jobs:
         return dedup_members(embedded.vectors, embedded.rows, embedded.priority, members, threshold)
 
     with progress(len(embedded.rows), "dedup: comparing") as bar:
-        for removed, kept, cosine in map_threads(
-            dedup_cluster, _members(embedded, k, seed, jobs), jobs
-        ):
+        members = _members(embedded, k, seed, jobs)
+        for removed, kept, cosine in map_threads(dedup_cluster, members, jobs):
             leader[removed], similarity[removed] = kept, cosine
             bar.advance(len(removed))
     clusters = choose_kept(leader, (leader == np.arange(count)).astype(float), SEMANTIC)
@@ -169,36 +168,30 @@ def dedup_members(
     """(removed rows, the kept row of each, their cosine) among some vectors, best rows first."""
     order = members[np.lexsort((members, -priority[rows[members]]))]
     kept, at = np.empty((_BLOCK, vectors.shape[1]), np.float32), np.empty(len(order), np.int64)
-    kept_count, removed = (
-        0,
-        [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))],
-    )
+    removed = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]
+    kept_count = 0
     for low in range(0, len(order), _BLOCK):
         stop.check()
-        block_members = order[low : low + _BLOCK]
-        block = np.array(vectors[block_members])
+        numbers = order[low : low + _BLOCK]
+        block = np.array(vectors[numbers])
         best, cosine = _most_similar(block, kept[:kept_count])
         unmatched = np.flatnonzero(cosine < threshold)
         inside, near, stays = _within_block(block[unmatched], threshold)
         matched = np.flatnonzero(cosine >= threshold)
         new = unmatched[stays]
         nearest, value = _nearest_new(block, matched, new)
-        leads = np.where(value > cosine[matched], block_members[nearest], at[best[matched]])
-        removed.append(
-            (rows[block_members[matched]], rows[leads], np.maximum(value, cosine[matched]))
-        )
-        removed.append(
-            (rows[block_members[unmatched[~stays]]], rows[block_members[unmatched[inside]]], near)
-        )
-        while kept_count + len(new) > len(kept):
+        leads = np.where(value > cosine[matched], numbers[nearest], at[best[matched]])
+        cosines = np.maximum(value, cosine[matched])
+        removed.append((rows[numbers[matched]], rows[leads], cosines))
+        row = rows[numbers[unmatched]]
+        removed.append((row[~stays], row[inside], near))
+        end = kept_count + len(new)
+        while end > len(kept):
             kept = np.concatenate((kept, np.empty_like(kept)))
-        kept[kept_count : kept_count + len(new)], at[kept_count : kept_count + len(new)] = (
-            block[new],
-            block_members[new],
-        )
-        kept_count += len(new)
-    rows_removed, leaders, cosines = (np.concatenate(part) for part in zip(*removed, strict=True))
-    return rows_removed, leaders, cosines
+        kept[kept_count:end], at[kept_count:end] = block[new], numbers[new]
+        kept_count = end
+    removed_rows, leaders, cosines = (np.concatenate(part) for part in zip(*removed, strict=True))
+    return removed_rows, leaders, cosines
 
 
 def _most_similar(block: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

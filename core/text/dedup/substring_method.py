@@ -12,7 +12,6 @@ On disk: the units, and 24 bytes for about 4 / N of them. In memory: `mem` for p
 (windows that share one k-gram are read together), and 24 bytes per document.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -50,7 +49,16 @@ def _decide(
 ) -> barrier.Decision:
     engine = choose_engine(options.engine)
     notes.note(f"engine {engine}, spans of {options.span} {units.name}")
-    corpus = _read_units(sources, units, options.span, engine, job.jobs)
+    corpus = UnitCorpus(units, RECORD, len(sources))
+
+    def work(batch: pa.RecordBatch) -> tuple[UnitsOfTexts, np.ndarray]:
+        read = units.read(batch.column("text"))
+        return read, file_windows(read.values, read.offsets, options.span, engine)
+
+    # first pass: units to disk, windows partitioned by the hash of their least k-gram
+    for index, batch, (read, records) in first_pass(sources, ("id", "text"), work, job.jobs):
+        units.keep(read)
+        corpus.add(index, batch.column("id"), np.diff(read.offsets), records)
     values = units.values(int(corpus.starts[-1]))
 
     def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
@@ -59,23 +67,6 @@ def _decide(
         passes = -(-int(largest) * _TABLE_BYTES * job.jobs // options.mem)
         return find_substring_repeats(values, records, groups, options.span, passes, engine)
 
-    cuts = corpus.cuts(
-        find_repeats, partition_bytes(options.mem // _COPIES, job.jobs), options.span, job.jobs
-    )
+    limit = partition_bytes(options.mem // _COPIES, job.jobs)
+    cuts = corpus.cuts(find_repeats, limit, options.span, job.jobs)
     return decision(sources, cuts, CutPolicy(options.action, options.share, "substring"))
-
-
-def _read_units(
-    sources: Sequence[Source], units: SpanUnits, span: int, engine: str, jobs: int
-) -> UnitCorpus:
-    """First pass: units to disk, windows partitioned by the hash of their least k-gram."""
-    corpus = UnitCorpus(units, RECORD, len(sources))
-
-    def work(batch: pa.RecordBatch) -> tuple[UnitsOfTexts, np.ndarray]:
-        read = units.read(batch.column("text"))
-        return read, file_windows(read.values, read.offsets, span, engine)
-
-    for index, batch, (read, records) in first_pass(sources, ("id", "text"), work, jobs):
-        units.keep(read)
-        corpus.add(index, batch.column("id"), np.diff(read.offsets), records)
-    return corpus

@@ -6,7 +6,6 @@ duplicates. In memory: 32 bytes per document.
 """
 
 import hashlib
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -30,36 +29,24 @@ def run(job: Job, options: DedupOptions) -> None:
 
 
 def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
-    keys, known, priority, ids = _read(sources, rule, job.jobs)
+    ids = IdSpool(sources=len(sources))
+    key_parts, known_parts = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)]
+    priorities = list[np.ndarray]()
+    columns = list(dict.fromkeys(["id", "url", *keep_rules.columns(rule)]))
+    for index, batch, (key, has_url) in first_pass(sources, columns, _url_keys, job.jobs):
+        ids.append(batch.column("id"), index)
+        key_parts.append(key)
+        known_parts.append(has_url)
+        priorities.append(keep_rules.priorities(batch, rule))
+    keys, known = np.concatenate(key_parts), np.concatenate(known_parts)
     rows = np.flatnonzero(known)
     if len(known) and not len(rows):
         raise BadData("--method url: no document has an http(s) url")
     notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
     component = np.arange(len(known))
     component[rows] = rows[first_of_equal(keys[rows])]
-    clusters = choose_kept(component, priority, URL)
+    clusters = choose_kept(component, keep_rules.all_priorities(priorities, rule), URL)
     return removal_pass.decision(sources, removal_pass.RemovalPlan.write(ids, clusters))
-
-
-def _read(
-    sources: Sequence[Source], rule: str, jobs: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, IdSpool]:
-    """Of n rows: (keys uint64[n, 2], whether known bool[n], priority float64[n], ids)."""
-    ids = IdSpool(sources=len(sources))
-    keys, known, priority = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)], []
-    columns = list(dict.fromkeys(["id", "url", *keep_rules.columns(rule)]))
-
-    for index, batch, (key, known_part) in first_pass(sources, columns, _url_keys, jobs):
-        ids.append(batch.column("id"), index)
-        keys.append(key)
-        known.append(known_part)
-        priority.append(keep_rules.priorities(batch, rule))
-    return (
-        np.concatenate(keys),
-        np.concatenate(known),
-        keep_rules.all_priorities(priority, rule),
-        ids,
-    )
 
 
 def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
