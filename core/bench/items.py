@@ -60,7 +60,12 @@ def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
     rows = _rows_of(task, task.data)
     pool, rows = _shots(task, rows)
     items = [_item(task, row, number) for number, row in enumerate(rows)]
-    _check_unique(task, items)
+    ids: set[str] = set()
+    for item in items:
+        if item.id in ids:
+            reason = f"two items have the id {item.id!r}; models are compared by id"
+            raise BadData(f"{task.name}: {reason}")
+        ids.add(item.id)
     cut = min(filter(None, (limit, task.limit)), default=len(items))
     items = items[:cut]
     if not items:
@@ -136,23 +141,19 @@ def _made(task: Task, row: Row, number: int) -> Item:
     if task.kind == "exact_match" and given is None:
         raise BadData(f"no answer in column {task.answer!r}")
     answer = choice_index(given, choices) if choices else None if given is None else str(given)
-    if not task.prompt:
-        return Item(name, "", _messages(task, row), choices, answer, row)
-    text = render(task.prompt, row)
-    if not task.chat:
-        return Item(name, task.system + text, (), choices, answer, row)
-    system = [{"role": "system", "content": task.system}] if task.system else []
-    return Item(name, "", (*system, {"role": "user", "content": text}), choices, answer, row)
-
-
-def _messages(task: Task, row: Row) -> tuple[Message, ...]:
-    messages = row.get("messages")
-    if not messages:
+    if task.prompt:
+        text = render(task.prompt, row)
+        if not task.chat:
+            return Item(name, task.system + text, (), choices, answer, row)
+        messages = [{"role": "user", "content": text}]
+    elif row.get("messages"):
+        turns = row["messages"]
+        messages = [{"role": m["role"], "content": m.get("content") or ""} for m in turns]
+    else:
         raise BadData("no prompt in the task and no messages in the row")
-    kept = [{"role": m["role"], "content": m.get("content") or ""} for m in messages]
-    if task.system and kept[0]["role"] != "system":
-        kept.insert(0, {"role": "system", "content": task.system})
-    return tuple(kept)
+    if task.system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": task.system})
+    return Item(name, "", tuple(messages), choices, answer, row)
 
 
 def _choices(task: Task, row: Row) -> tuple[str, ...]:
@@ -211,16 +212,6 @@ def render(template: str, row: Row) -> str:
         return str(_template(template).render(**row))
     except jinja2.TemplateError as error:
         raise BadData(f"template {template!r:.60}: {error}") from error
-
-
-def _check_unique(task: Task, items: Sequence[Item]) -> None:
-    seen: set[str] = set()
-    for item in items:
-        if item.id in seen:
-            raise BadData(
-                f"{task.name}: two items have the id {item.id!r}; models are compared by id"
-            )
-        seen.add(item.id)
 
 
 def target_text(task: Task, item: Item) -> str:

@@ -27,6 +27,7 @@ from sabia.core.spec.model import check_predicts
 BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
+Cell = tuple[int, int]  # number of a question, and an option or the length of the shared prefix
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,14 @@ class Scorer:
         Raises BadData for token ids the model does not have.
         """
         fitted = [[row.fitting(self.context) for row in rows] for rows in questions]
-        self._check(fitted)
+        largest = max((max(row.ids) for rows in fitted for row in rows), default=0)
+        if largest >= self.spec.vocab_size:
+            raise BadData(
+                f"token id {largest} of a vocabulary of {self.spec.vocab_size} "
+                "(is this the model's tokenizer?)"
+            )
         loglikelihoods = [np.zeros(len(rows)) for rows in fitted]
-        alone: list[tuple[int, int]] = []
+        alone: list[Cell] = []
         with progress(sum(map(len, fitted)), "score", "texts") as bar:
             for batch in self._batches(fitted, alone):
                 stop.check()
@@ -133,45 +139,35 @@ class Scorer:
                 bar.advance(len(cells))
         return loglikelihoods
 
-    def _check(self, questions: Sequence[Sequence[Row]]) -> None:
-        largest = max((max(row.ids) for rows in questions for row in rows), default=0)
-        if largest >= self.spec.vocab_size:
-            raise BadData(
-                f"token id {largest} of a vocabulary of {self.spec.vocab_size} "
-                "(is this the model's tokenizer?)"
-            )
-
     def _batches(
-        self, questions: Sequence[Sequence[Row]], alone: list[tuple[int, int]]
-    ) -> Iterator[list[tuple[int, int]]]:
+        self, questions: Sequence[Sequence[Row]], alone: list[Cell]
+    ) -> Iterator[list[Cell]]:
         """(question, length of its shared prefix), in batches; rows without one are added to
         `alone`.
 
         Questions of similar length are batched together, so that padding is small.
         """
-        shared: list[tuple[int, int]] = []
+        shared: list[Cell] = []
         for number, rows in enumerate(questions):
             prefix = shared_prefix(rows) if self.backend == "torch" and len(rows) > 1 else 0
             if prefix:
                 shared.append((number, prefix))
             else:
                 alone += [(number, option) for option in range(len(rows))]
-        ordered = sorted(shared, key=lambda pair: pair[1])
-        yield from grouped(ordered, lambda batch: self._too_large(questions, batch))
 
-    def _too_large(
-        self, questions: Sequence[Sequence[Row]], batch: Sequence[tuple[int, int]]
-    ) -> bool:
-        widest = max(prefix for _, prefix in batch)
-        options = sum(len(questions[number]) for number, _ in batch)
-        tail = max(len(row.ids) for number, _ in batch for row in questions[number])
-        too_many = len(batch) * widest > self.batch_tokens
-        return too_many or options * tail * self._position_bytes > CACHE_BYTES
+        def too_large(batch: Sequence[Cell]) -> bool:
+            widest = max(prefix for _, prefix in batch)
+            options = sum(len(questions[number]) for number, _ in batch)
+            tail = max(len(row.ids) for number, _ in batch for row in questions[number])
+            too_many = len(batch) * widest > self.batch_tokens
+            return too_many or options * tail * self._position_bytes > CACHE_BYTES
+
+        yield from grouped(sorted(shared, key=lambda pair: pair[1]), too_large)
 
     def _score_shared(
         self,
         questions: Sequence[Sequence[Row]],
-        batch: Sequence[tuple[int, int]],
+        batch: Sequence[Cell],
         loglikelihoods: list[np.ndarray],
     ) -> None:
         """Run the prefixes once, then each option's remaining tokens on a copy of their cache."""
@@ -187,12 +183,8 @@ class Scorer:
         states = [before[owner, np.array([p - 1 for _, _, p in cells])][:, None]]
         if width:
             starts = np.array([p for _, _, p in cells])[:, None]
-            after = self._hidden(
-                padded([tail[:-1] for tail in tails], width),
-                starts + np.arange(width),
-                cache.select(owner),
-            )
-            states.append(after)
+            inputs = padded([tail[:-1] for tail in tails], width)
+            states.append(self._hidden(inputs, starts + np.arange(width), cache.select(owner)))
         targets = np.full((len(cells), width + 1), -1)
         for row, ((q, o, _), tail) in enumerate(zip(cells, tails, strict=True)):
             scored = questions[q][o].scored
@@ -202,27 +194,26 @@ class Scorer:
             loglikelihoods[q][o] = -loss
 
     def _cells(
-        self, questions: Sequence[Sequence[Row]], alone: Sequence[tuple[int, int]]
-    ) -> Iterator[list[tuple[int, int]]]:
+        self, questions: Sequence[Sequence[Row]], alone: Sequence[Cell]
+    ) -> Iterator[list[Cell]]:
         """Rows that are scored whole, in batches of similar length."""
 
-        def length(cell: tuple[int, int]) -> int:
+        def length(cell: Cell) -> int:
             return len(questions[cell[0]][cell[1]].ids)
 
-        def too_large(batch: Sequence[tuple[int, int]]) -> bool:
+        def too_large(batch: Sequence[Cell]) -> bool:
             return len(batch) * length(batch[-1]) > self.batch_tokens
 
         yield from grouped(sorted(alone, key=length), too_large)
 
-    def _score_rows(
-        self, questions: Sequence[Sequence[Row]], cells: Sequence[tuple[int, int]]
-    ) -> np.ndarray:
+    def _score_rows(self, questions: Sequence[Sequence[Row]], cells: Sequence[Cell]) -> np.ndarray:
         """Log-likelihoods of rows scored whole, without a cache."""
         rows = [questions[q][o] for q, o in cells]
-        length, count, scored = max(len(r.ids) for r in rows) - 1, len(rows), 1
+        length, count = max(len(row.ids) for row in rows) - 1, len(rows)
         scored = max(row.scored for row in rows)
         if self._flat is not None:
-            length, count, scored = _shape(length), _power(count), _power(scored)
+            length = LENGTH_STEP * _power(-(-length // LENGTH_STEP))
+            count, scored = _power(count), _power(scored)
         ids = np.zeros((count, length), np.int32)
         index = np.zeros((count, scored), np.int32)
         targets = np.full((count, scored), -1, np.int32)
@@ -260,10 +251,10 @@ class Scorer:
 
 
 def grouped(
-    cells: Iterable[tuple[int, int]], too_large: Callable[[Sequence[tuple[int, int]]], bool]
-) -> Iterator[list[tuple[int, int]]]:
+    cells: Iterable[Cell], too_large: Callable[[Sequence[Cell]], bool]
+) -> Iterator[list[Cell]]:
     """The cells in order, in the largest batches that are not too large, of one cell at least."""
-    batch: list[tuple[int, int]] = []
+    batch: list[Cell] = []
     for cell in cells:
         if batch and too_large([*batch, cell]):
             yield batch
@@ -286,10 +277,6 @@ def padded(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row
     return ids
-
-
-def _shape(length: int) -> int:
-    return LENGTH_STEP * _power(-(-length // LENGTH_STEP))
 
 
 def _power(count: int) -> int:

@@ -61,9 +61,7 @@ METRICS = {
 }
 LOGLIKELIHOOD = "loglikelihood_nats"
 MAXIMUM = "maximum_points"
-NO_VERDICT = (
-    "no_verdict"  # 1 for an item without a verdict, which has no score and not a score of 0
-)
+NO_VERDICT = "no_verdict"  # 1 for an item without a verdict, which has no score, not a score of 0
 RATIOS = tuple(name for name, metric in METRICS.items() if metric.aggregate == "ratio")
 KIND_METRICS = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),

@@ -23,23 +23,20 @@ def render(
     summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = ()
 ) -> str:
     """The HTML page. facts: names and values of settings, listed at the end."""
-    parts = [page.paragraph(_lead(summary))]
+    items = {r.task: r.items for r in summary.results}
+    models, tasks = len(summary.models), len(summary.tasks)
+    lead = (
+        f"{models} {'model' if models == 1 else 'models'}, {tasks} "
+        f"{'task' if tasks == 1 else 'tasks'}, {sum(items.values()):,} items. Intervals are 95 %; "
+        "the method of each is given beside it."
+    )
+    parts = [page.paragraph(lead)]
     parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
     if facts:
         parts.append(page.section("Settings", [page.table(["what", "value"], facts)]))
     return page.page(title, parts)
-
-
-def _lead(summary: Summary) -> str:
-    items = {r.task: r.items for r in summary.results}
-    models, tasks = len(summary.models), len(summary.tasks)
-    return (
-        f"{models} {'model' if models == 1 else 'models'}, {tasks} "
-        f"{'task' if tasks == 1 else 'tasks'}, {sum(items.values()):,} items. Intervals are 95 %; "
-        "the method of each is given beside it."
-    )
 
 
 def _charts(summary: Summary) -> list[str]:
@@ -74,24 +71,15 @@ def value_text(result: Result) -> str:
 
 
 def _results_table(summary: Summary) -> str:
-    rows = [
-        [
-            r.task,
-            r.model,
-            r.metric + (" *" if summary.headlines[r.task] == r.metric else ""),
-            value_text(r),
-            r.items,
-            f"{r.samples_per_item:g}",
-            r.no_verdict or "",
-            r.interval.method.replace("_", " "),
-        ]
-        for r in summary.results
-    ]
-    rows += [
-        ["all tasks", model, "mean of shares", f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]",
-         "", "", "", i.method.replace("_", " ")]
-        for model, i in summary.overall.items()
-    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for r in summary.results:
+        metric = r.metric + (" *" if summary.headlines[r.task] == r.metric else "")
+        counts = [r.items, f"{r.samples_per_item:g}", r.no_verdict or ""]
+        method = r.interval.method.replace("_", " ")
+        rows.append([r.task, r.model, metric, value_text(r), *counts, method])
+    for model, i in summary.overall.items():
+        value, method = f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]", i.method.replace("_", " ")
+        rows.append(["all tasks", model, "mean of shares", value, "", "", "", method])
     columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no verdict",
                "interval"]  # fmt: skip
     return page.table(columns, rows, "* headline metric of its task")
@@ -107,7 +95,10 @@ def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
         "yes/no sample an item, otherwise a normal test clustered by item."
     )
     parts = [page.table(columns, rows), page.paragraph(note, quiet=True)]
-    details = _details(scores)
+    details: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    for score in scores:  # the detail of the first sample of each model, task and item
+        if score.detail is not None:
+            details.setdefault((score.model, score.task, score.item_id), score.detail)
     shown = [c for c in summary.comparisons if c.worse or c.better][:COMPARISONS_WITH_EXAMPLES]
     for c in shown:
         parts += _examples(c, details)
@@ -130,15 +121,6 @@ def _p(value: float) -> str:
 
 
 Details = Mapping[tuple[str, str, str], Mapping[str, Any]]
-
-
-def _details(scores: Sequence[Score]) -> Details:
-    """The detail of each (model, task, item)'s first sample."""
-    details: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    for score in scores:
-        if score.detail is not None:
-            details.setdefault((score.model, score.task, score.item_id), score.detail)
-    return details
 
 
 def _examples(c: Comparison, details: Details) -> list[str]:

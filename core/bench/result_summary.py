@@ -135,14 +135,8 @@ def _ratio(
     per = np.array([metrics[metric.per][key] for key in keys])
     ratio = statistics.ratio_bootstrap(nats, per)
     value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
-    return Result(
-        model,
-        task,
-        metric.name,
-        statistics.Interval(value, low, high, ratio.method),
-        len(keys),
-        1.0,
-    )
+    interval = statistics.Interval(value, low, high, ratio.method)
+    return Result(model, task, metric.name, interval, len(keys), 1.0)
 
 
 def _mean(
@@ -153,23 +147,17 @@ def _mean(
     bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
     interval, maximum = statistics.mean_interval(values, clusters, bounds=bounds), None
     if metric.aggregate == "sum":
-        interval, maximum = _total(values, interval, metrics.get(MAXIMUM, {}), list(by_key))
-    share = len(values) / items
-    return Result(model, task, metric.name, interval, items, share, missing, maximum)
-
-
-def _total(
-    values: np.ndarray, mean: statistics.Interval, maxima: Mapping[Key, float], keys: Sequence[Key]
-) -> tuple[statistics.Interval, float | None]:
-    """(the sum with its interval within 0 to the maximum points, the maximum points)."""
-    total = round(float(values.sum()), 9)
-    if not all(maxima.get(key, 0) > 0 for key in keys):
-        n = len(values)
-        return statistics.Interval(total, mean.low * n, mean.high * n, mean.method), None
-    most = np.array([maxima[key] for key in keys])
-    share = statistics.ratio_bootstrap(values, most)
-    full = round(float(most.sum()), 9)
-    return statistics.Interval(total, share.low * full, share.high * full, share.method), full
+        # the sum with its interval, within 0 to the maximum points if these are known
+        total, scale = round(float(values.sum()), 9), float(len(values))
+        maxima = metrics.get(MAXIMUM, {})
+        if all(maxima.get(key, 0) > 0 for key in by_key):
+            most = np.array([maxima[key] for key in by_key])
+            interval = statistics.ratio_bootstrap(values, most)
+            scale = maximum = round(float(most.sum()), 9)
+        low, high = interval.low * scale, interval.high * scale
+        interval = statistics.Interval(total, low, high, interval.method)
+    samples = len(values) / items
+    return Result(model, task, metric.name, interval, items, samples, missing, maximum)
 
 
 def _columns(
@@ -215,16 +203,11 @@ def _overall(
     models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result]
 ) -> dict[str, statistics.Interval]:
     """Mean of the headline metrics that are shares, if every model has all of them."""
-    tasks = [
-        task for task, metric in headlines.items() if METRICS.get(metric, _OTHER).unit == "share"
-    ]
+    tasks = [task for task, metric in headlines.items() if unit_key(metric) == "share"]
     by_cell = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
     if len(tasks) < 2 or any((m, t) not in by_cell for m in models for t in tasks):
         return {}
     return {m: statistics.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
-
-
-_OTHER = Metric("", "")
 
 
 def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:

@@ -65,16 +65,9 @@ def from_batch(batch: pa.RecordBatch, name: str) -> list[Score]:
     """The rows of a batch of score records; `name` is the model of rows without one."""
     scores = []
     for row in batch.to_pylist():
-        detail = row.get("detail")
-        scores.append(
-            Score(
-                row.get("model") or name,
-                row["task"],
-                row["item_id"],
-                row.get("sample") or 0,
-                row.get("metric") or "share",
-                row["value"],
-                json.loads(detail) if detail else None,
-            )
-        )
+        model, sample = row.get("model") or name, row.get("sample") or 0
+        metric = row.get("metric") or "share"
+        detail = json.loads(row["detail"]) if row.get("detail") else None
+        score = Score(model, row["task"], row["item_id"], sample, metric, row["value"], detail)
+        scores.append(score)
     return scores

@@ -95,16 +95,9 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
         if key not in values:
             raise UsageError(f"{where}: no {key} (expected name, kind and data in every task)")
     lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-    _check_types(lists, where)
-    task = Task(**lists, path=path)
-    _check(task, where)
-    return task
-
-
-def _check_types(values: dict[str, Any], where: str) -> None:
-    samples = {f.name: f.default for f in fields(Task)}
-    for key, value in values.items():
-        default = samples[key] if isinstance(samples[key], bool | int | float | tuple) else ""
+    defaults = {f.name: f.default for f in fields(Task)}
+    for key, value in lists.items():
+        default = defaults[key] if isinstance(defaults[key], bool | int | float | tuple) else ""
         wanted = (int, float) if isinstance(default, float) else type(default)
         wrong = not isinstance(value, wanted) or (
             isinstance(value, bool) is not isinstance(default, bool)
@@ -112,6 +105,9 @@ def _check_types(values: dict[str, Any], where: str) -> None:
         if wrong and not (key == "choices" and isinstance(value, tuple)):
             kind = "list" if isinstance(default, tuple) else type(default).__name__
             raise UsageError(f"{where}: {key} = {value!r} (expected a {kind})")
+    task = Task(**lists, path=path)
+    _check(task, where)
+    return task
 
 
 def _check(task: Task, where: str) -> None:
@@ -132,9 +128,8 @@ def _check(task: Task, where: str) -> None:
     try:
         re.compile(task.extract)
     except re.error as error:
-        raise UsageError(
-            f"{where}: extract {task.extract!r} is not a valid pattern ({error})"
-        ) from error
+        reason = f"is not a valid pattern ({error})"
+        raise UsageError(f"{where}: extract {task.extract!r} {reason}") from error
     for key in ("limit", "shots"):
         if getattr(task, key) < 0:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")

@@ -58,18 +58,16 @@ class Judge:
         return [{item: majority(seen) for item, seen in vote.items()} for vote in votes]
 
     def _calls(self, number: int, question: Question) -> Iterator[_Call]:
+        """The calls about a question; with several items in a call, their order is drawn again for
+        each vote."""
+        step = self.options.judge_items_per_call
         for vote in range(self.options.judge_votes):
-            for items in self._parts(question, vote):
-                yield _Call(number, items, self._request(question, items, vote))
-
-    def _parts(self, question: Question, vote: int) -> Iterator[tuple[Item, ...]]:
-        """The items of each call; with several in a call, their order is drawn again for each
-        vote."""
-        items, step = list(question.items), self.options.judge_items_per_call
-        if step > 1:
-            random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
-        for start in range(0, len(items), step):
-            yield tuple(items[start : start + step])
+            items = list(question.items)
+            if step > 1:
+                random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
+            for start in range(0, len(items), step):
+                part = tuple(items[start : start + step])
+                yield _Call(number, part, self._request(question, part, vote))
 
     def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
         secret = f"{VERSION} {SEED}"

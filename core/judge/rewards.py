@@ -93,13 +93,17 @@ class Grader:
         return Grade(score / total, tuple(verdicts))
 
     def _rubric_grades(self, cases: Sequence[Case]) -> list[Grade]:
-        verdicts = [self._verified(case) for case in cases]
+        verdicts: list[dict[str, Verdict]] = [{} for _ in cases]
         asked, questions = list[int](), list[Question]()
         for number, case in enumerate(cases):
-            rubric_items = case.rubric.items if case.rubric else ()
-            if items := tuple(item for item in rubric_items if item.kind == "llm"):
+            items = case.rubric.items if case.rubric else ()
+            for item in items:
+                if item.kind != "llm":
+                    met = verify(item.kind, case.text, item.reference)
+                    verdicts[number][item.id] = Verdict.of(met)
+            if for_judge := tuple(item for item in items if item.kind == "llm"):
                 asked.append(number)
-                questions.append(Question(case.messages, case.text, items))
+                questions.append(Question(case.messages, case.text, for_judge))
         if asked:
             if self.judge is None:
                 raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
@@ -110,16 +114,6 @@ class Grader:
             case.rubric.grade(item_verdicts, self.max_unknown)  # type: ignore[union-attr]  # all have one
             for case, item_verdicts in zip(cases, verdicts, strict=True)
         ]
-
-    @staticmethod
-    def _verified(case: Case) -> dict[str, Verdict]:
-        """Verdicts on the items that need no judge."""
-        items = case.rubric.items if case.rubric else ()
-        return {
-            item.id: Verdict.of(verify(item.kind, case.text, item.reference))
-            for item in items
-            if item.kind != "llm"
-        }
 
 
 class NullGuard:

@@ -59,10 +59,8 @@ class Rubric:
 
     def grade(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> Grade:
         """The score with its verdicts, in the rubric's order."""
-        verdicts_in_order = (
-            (i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items
-        )
-        return Grade(self.score(verdicts, max_unknown), tuple(verdicts_in_order))
+        ordered = ((i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items)
+        return Grade(self.score(verdicts, max_unknown), tuple(ordered))
 
 
 def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
@@ -80,8 +78,13 @@ def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
     if not isinstance(head, Mapping) or not isinstance(head.get("items"), list | tuple):
         raise BadData(f"not a rubric: {value!r:.80} (expected an object with a list of items)")
     items = tuple(_item(item, number) for number, item in enumerate(head["items"], 1))
-    _check(items)
-    name = head.get("id") or _hash(items)
+    ids = [item.id for item in items]
+    if len(set(ids)) != len(ids):
+        raise BadData(f"rubric items repeat an id: {', '.join(ids)} (expected distinct ids)")
+    if not any(item.weight > 0 for item in items):
+        raise BadData("rubric has no item with a positive weight (the score divides by their sum)")
+    text = json.dumps([vars(item) for item in items], sort_keys=True, ensure_ascii=False)
+    name = head.get("id") or hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return Rubric(str(name), items, str(head.get("version", "1")))
 
 
@@ -97,26 +100,8 @@ def _item(value: Any, number: int) -> Item:
     reference = value.get("reference")
     if kind == "json" and reference is not None and not isinstance(reference, str):
         reference = json.dumps(reference)
-    item = Item(
-        str(value.get("id") or number),
-        str(value.get("text") or ""),
-        float(weight),
-        kind,
-        "" if reference is None else str(reference),
-    )
+    name, text = str(value.get("id") or number), str(value.get("text") or "")
+    item = Item(name, text, float(weight), kind, "" if reference is None else str(reference))
     if kind == "llm" and not item.text:
         raise BadData(f"rubric item {item.id}: no text (expected the criterion for the judge)")
     return item
-
-
-def _check(items: tuple[Item, ...]) -> None:
-    ids = [item.id for item in items]
-    if len(set(ids)) != len(ids):
-        raise BadData(f"rubric items repeat an id: {', '.join(ids)} (expected distinct ids)")
-    if not any(item.weight > 0 for item in items):
-        raise BadData("rubric has no item with a positive weight (the score divides by their sum)")
-
-
-def _hash(items: tuple[Item, ...]) -> str:
-    text = json.dumps([vars(item) for item in items], sort_keys=True, ensure_ascii=False)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

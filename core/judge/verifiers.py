@@ -18,7 +18,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any
 
 from sabia.core.errors import BadData
 
@@ -146,10 +145,6 @@ def json_value(text: str, reference: str) -> bool:
         expected = json.loads(reference)
     except ValueError as error:
         raise BadData(f"not JSON: reference {reference!r:.80} (expected for kind json)") from error
-    return _holds(value, expected)
-
-
-def _holds(value: Any, expected: Any) -> bool:
     if isinstance(expected, dict):
         return isinstance(value, dict) and all(
             key in value and value[key] == item for key, item in expected.items()
