@@ -108,7 +108,6 @@ class Budget:
             cost = self.price.cost_usd(usage)
             if cost > self.max_usd:
                 spent = self.price.cost_usd(self.used)
-                return (
-                    f"money budget reached: ${spent:.4f} spent, next may exceed ${self.max_usd:g}"
-                )
+                reason = f"money budget reached: ${spent:.4f} spent"
+                return f"{reason}, next may exceed ${self.max_usd:g}"
         return None

@@ -72,25 +72,23 @@ class CallCache:
                 self._segment = None
 
     def _refresh(self) -> None:
+        """Index the complete lines that were added to the segments."""
         self._refreshed = time.monotonic()
         for path in sorted(self._directory.glob("calls-*.log")):
-            start = self._read_to.get(path, 0)
-            if path.stat().st_size > start:
-                self._read_to[path] = self._scan(path, start)
-
-    def _scan(self, path: Path, offset: int) -> int:
-        """Index the complete lines from `offset` on; returns where the next scan starts."""
-        with path.open("rb") as file:
-            file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                key = line[:KEY_DIGITS].decode("ascii", "replace")
-                length = len(line) - KEY_DIGITS - 2
-                if length > 0 and line[KEY_DIGITS : KEY_DIGITS + 1] == b" ":
-                    self._locations.setdefault(key, (path, offset + KEY_DIGITS + 1, length))
-                offset += len(line)
-        return offset
+            offset = self._read_to.get(path, 0)
+            if path.stat().st_size <= offset:
+                continue
+            with path.open("rb") as file:
+                file.seek(offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    key = line[:KEY_DIGITS].decode("ascii", "replace")
+                    length = len(line) - KEY_DIGITS - 2
+                    if length > 0 and line[KEY_DIGITS : KEY_DIGITS + 1] == b" ":
+                        self._locations.setdefault(key, (path, offset + KEY_DIGITS + 1, length))
+                    offset += len(line)
+            self._read_to[path] = offset
 
     def _read(self, path: Path, start: int, length: int) -> dict[str, Any] | None:
         try:

@@ -37,10 +37,8 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-        )
+        completion_tokens = self.completion_tokens + other.completion_tokens
+        return Usage(self.prompt_tokens + other.prompt_tokens, completion_tokens)
 
 
 @dataclass(frozen=True)

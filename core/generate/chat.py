@@ -168,7 +168,7 @@ def _render(
             "chat_template.jinja)"
         )
     names = {**tokenizer.special_tokens, **variables}
-    json_messages = [_with_reasoning_names(_message(message)) for message in messages]
+    json_messages = [_message(message) for message in messages]
     try:
         framed = _compiled(tokenizer.chat_template).render(
             messages=json_messages,
@@ -211,11 +211,18 @@ def _json_types(value: Any) -> Any:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; as in chat records, fields may be null and calls JSON text."""
+    """A message for the template; as in chat records, fields may be null and calls JSON text.
+
+    It has the reasoning under every name that templates read, as in transformers.
+    """
     kept = {k: v for k, v in message.items() if v is not None or k == "content"}
     if "tool_calls" in kept:
         kept["tool_calls"] = _from_json(kept["tool_calls"], "tool_calls")
-    return _json_types(kept)
+    kept = _json_types(kept)
+    reasoning = [kept[name] for name in REASONING_NAMES if kept.get(name) is not None]
+    if not reasoning:
+        return kept
+    return {"thinking": reasoning[0], **kept, "reasoning_content": reasoning[0]}
 
 
 def _from_json(value: Any, name: str) -> Any:
@@ -227,29 +234,9 @@ def _from_json(value: Any, name: str) -> Any:
         raise BadData(f"{name} is not JSON: {value!r:.60}") from error
 
 
-def _with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning under every name that templates read, as transformers does."""
-    reasoning = [message[name] for name in REASONING_NAMES if message.get(name) is not None]
-    return (
-        {"thinking": reasoning[0], **message, "reasoning_content": reasoning[0]}
-        if reasoning
-        else message
-    )
-
-
 @lru_cache(maxsize=64)
 def _compiled(template: str) -> Any:
-    import jinja2
-
-    environment = _environment()
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise BadData(f"not a Jinja template: line {error.lineno} ({error.message})") from error
-
-
-def _environment() -> Any:
-    """The sandbox that transformers documents for chat templates."""
+    """The template in the sandbox that transformers documents for chat templates."""
     import jinja2
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -272,7 +259,10 @@ def _environment() -> Any:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise BadData(f"not a Jinja template: line {error.lineno} ({error.message})") from error
 
 
 def _tojson(

@@ -21,18 +21,10 @@ from typing import Any
 
 from sabia.core import stop
 from sabia.core.errors import Failed, UsageError
+from sabia.core.generate import calls
 from sabia.core.generate.budget import Budget, Price
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.calls import (
-    ChatRequest,
-    ChatResponse,
-    Refused,
-    Retryable,
-    Usage,
-    check_status,
-    parse_reply,
-    to_response,
-)
+from sabia.core.generate.calls import ChatRequest, ChatResponse, Refused, Retryable, Usage
 from sabia.core.generate.limiter import Limiter
 
 OUTAGE_AFTER = 8  # calls in a row that failed after all retries
@@ -152,18 +144,13 @@ class Client:
                 for future in done:
                     future.result()
         except Exception as error:
-            self._let_finish(left, error)
+            # start no new call and wait GRACE_S for those in flight, which are already paid for
+            self._fatal = self._fatal or error
+            _, slow = concurrent.futures.wait(left, GRACE_S)
+            for future in slow:
+                future.cancel()
             raise
         return [future.result() for future in futures]
-
-    def _let_finish(
-        self, left: set[concurrent.futures.Future[ChatResponse]], error: Exception
-    ) -> None:
-        """Start no new call and wait GRACE_S for those in flight, which are already paid for."""
-        self._fatal = self._fatal or error
-        _, slow = concurrent.futures.wait(left, GRACE_S)
-        for future in slow:
-            future.cancel()
 
     def estimate(self, requests: Iterable[ChatRequest]) -> Estimate:
         """What `chat` would send and what it would cost; sends nothing."""
@@ -233,13 +220,12 @@ class Client:
         if isinstance(reply, Exception):
             return ChatResponse(key, error=str(reply), refused=isinstance(reply, Refused))
         self._cached += cached
-        return to_response(key, reply, request, cached)
+        return calls.to_response(key, reply, request, cached)
 
     def _raise_if_over(self) -> None:
         if self._fatal is not None:
-            raise self._fatal.with_traceback(
-                None
-            )  # one error for all calls: its traceback would grow
+            # one error for all calls: its traceback would grow
+            raise self._fatal.with_traceback(None)
 
     async def _call_once(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
         """Call the server for all identical requests; returns errors that end this request only."""
@@ -258,17 +244,31 @@ class Client:
 
     async def _call(self, key: str, request: ChatRequest) -> dict[str, Any] | Exception:
         estimate, usage = request.estimate(), None
-        await self._reserve(estimate)
+        async with self._budget_changed:
+            try:
+                await self._budget_changed.wait_for(lambda: self.budget.reserve(estimate))
+            except Exception as error:
+                self._fatal = error
+                raise
         try:
             reply = await self._try(key, request.body(self.model))
-            usage = to_response(key, reply, request, False).usage
+            usage = calls.to_response(key, reply, request, False).usage
             self._calls += 1
             self._failures_in_row, self._refused_first = 0, -1
             return reply
         except Refused as error:
             return self._refused(error)
         except Retryable as error:
-            return self._after_last_try(error)
+            self._failed += 1
+            self._failures_in_row += 1
+            line = f"failed after {self._max_tries} attempts: {error}"
+            if self._failures_in_row >= OUTAGE_AFTER:
+                self._fatal = Failed(
+                    f"{line}; {OUTAGE_AFTER} calls in a row failed; finished calls are kept: "
+                    "run again when the server is back"
+                )
+                raise self._fatal from error
+            return Retryable(line)
         except Exception as error:
             self._fatal = error
             raise
@@ -276,14 +276,6 @@ class Client:
             self.budget.settle(estimate, usage)
             async with self._budget_changed:
                 self._budget_changed.notify_all()
-
-    async def _reserve(self, estimate: Usage) -> None:
-        async with self._budget_changed:
-            try:
-                await self._budget_changed.wait_for(lambda: self.budget.reserve(estimate))
-            except Exception as error:
-                self._fatal = error
-                raise
 
     def _refused(self, error: Refused) -> Refused:
         """Raise if no request of the run can succeed, else return the error of this request."""
@@ -294,18 +286,6 @@ class Client:
             self._fatal = error
             raise error
         return error
-
-    def _after_last_try(self, error: Retryable) -> Retryable:
-        self._failed += 1
-        self._failures_in_row += 1
-        line = f"failed after {self._max_tries} attempts: {error}"
-        if self._failures_in_row >= OUTAGE_AFTER:
-            self._fatal = Failed(
-                f"{line}; {OUTAGE_AFTER} calls in a row failed; finished calls are kept: "
-                "run again when the server is back"
-            )
-            raise self._fatal
-        return Retryable(line)
 
     async def _try(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Up to `max_tries` attempts; raises the last Retryable, or Refused at once."""
@@ -389,11 +369,10 @@ class Client:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Retryable(f"{self.url}: {reason}") from error
         if self._key:
-            raw = raw.replace(
-                self._key.encode(), b"***"
-            )  # some servers repeat the key in their reply
-        check_status(status, headers, raw, self.url)
-        return parse_reply(raw)
+            # some servers repeat the key in their reply
+            raw = raw.replace(self._key.encode(), b"***")
+        calls.check_status(status, headers, raw, self.url)
+        return calls.parse_reply(raw)
 
     async def _store(self, key: str, reply: dict[str, Any]) -> None:
         """Write a reply to disk; replies that arrive together share one fsync."""

@@ -80,9 +80,16 @@ class Engine:
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
         kinds, table = self._stop_table(requests)
-        slots = Slots(self._capacity(requests), max(r.max_new_tokens for r in requests), table,
-                      self.device)  # fmt: skip
-        cache = self._cache(slots.capacity, self._context(requests))
+        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
+        context = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+        # slots for this call: as requested, limited by the cache size, at least one group
+        shapes = [layer.mixer.cache_shapes().values() for layer in self.spec.layers]
+        width = sum(heads * size for layer in shapes for heads, size in layer)
+        row_bytes = context * width * self.params["embed"].element_size()
+        counts = [len(request.samples) for request in requests]
+        capacity = max(min(self.slots, sum(counts), self.cache_bytes // row_bytes), max(counts))
+        slots = Slots(capacity, max(r.max_new_tokens for r in requests), table, self.device)
+        cache = self._cache(capacity, context)
         waiting = deque(zip(requests, kinds, strict=True))
         while waiting or slots.active:
             if self.on_step is not None:
@@ -103,20 +110,6 @@ class Engine:
         for ids, number in known.items():
             table[number, [i for i in ids if i < self.spec.vocab_size]] = True
         return [known[ids] for ids in sets], table
-
-    @staticmethod
-    def _context(requests: Sequence[Request]) -> int:
-        longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
-        return -(-longest // CONTEXT_STEP) * CONTEXT_STEP
-
-    def _capacity(self, requests: Sequence[Request]) -> int:
-        """Slots for this call: as requested, limited by the cache size, at least one group."""
-        shapes = [layer.mixer.cache_shapes().values() for layer in self.spec.layers]
-        width = sum(heads * size for layer in shapes for heads, size in layer)
-        row_bytes = self._context(requests) * width * self.params["embed"].element_size()
-        counts = [len(request.samples) for request in requests]
-        largest, total = max(counts), sum(counts)
-        return max(min(self.slots, total, self.cache_bytes // row_bytes), largest)
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         embed = self.params["embed"]
@@ -202,12 +195,5 @@ class Engine:
         if text is None:
             ends = slots.stop_table[slots.kind[row], tokens[-1]]
             text = self.tokenizer.decode(tokens[:-1] if ends else tokens)
-        return Completion(
-            request.name,
-            sample,
-            tokens,
-            text,
-            slots.logprobs[row, :count].tolist(),
-            slots.raw[row, :count].tolist(),
-            reason,
-        )
+        logprobs, raw = (x[row, :count].tolist() for x in (slots.logprobs, slots.raw))
+        return Completion(request.name, sample, tokens, text, logprobs, raw, reason)

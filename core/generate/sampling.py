@@ -113,14 +113,9 @@ class RowParams:
 
         pairs = zip(self._columns(), other._columns(), strict=True)
         temperature, top_k, top_p, min_p = (torch.cat(pair) for pair in pairs)
-        return RowParams(
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            self.any_filter or other.any_filter,
-            self.any_greedy or other.any_greedy,
-        )
+        any_filter = self.any_filter or other.any_filter
+        any_greedy = self.any_greedy or other.any_greedy
+        return RowParams(temperature, top_k, top_p, min_p, any_filter, any_greedy)
 
     def _columns(self) -> tuple[torch.Tensor, ...]:
         return self.temperature, self.top_k, self.top_p, self.min_p
@@ -147,23 +142,16 @@ def draw(
     if params.any_filter:
         scaled = filtered(scaled, params)
     logprobs = torch.log_softmax(scaled, -1)
-    tokens = _inverse_cdf(logprobs, uniform)
+    # the token whose interval of the cumulative distribution contains u; of probability > 0
+    mass = logprobs.double().exp().cumsum(-1)
+    u = torch.as_tensor(uniform, device=logprobs.device, dtype=torch.float64)[:, None]
+    tokens = torch.searchsorted(mass, u * mass[:, -1:], right=True)[:, 0]
+    tokens.clamp_(max=logprobs.shape[-1] - 1)
     if params.any_greedy:
         tokens = torch.where(greedy[:, 0], raw.argmax(-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     chosen = torch.where(greedy[:, 0], 0.0, chosen) if params.any_greedy else chosen
     return tokens, chosen, raw.gather(1, tokens[:, None])[:, 0]
-
-
-def _inverse_cdf(logprobs: torch.Tensor, uniform: np.ndarray) -> torch.Tensor:
-    """The token whose interval of the cumulative distribution contains u; of probability > 0."""
-    import torch
-
-    mass = logprobs.double().exp().cumsum(-1)
-    u = torch.as_tensor(uniform, device=logprobs.device, dtype=torch.float64)[:, None]
-    return torch.searchsorted(mass, u * mass[:, -1:], right=True)[:, 0].clamp_(
-        max=logprobs.shape[-1] - 1
-    )
 
 
 def filtered(scaled: torch.Tensor, params: RowParams) -> torch.Tensor:

@@ -44,10 +44,8 @@ class GatedDeltaNet:
             for name, size in outs.items()
         ]
         taps = [
-            TableRow(
-                f"delta.conv_{name}", (outs[name], self.taps), ("heads", "taps"), "conv", "fan_in"
-            )
-            for name in "qkv"
+            TableRow(f"delta.conv_{x}", (outs[x], self.taps), ("heads", "taps"), "conv", "fan_in")
+            for x in "qkv"
         ]
         per_head: tuple[Any, Any, Any] = ((self.value_heads,), ("heads",), "attention")
         return (

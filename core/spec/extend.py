@@ -41,7 +41,18 @@ def extend_context(
     if theta is not None and theta <= 1:
         raise UsageError(f"--rope-theta: {theta} (expected above 1)")
     result = {**config, "max_position_embeddings": max_positions}
-    _change(result, theta, factor, now)
+    values = dict(result.get("rope_parameters") or {})
+    if _GLOBAL in values:
+        inner = _rotation(values[_GLOBAL] or {}, theta, factor, now, max_positions)
+        result["rope_parameters"] = values | {_GLOBAL: inner}
+    elif values:
+        result["rope_parameters"] = _rotation(values, theta, factor, now, max_positions)
+    else:
+        if theta is not None:
+            result["rope_theta"] = float(theta)
+        if factor is not None:
+            scaling = result.get("rope_scaling") or {}
+            result["rope_scaling"] = _rotation(scaling, None, factor, now, max_positions)
     from_config(result)
     return result
 
@@ -56,46 +67,21 @@ def extend_vocabulary(spec: ModelSpec, vocab_size: int) -> ModelSpec:
     return replace(spec, vocab_size=vocab_size, config=config)
 
 
-def _change(result: dict[str, Any], theta: float | None, factor: float | None, now: int) -> None:
-    """Set the new fields in the rotary fields of this configuration."""
-    values = dict(result.get("rope_parameters") or {})
-    if _GLOBAL in values:
-        inner = _rotation(values[_GLOBAL] or {}, theta, factor, now, result)
-        result["rope_parameters"] = values | {_GLOBAL: inner}
-    elif values:
-        result["rope_parameters"] = _rotation(values, theta, factor, now, result)
-    else:
-        if theta is not None:
-            result["rope_theta"] = float(theta)
-        if factor is not None:
-            scaling = result.get("rope_scaling") or {}
-            result["rope_scaling"] = _rotation(scaling, None, factor, now, result)
-
-
 def _rotation(
-    values: Mapping[str, Any],
-    theta: float | None,
-    factor: float | None,
-    now: int,
-    result: Mapping[str, Any],
+    values: Mapping[str, Any], theta: float | None, factor: float | None, now: int, wanted: int
 ) -> dict[str, Any]:
+    """The rotary fields with the base `theta` and YaRN's `factor` over the original context."""
     rotary = dict(values)
     if theta is not None:
         rotary["rope_theta"] = float(theta)
-    return rotary if factor is None else _with_yarn(rotary, factor, now, result)
-
-
-def _with_yarn(
-    rotary: dict[str, Any], factor: float, now: int, result: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The rotary fields with YaRN's `factor` over the original context."""
+    if factor is None:
+        return rotary
     kind = rotary.pop("type", rotary.get("rope_type", "default"))
     if kind not in ("default", "yarn"):
         raise UsageError(
             f"--context: rope_type is {kind!r} (expected default or yarn; give --rope-theta)"
         )
     original = rotary.get(_ORIGINAL, now) if kind == "yarn" else now
-    wanted = result["max_position_embeddings"]
     if factor <= 1 or original * factor < wanted:
         raise UsageError(
             f"--context: factor {factor} of {original} positions (expected {wanted / original:g} "

@@ -76,21 +76,6 @@ def parse_shape(text: str) -> dict[str, Any]:
     return shape
 
 
-def _round_up(number: float, multiple: int) -> int:
-    return -int(-number // multiple) * multiple
-
-
-def _heads(hidden: int, heads: int | None, kv_heads: int | None) -> tuple[int, int]:
-    count = heads or max(1, hidden // (32 if hidden < 512 else 64))
-    groups = kv_heads or count
-    if hidden % count or count % groups or (hidden // count) % 2:
-        raise UsageError(
-            f"shape: d={hidden}, heads={count}, kv={groups} (expected heads that divide d into an "
-            "even number, and kv that divides heads)"
-        )
-    return count, groups
-
-
 def new_config(
     family: str = "llama",
     *,
@@ -126,13 +111,19 @@ def new_config(
             f"shape: {', '.join(moe)} in a {family} model (expected family="
             f"{', '.join(MOE_FAMILIES)})"
         )
-    count, groups = _heads(hidden, heads, kv_heads)
+    count = heads or max(1, hidden // (32 if hidden < 512 else 64))
+    groups = kv_heads or count
+    if hidden % count or count % groups or (hidden // count) % 2:
+        raise UsageError(
+            f"shape: d={hidden}, heads={count}, kv={groups} (expected heads that divide d into an "
+            "even number, and kv that divides heads)"
+        )
     config = {
         "architectures": [_ARCHITECTURES[family]],
         "model_type": family,
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "intermediate_size": ffn or _round_up(hidden * 8 / 3, 32),
+        "intermediate_size": ffn or -int(-(hidden * 8 / 3) // 32) * 32,
         "num_hidden_layers": layers,
         "num_attention_heads": count,
         "num_key_value_heads": groups,

@@ -43,8 +43,17 @@ class LatentAttention:
         """Tensors for a residual stream of `width`."""
         latent, values = self.kv_rank + self.rope.dim, self.heads * self.value_dim
         up = self.heads * (self.nope_dim + self.value_dim)
-        rows = [*self._query_rows(width), *self._down_rows("kv", latent, width)]
+        queries = self.heads * self.key_dim
+        if self.q_rank is None:
+            rows = [TableRow("attn.q", (queries, width), ("heads", "embed"), "attention")]
+        else:
+            rows = self._down_rows("q", self.q_rank, width)
+            rows += [
+                TableRow("attn.q_norm", (self.q_rank,), ("latent",), "norm", "ones"),
+                TableRow("attn.q_up", (queries, self.q_rank), ("heads", "latent"), "attention"),
+            ]
         rows += [
+            *self._down_rows("kv", latent, width),
             TableRow("attn.kv_norm", (self.kv_rank,), ("latent",), "norm", "ones"),
             TableRow("attn.kv_up", (up, self.kv_rank), ("heads", "latent"), "attention"),
             TableRow(
@@ -54,16 +63,6 @@ class LatentAttention:
         if self.bias:
             rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
-
-    def _query_rows(self, width: int) -> list[TableRow]:
-        size = self.heads * self.key_dim
-        if self.q_rank is None:
-            return [TableRow("attn.q", (size, width), ("heads", "embed"), "attention")]
-        return [
-            *self._down_rows("q", self.q_rank, width),
-            TableRow("attn.q_norm", (self.q_rank,), ("latent",), "norm", "ones"),
-            TableRow("attn.q_up", (size, self.q_rank), ("heads", "latent"), "attention"),
-        ]
 
     def _down_rows(self, name: str, size: int, width: int) -> list[TableRow]:
         rows = [TableRow(f"attn.{name}_down", (size, width), ("latent", "embed"), "attention")]

@@ -67,25 +67,21 @@ class Attention:
             rows.append(TableRow("attn.gate_bias", (n,), ("heads",), "attention", "zeros"))
         if self.sinks:
             rows.append(TableRow("attn.sinks", (self.heads,), ("heads",), "attention", "zeros"))
-        rows += self._norm_rows()
+        init: InitKind = "zeros" if self.norm_offset else "ones"
+        norms: list[tuple[str, int, str]] = []
+        if self.qk_norm_whole:
+            norms = [("q", self.heads, "heads"), ("k", self.kv_heads, "kv_heads")]
+        elif self.qk_norm:
+            norms = [("q", 1, "head_dim"), ("k", 1, "head_dim")]
+        for name, heads, axis in norms:
+            size = (heads * self.head_dim,)
+            rows.append(TableRow(f"attn.{name}_norm", size, (axis,), "norm", init))
         rows.append(
             TableRow("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
         )
         if self.output_bias:
             rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
-
-    def _norm_rows(self) -> list[TableRow]:
-        init: InitKind = "zeros" if self.norm_offset else "ones"
-        sizes: list[tuple[str, int, str]] = []
-        if self.qk_norm_whole:
-            sizes = [("q", self.heads, "heads"), ("k", self.kv_heads, "kv_heads")]
-        elif self.qk_norm:
-            sizes = [("q", 1, "head_dim"), ("k", 1, "head_dim")]
-        return [
-            TableRow(f"attn.{name}_norm", (heads * self.head_dim,), (axis,), "norm", init)
-            for name, heads, axis in sizes
-        ]
 
     def score_width(self) -> int:
         """Multiply-adds per (query, key) pair over both products, summed over heads."""

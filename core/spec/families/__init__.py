@@ -55,16 +55,12 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
         known = ", ".join(_FAMILIES)
         raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
     fields = Fields(config)
-    spec = _reader(family)(fields)
+    module, name = _FAMILIES[family]
+    read: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
+    spec = read(fields)
     fields.finish()
     spec = replace(spec, config=dict(config))
     return with_classifier(spec, config) if is_classifier(config) else spec
-
-
-def _reader(family: str) -> Callable[[Fields], ModelSpec]:
-    module, name = _FAMILIES[family]
-    reader: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
-    return reader
 
 
 def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
