@@ -55,33 +55,22 @@ def dequantize(
     if config.get("quant_method") != "compressed-tensors" or config.get("format") not in FORMATS:
         named = f"{config.get('quant_method')} {config.get('format')}"
         raise BadData(f"quantized checkpoint: {named} (expected one of {', '.join(FORMATS)})")
-    modules = _modules(tensors)
-    plain = {
+    modules = [n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")]
+    stored = {f"{module}.{part}" for module in modules for part in PARTS}
+    decoded = {
         name: tensor
         for name, tensor in tensors.items()
-        if not _belongs(name, modules) and name.rpartition(".")[2] not in IGNORED
+        if name not in stored and name.rpartition(".")[2] not in IGNORED
     }
     block = _block(config)
-    decoded = {
-        f"{module}.weight": _named(module, parts, block) for module, parts in modules.items()
-    }
-    return plain | decoded
-
-
-def _modules(tensors: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    """Parts by module, of the modules that have a scale."""
-    names = [n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")]
-    return {
-        module: {
-            part: tensors[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in tensors
-        }
-        for module in names
-    }
-
-
-def _belongs(name: str, modules: Mapping[str, Any]) -> bool:
-    module, _, part = name.rpartition(".")
-    return part in PARTS and module in modules
+    for module in modules:
+        parts = {p: tensors[f"{module}.{p}"] for p in PARTS if f"{module}.{p}" in tensors}
+        try:
+            decoded[f"{module}.weight"] = decode_weight(parts, block)
+        except (KeyError, ValueError, BadData) as error:
+            shapes = ", ".join(f"{name}{list(part.shape)}" for name, part in parts.items())
+            raise BadData(f"{module}: cannot decode {shapes} ({error})") from error
+    return decoded
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int]:
@@ -91,21 +80,13 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int]:
     return DEFAULT_BLOCK
 
 
-def _named(module: str, parts: dict[str, np.ndarray], block: tuple[int, int]) -> np.ndarray:
-    try:
-        return decode_weight(parts, block)
-    except (KeyError, ValueError, BadData) as error:
-        shapes = ", ".join(f"{name}{list(part.shape)}" for name, part in parts.items())
-        raise BadData(f"{module}: cannot decode {shapes} ({error})") from error
-
-
 def decode_weight(
     parts: Mapping[str, np.ndarray], block: tuple[int, int] = DEFAULT_BLOCK
 ) -> np.ndarray:
     """weight[O, I] (float32) of its stored parts."""
     scale = _scale(parts["weight_scale"])
     if "weight_packed" in parts:
-        values, zero = _packed(parts, scale)
+        values, zero = _packed(parts)
     else:
         values, zero = _codes(parts["weight"]), parts.get("weight_zero_point")
     order = parts.get("weight_g_idx")
@@ -128,9 +109,7 @@ def _codes(weight: np.ndarray) -> np.ndarray:
     return floats.E4M3.decode(weight.view(np.uint8))
 
 
-def _packed(
-    parts: Mapping[str, np.ndarray], scale: np.ndarray
-) -> tuple[np.ndarray, np.ndarray | None]:
+def _packed(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | None]:
     rows, columns = (int(size) for size in parts["weight_shape"])
     packed = parts["weight_packed"]
     bits = next((b for b in (4, 8) if packed.shape[1] == -(-columns * b // 32)), None)

@@ -82,22 +82,19 @@ class SmallFloat:
         x = np.asarray(x, np.float32)
         size = np.abs(x)
         size = np.minimum(np.where(size < SMALLEST_NORMAL, np.float32(0), size), self.values[-1])
-        code = self._nearest(size) if uniforms is None else self._stochastic(size, uniforms)
+        if uniforms is None:
+            middle = (self.values[:-1] + self.values[1:]) / 2  # exact: few bits each
+            code = np.searchsorted(middle, size, side="left")
+            tie = size == middle[np.minimum(code, len(middle) - 1)]
+            code = np.minimum(code + (tie & (code % 2 == 1)), self.largest)
+        else:
+            last = len(self.values) - 2
+            below = np.minimum(np.searchsorted(self.values, size, side="right") - 1, last)
+            low, high = self.values[below], self.values[below + 1]
+            # P(up) = (|x| - low) / (high - low), so the expected value is |x|
+            code = below + (uniforms < (size - low) / (high - low))
         code = code.astype(np.uint8) | (np.signbit(x) * np.uint8(self.sign))
         return np.where(np.isnan(x), np.uint8(self.nan or 0), code)
-
-    def _nearest(self, size: np.ndarray) -> np.ndarray:
-        middle = (self.values[:-1] + self.values[1:]) / 2  # exact: few bits each
-        code = np.searchsorted(middle, size, side="left")
-        tie = size == middle[np.minimum(code, len(middle) - 1)]
-        return np.minimum(code + (tie & (code % 2 == 1)), self.largest)
-
-    def _stochastic(self, size: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        last = len(self.values) - 2
-        below = np.minimum(np.searchsorted(self.values, size, side="right") - 1, last)
-        low, high = self.values[below], self.values[below + 1]
-        # P(up) = (|x| - low) / (high - low), so the expected value is |x|
-        return below + (uniforms < (size - low) / (high - low))
 
 
 E2M1 = SmallFloat(2, 1, 1, 0x7, None)

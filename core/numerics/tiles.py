@@ -60,7 +60,12 @@ def pack_fp4(codes: np.ndarray) -> np.ndarray:
 
 def _scales(x: np.ndarray, layout: Layout) -> tuple[np.ndarray | None, np.ndarray]:
     largest = np.float32(FORMATS[layout.element].max)
-    size = _finite(_tile_largest(x, layout))
+    down, across = layout.tiles(*x.shape)
+    height, width = layout.tile or (max(x.shape[0], 1), max(x.shape[1], 1))
+    padded = np.pad(np.abs(x), ((0, down * height - len(x)), (0, across * width - x.shape[1])))
+    tiles = padded.reshape(down, height, across, width)
+    size = tiles.max((1, 3), initial=np.float32(0))  # the largest value of each tile
+    size = np.where(np.isfinite(size), size, np.float32(np.nan))
     everything = size.max(initial=np.float32(0))
     if layout.scale == "tensor":
         return None, _at_least(everything, ONE / largest)
@@ -68,17 +73,6 @@ def _scales(x: np.ndarray, layout: Layout) -> tuple[np.ndarray | None, np.ndarra
         return _power_of_two(size, largest), np.asarray(ONE)
     scale = _at_least(everything, ONE / (largest * np.float32(E4M3.max)))
     return E4M3.encode(size * (ONE / largest) * (ONE / scale)), scale
-
-
-def _tile_largest(x: np.ndarray, layout: Layout) -> np.ndarray:
-    down, across = layout.tiles(*x.shape)
-    height, width = layout.tile or (max(x.shape[0], 1), max(x.shape[1], 1))
-    padded = np.pad(np.abs(x), ((0, down * height - len(x)), (0, across * width - x.shape[1])))
-    return padded.reshape(down, height, across, width).max((1, 3), initial=np.float32(0))
-
-
-def _finite(x: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(x), x, np.float32(np.nan))
 
 
 def _at_least(size: np.ndarray, factor: np.float32) -> np.ndarray:

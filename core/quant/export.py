@@ -28,9 +28,8 @@ def export(
 ) -> int:
     """Write the model directory; returns the bytes of its tensors."""
     tensors = stored_tensors(spec, quantized)
-    hub.write_checkpoint(
-        directory, export_config(spec, quantized.linears), tensors, tokenizer_from=tokenizer_from
-    )
+    config = export_config(spec, quantized.linears)
+    hub.write_checkpoint(directory, config, tensors, tokenizer_from=tokenizer_from)
     return sum(array.nbytes for array in tensors.values())
 
 

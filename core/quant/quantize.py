@@ -5,7 +5,7 @@ compensates their errors. Matrices that are not quantized, vectors and embedding
 BF16 first. The result has exactly the values that loading the written directory returns.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,27 +128,22 @@ class _ModelRounding:
             self.values[name] = stored.decoded
         else:
             whole[index] = stored.decoded
-        tokens = 0 if hessian is None else hessians.tokens
-        return _row(linear, stored, tokens) | errors
+        tensor, scheme = linear.tensor, linear.scheme
+        return {
+            "layer": tensor.layer,
+            "component": tensor.component,
+            "module": linear.module,
+            "scheme": scheme.label(),
+            "bits": scheme.bits,
+            "method": stored.method,
+            "tokens": 0 if hessian is None else hessians.tokens,
+            "size_bytes": sum(part.nbytes for part in stored.parts.values()),
+        } | errors
 
 
 def _float32(array: np.ndarray) -> np.ndarray:
     """A writable float32 copy."""
     return np.array(array, np.float32)
-
-
-def _row(linear: Linear, stored: Stored, tokens: int) -> dict[str, Any]:
-    tensor, scheme = linear.tensor, linear.scheme
-    return {
-        "layer": tensor.layer,
-        "component": tensor.component,
-        "module": linear.module,
-        "scheme": scheme.label(),
-        "bits": scheme.bits,
-        "method": stored.method,
-        "tokens": tokens,
-        "size_bytes": sum(part.nbytes for part in stored.parts.values()),
-    }
 
 
 def simulated_inputs(linears: Sequence[Linear]) -> Any:
@@ -205,7 +200,10 @@ def divergence(
             stop.check()
             pair = (run_block(spec, original, BlockOps(ops), batch),
                     run_block(spec, quantized, stage, batch))  # fmt: skip
-            for part in _row_slices(spec, batch):
+            # slices of rows whose logits need at most _LOGIT_BYTES
+            rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
+            for start in range(0, len(batch.ids), rows):
+                part = slice(start, start + rows)
                 sums += _compare(spec, (original, quantized), pair, part, batch, stage)
             tokens += int(batch.mask.sum())
             targets += int(batch.mask[:, 1:].sum())
@@ -214,12 +212,6 @@ def divergence(
 
 
 _LOGIT_BYTES = 256 << 20
-
-
-def _row_slices(spec: ModelSpec, batch: Batch) -> Iterator[slice]:
-    """Slices of rows whose logits need at most _LOGIT_BYTES."""
-    rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
-    return (slice(start, start + rows) for start in range(0, len(batch.ids), rows))
 
 
 def _compare(

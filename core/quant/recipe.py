@@ -99,25 +99,22 @@ def load_recipe(name: str) -> Recipe:
     if not name.endswith(".toml"):
         known = ", ".join(BUILT_IN)
         raise UsageError(f"--recipe: {name!r} (expected {known}, or a file NAME.toml)")
-    return _from_values(name, read_toml("--recipe", name))
-
-
-def _from_values(path: str, values: dict[str, Any]) -> Recipe:
+    values = read_toml("--recipe", name)
     for key, value in values.items():
         if key not in KEYS:
-            raise UsageError(f"{path}: no key {key!r} in a recipe (expected {', '.join(KEYS)})")
+            raise UsageError(f"{name}: no key {key!r} in a recipe (expected {', '.join(KEYS)})")
         if not isinstance(value, KEYS[key]):
-            raise UsageError(f"{path}: {key} = {value!r} (expected {KEYS[key].__name__})")
+            raise UsageError(f"{name}: {key} = {value!r} (expected {KEYS[key].__name__})")
     components = values.get("components", {})
     for component, scheme in components.items():
         if component not in COMPONENTS:
             raise UsageError(
-                f"{path}: component {component!r} (expected one of {', '.join(COMPONENTS)})"
+                f"{name}: component {component!r} (expected one of {', '.join(COMPONENTS)})"
             )
         scheme_named(scheme)
-    rules = tuple(_rule(path, rule) for rule in values.get("rules", ()))
+    rules = tuple(_rule(name, rule) for rule in values.get("rules", ()))
     settings = {k: v for k, v in values.items() if k not in ("components", "rules")}
-    return checked(Recipe(**({"name": path} | settings), components=components, rules=rules))
+    return checked(Recipe(**({"name": name} | settings), components=components, rules=rules))
 
 
 def _rule(path: str, values: Any) -> RecipeRule:

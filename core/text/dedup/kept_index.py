@@ -21,14 +21,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.atomic import atomic_directory, write_atomic
 from sabia.core.shards.sources import Source
-from sabia.core.text.dedup import lsh
-from sabia.core.text.dedup.signature_files import (
-    CHUNK_ROWS,
-    UNIQUE,
-    Corpus,
-    Segment,
-    SegmentWriter,
-)
+from sabia.core.text.dedup import lsh, signature_files
+from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter
 from sabia.kernels.minhash.definitions import Sketches
 
 VERSION = 1
@@ -101,8 +95,8 @@ def _check(directory: str, manifest: dict[str, Any], config: DedupOptions, seed:
 def load(index: KeptIndex, corpus: Corpus) -> Corpus:
     """The index's rows followed by those of the corpus; replaced rows match no other row."""
     extended = Corpus([*index.segments, *corpus.segments], corpus.starts + index.rows)
-    extended.exact[index.dead] = np.stack((index.dead.astype(np.uint64),
-                                        np.full(len(index.dead), UNIQUE)), axis=1)  # fmt: skip
+    unique = np.full(len(index.dead), signature_files.UNIQUE)
+    extended.exact[index.dead] = np.stack((index.dead.astype(np.uint64), unique), axis=1)
     extended.counts[index.dead] = 0  # as of a text without words
     return extended
 
@@ -123,8 +117,8 @@ def write_index(
         return
     with atomic_directory(root / key) as temporary:
         writer = SegmentWriter(corpus.bands, config.with_shingles, temporary)
-        for low in range(0, len(rows), CHUNK_ROWS):
-            _copy(corpus, rows[low : low + CHUNK_ROWS], writer)
+        for low in range(0, len(rows), signature_files.CHUNK_ROWS):
+            _copy(corpus, rows[low : low + signature_files.CHUNK_ROWS], writer)
         replaced.astype(np.int64).tofile(temporary / "replaced")
         writer.close(checksums=True)
     run = {"key": key, "rows": len(rows), "replaced": len(replaced)}

@@ -4,7 +4,7 @@ A repeat is a window of units (bytes, tokens, lines, sentences) whose first equa
 it starts; a run is a sequence of adjacent repeats whose first occurrences are adjacent as well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -116,19 +116,11 @@ class ByDocument:
         self.counts += counts
 
     def cuts(self, units: Units, span: int) -> tuple[Spool, int]:
-        """CUT of all runs of windows of `span` units, by document: a spool and their number."""
-        spool, count = Spool(), 0
-        for runs in self._in_order():
-            cuts = as_cuts(runs, self.starts, units, span)
-            spool.append(cuts)
-            count += len(cuts)
-        return spool, count
+        """CUT of all runs of windows of `span` units, by document: a spool and their number.
 
-    def _in_order(self) -> Iterator[Repeats]:
-        """Maximal runs by ascending start, one range of documents after the other.
-
-        Runs that continue one another within one document are merged.
+        Runs that continue one another within one document are merged first.
         """
+        cut_spool, cut_count = Spool(), 0
         for spool, number in zip(self.spools, self.counts.tolist(), strict=True):
             if not number:
                 continue
@@ -140,7 +132,11 @@ class ByDocument:
             is_first[1:] |= first[:-1] + count[:-1] != first[1:]
             is_first[1:] |= document[:-1] != document[1:]
             heads = np.flatnonzero(is_first)
-            yield Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
+            merged = Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
+            cuts = as_cuts(merged, self.starts, units, span)
+            cut_spool.append(cuts)
+            cut_count += len(cuts)
+        return cut_spool, cut_count
 
 
 def as_cuts(runs: Repeats, starts: np.ndarray, units: Units, span: int) -> np.ndarray:

@@ -23,15 +23,9 @@ from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of, rows_of
 from sabia.core.shards.spools import Spool
-from sabia.core.text.dedup import keep_rules, lsh
+from sabia.core.text.dedup import keep_rules, lsh, signature_files
 from sabia.core.text.dedup.first_pass import first_pass
-from sabia.core.text.dedup.signature_files import (
-    VERSION,
-    Corpus,
-    Segment,
-    SegmentWriter,
-    read_manifest,
-)
+from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter, read_manifest
 from sabia.kernels.minhash.definitions import SketchConfig, Sketches
 from sabia.kernels.minhash.interface import signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
@@ -85,7 +79,8 @@ def load_corpus(
 def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
     """The name of a source's segment: a hash of its bytes and of the options of its sketches."""
     sketch = asdict(lsh.sketch_of(config, seed))
-    inputs = [VERSION, source.fingerprint(), sketch, config.keep, config.verify]
+    version = signature_files.VERSION
+    inputs = [version, source.fingerprint(), sketch, config.keep, config.verify]
     return "sketch-" + hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
 

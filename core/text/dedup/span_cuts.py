@@ -25,6 +25,7 @@ from sabia.core.text.score_column import with_scores
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
 SCORE = "duplicate_share"
+_PIECE = 1 << 20  # cuts read at a time
 _SPAN = pa.struct(
     [("start", pa.int64()), ("length", pa.int64()),
      ("kept_id", pa.string()), ("kept_start", pa.int64())]
@@ -59,15 +60,15 @@ class Cuts:
     def write(cls, spool: Spool, count: int, ids: IdSpool) -> "Cuts":
         """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers."""
         spool.file.flush()
-        named = Spool()
-        rows = _kept_rows(spool.array(CUT, (count,)))
+        named, kept = Spool(), spool.array(CUT, (count,))["kept"]
+        parts = [np.unique(kept[low : low + _PIECE]) for low in range(0, count, _PIECE)]
+        rows = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
         batch = pa.RecordBatch.from_arrays([pa.array(rows), ids.take(rows)], ["row", "id"])
         with pa.ipc.new_file(named.file, batch.schema) as writer:
             writer.write_batch(batch)
         named.file.flush()
-        return cls(
-            spool.path, count, named.path, tuple(ids.starts.tolist()), OpenSpools(spool, named)
-        )
+        starts = tuple(ids.starts.tolist())
+        return cls(spool.path, count, named.path, starts, OpenSpools(spool, named))
 
     def of_rows(self, first: int, last: int) -> np.ndarray:
         """CUT[c] of rows first … last - 1."""
@@ -81,11 +82,6 @@ class Cuts:
         """Ids of rows that keep copies."""
         named = pa.ipc.open_file(pa.memory_map(self.ids_path)).get_batch(0)
         return named.column("id").take(pa.array(np.searchsorted(named.column("row"), rows)))
-
-
-def _kept_rows(cuts: np.ndarray, piece: int = 1 << 20) -> np.ndarray:
-    parts = [np.unique(cuts["kept"][low : low + piece]) for low in range(0, len(cuts), piece)]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
 
 
 @dataclass(frozen=True)
@@ -150,12 +146,8 @@ def _inside(bounds: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 
 def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
-    buffers = [
-        None,
-        pa.py_buffer(bounds.astype(np.int32)),
-        pa.py_buffer(np.ascontiguousarray(data)),
-    ]
-    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
+    offsets, text = pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
+    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, offsets, text])
 
 
 def transform(
@@ -163,8 +155,15 @@ def transform(
 ) -> Iterator[pa.RecordBatch]:
     """Documents without duplicated spans, or with columns that describe them, by the policy."""
     for judged in _cut_batches(batches, cuts, policy, context.index, context.name):
-        _count(judged, context, policy)
         batch = judged.batch
+        spans = judged.cuts if policy.action == "mark" else judged.parts
+        if len(spans) and policy.action != "drop":
+            context.count("spans", len(spans))
+            context.count("bytes in spans", int((spans["stop"] - spans["start"]).sum()))
+        if judged.whole.any():
+            sizes = np.diff(text_buffers(batch.column("text"))[1])
+            context.count("documents removed", int(judged.whole.sum()))
+            context.count("bytes removed with them", int(sizes[judged.whole].sum()))
         if policy.action == "mark":
             yield _marked(judged, cuts)
             continue
@@ -173,26 +172,13 @@ def transform(
         yield batch.filter(pa.array(~judged.whole))
 
 
-def _count(judged: _CutBatch, context: ShardContext, policy: CutPolicy) -> None:
-    spans = judged.cuts if policy.action == "mark" else judged.parts
-    if len(spans) and policy.action != "drop":
-        context.count("spans", len(spans))
-        context.count("bytes in spans", int((spans["stop"] - spans["start"]).sum()))
-    if judged.whole.any():
-        sizes = np.diff(text_buffers(judged.batch.column("text"))[1])
-        context.count("documents removed", int(judged.whole.sum()))
-        context.count("bytes removed with them", int(sizes[judged.whole].sum()))
-
-
 def _marked(judged: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
     """`duplicate_spans` (bytes, and where the copy is kept) and the share among the scores."""
-    cuts_found, rows = judged.cuts, judged.batch.num_rows
-    spans = pa.StructArray.from_arrays(
-        [pa.array(cuts_found["start"]), pa.array(cuts_found["stop"] - cuts_found["start"]),
-         cuts.kept_ids(cuts_found["kept"]), pa.array(cuts_found["from"])],
-        fields=list(_SPAN),
-    )  # fmt: skip
-    ends = np.concatenate(([0], np.cumsum(np.bincount(cuts_found["row"], minlength=rows))))
+    own, rows = judged.cuts, judged.batch.num_rows
+    start, length = pa.array(own["start"]), pa.array(own["stop"] - own["start"])
+    columns = [start, length, cuts.kept_ids(own["kept"]), pa.array(own["from"])]
+    spans = pa.StructArray.from_arrays(columns, fields=list(_SPAN))
+    ends = np.concatenate(([0], np.cumsum(np.bincount(own["row"], minlength=rows))))
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
     scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
     return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)

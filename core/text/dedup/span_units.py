@@ -78,13 +78,10 @@ class TokenUnits(UnitBounds):
         listed = texts.to_pylist()
         ids, spans = self.tokenizer.encode_ordinary_with_offsets(listed)
         bounds = [_own_bytes(text, pairs) for text, pairs in zip(listed, spans, strict=True)]
+        all_bounds = np.concatenate([np.empty((0, 2), np.uint32), *bounds])
         values = [np.asarray(each, np.int32) for each in ids]
         offsets = np.cumsum([0, *map(len, values)])
-        return UnitsOfTexts(
-            np.concatenate([np.empty(0, np.int32), *values]),
-            offsets,
-            np.concatenate([np.empty((0, 2), np.uint32), *bounds]),
-        )
+        return UnitsOfTexts(np.concatenate([np.empty(0, np.int32), *values]), offsets, all_bounds)
 
     def keep(self, read: UnitsOfTexts) -> None:
         """See ByteUnits."""

@@ -73,9 +73,8 @@ class _Work:
         if self.options.removed:
             salt = barrier.salt_of(sources, self._salt(sources))
             made = removed_rows.provenance_of(self.job, sources, salt)
-            removed_rows.write_removed(
-                self.options.removed, removal_pass.decision(sources, plan).dropped, made
-            )
+            dropped = removal_pass.decision(sources, plan).dropped
+            removed_rows.write_removed(self.options.removed, dropped, made)
 
     def write(self) -> None:
         """Write this task's part of the shards according to the plan."""
@@ -102,7 +101,13 @@ class _Work:
 
     def _engine(self) -> str:
         engine = choose_engine(self.options.engine)
-        notes.note(f"engine {engine}{_describe_bands(self.options, self.job.seed)}")
+        sketch, bands = lsh.sketch_of(self.options, self.job.seed), ""
+        if sketch.bands:
+            hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
+            curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
+            bands = f", {sketch.bands} bands of {sketch.rows}; probability that a pair is found: "
+            bands += curve
+        notes.note(f"engine {engine}{bands}")
         return engine
 
     def _decide(self, sources: list[Source]) -> barrier.Decision:
@@ -119,40 +124,31 @@ class _Work:
         self, sources: list[Source], corpus: Corpus, directory: Path | None = None
     ) -> removal_pass.RemovalPlan:
         """Compare, extend the index, report replaced documents, and write the plan."""
-        key = kept_index.run_key(sources, self.options, self.job.seed)
-        indexed = 0
-        if self.options.against:
-            index = kept_index.open_index(self.options.against, self.options, self.job.seed, key)
+        options, seed, indexed = self.options, self.job.seed, 0
+        key = kept_index.run_key(sources, options, seed)
+        if options.against:
+            index = kept_index.open_index(options.against, options, seed, key)
             corpus, indexed = kept_index.load(index, corpus), index.rows
-        prior = 0 if self.options.replaced else indexed
-        engine = choose_engine(self.options.engine)
-        if self.options.redis:
+        prior = 0 if options.replaced else indexed
+        engine = choose_engine(options.engine)
+        if options.redis:
             clusters, corpus = redis_index.find_and_insert(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
             return removal_pass.RemovalPlan.write(corpus, clusters, directory)
-        clusters = find_clusters(corpus, self.options, engine, prior)
+        clusters = find_clusters(corpus, options, engine, prior)
         # rows of the index whose cluster keeps a new document
         replaced = np.flatnonzero(clusters.reason[:indexed] != KEPT)
         replaced = replaced[clusters.kept_row[clusters.of_row[replaced]] >= indexed]
-        if self.options.replaced:
-            _write_replaced(self.options.replaced, corpus, clusters, replaced)
-        if self.options.index:
+        if options.replaced:
+            _write_replaced(options.replaced, corpus, clusters, replaced)
+        if options.index:
             rows = indexed + np.flatnonzero(clusters.reason[indexed:] == KEPT)
-            directories = [
-                Path(one).resolve() for one in (self.options.index, self.options.against)
-            ]
-            same = self.options.against and directories[0] == directories[1]
-            replaced_in_place = replaced if same and self.options.replaced else replaced[:0]
-            kept_index.write_index(
-                self.options.index,
-                corpus,
-                rows,
-                replaced_in_place,
-                self.options,
-                self.job.seed,
-                key,
+            same = (
+                options.against and Path(options.index).resolve() == Path(options.against).resolve()
             )
+            outdated = replaced if same and options.replaced else replaced[:0]
+            kept_index.write_index(options.index, corpus, rows, outdated, options, seed, key)
         return removal_pass.RemovalPlan.write(corpus, clusters, directory)
 
 
@@ -168,12 +164,3 @@ def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndar
     with open_file(path, table.schema) as writer:
         for batch in table.to_batches():
             writer.write(batch)
-
-
-def _describe_bands(options: DedupOptions, seed: int) -> str:
-    sketch = lsh.sketch_of(options, seed)
-    if not sketch.bands:
-        return ""
-    hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
-    curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
-    return f", {sketch.bands} bands of {sketch.rows}; probability that a pair is found: {curve}"
