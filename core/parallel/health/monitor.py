@@ -54,6 +54,7 @@ class RankMonitor:
         self.dead: dict[int, float] = {}  # ranks, and when their connection was lost
         self.termination: Termination | None = None
         self.released, self.ready = False, threading.Event()
+        self.accepted = 0
         self._shutdown_request: tuple[int, str] | None = None
         self._checked = self._noted = 0.0
         self._listener, self._wakeup = listener, WakeSocket()
@@ -123,6 +124,7 @@ class RankMonitor:
         with contextlib.suppress(OSError):  # no more connections wait, or no more files
             for _ in range(SPARE_FILES):
                 connection = Connection(self._listener.accept()[0])
+                self.accepted += 1
                 self.pending[connection] = time.monotonic() + REPORT_TIMEOUT_S
                 self._selector.register(connection, selectors.EVENT_READ)
                 # too many that never report: drop the oldest
