@@ -192,9 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument(
-        "--seconds", type=float, help="of the whole run (default: that of the last call)"
-    )
+    parser.add_argument("--seconds", type=float, help="of the whole run (default: the last value)")
     parser.add_argument("--markdown", action="store_true", help="tables as Markdown")
     parser.add_argument("--scores", help="only the evaluation in this file of WORK, as Markdown")
     given = parser.parse_args()

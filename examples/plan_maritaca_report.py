@@ -81,7 +81,7 @@ def lines(figures: list[Compared]) -> list[str]:
     differ = [figure for figure in figures if figure.difference]
     alike = len(figures) - len(differ)
     summary = (
-        f"{len(figures)} figures: {alike} equal the article's or are in its range, "
+        f"{len(figures)} figures: {alike} are equal to the article's or in its range, "
         f"{len(differ)} differ, each for the reason given below it."
     )
     return [*table, "", summary]

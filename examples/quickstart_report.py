@@ -192,7 +192,7 @@ def main() -> None:
     claims = claims_part(scores, given.corrupt)
     plan = (run.folder / "plan.txt").read_text()
     parts = [
-        page.paragraph("A small web site was crawled, cleaned and used to train on this machine."),
+        page.paragraph("A small web site was crawled and cleaned, and its text used for training."),
         page.section("Data", data),
         page.section("Training", training_part(run)),
         page.section("Accuracy", [*accuracy, *map(page.paragraph, claims)]),

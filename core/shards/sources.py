@@ -132,20 +132,6 @@ class Source:
     def _conform(
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
     ) -> pa.RecordBatch:
-        batch = self._with_keys(batch)
-        needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
-        there = [n for n in needed if n in batch.schema.names]
-        whole = _drop_broken(_drop_nulls(batch, there, reject), there, reject)
-        names = None  # each batch has scores of its own names
-        if self.schema is not None and schemas.is_scores(self.kind, "scores"):
-            names = named_numbers.names_of(self.schema.field("scores").type)
-        if columns is None:
-            full = schemas.conform(whole, self.kind, names)
-            return full if self.schema is None else schemas.fit(full, self.schema)
-        full = schemas.conform(_with_nulls(whole, self.kind), self.kind, names)
-        return full.select([name for name in columns if name in full.schema.names])
-
-    def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name, value in self.keys:
             index = batch.schema.get_field_index(name)
             column = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
@@ -155,7 +141,21 @@ class Source:
                 kind = batch.schema.field(index).type
                 filled = pc.coalesce(batch.column(index), column.cast(kind))
                 batch = batch.set_column(index, batch.schema.field(index), filled)
-        return batch
+        needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
+        there = [n for n in needed if n in batch.schema.names]
+        whole = _drop_broken(batch, there, reject)
+        names = None  # each batch has scores of its own names
+        if self.schema is not None and schemas.is_scores(self.kind, "scores"):
+            names = named_numbers.names_of(self.schema.field("scores").type)
+        if columns is None:
+            full = schemas.conform(whole, self.kind, names)
+            return full if self.schema is None else schemas.fit(full, self.schema)
+        for name in schemas.REQUIRED[self.kind]:
+            if name not in whole.schema.names:  # it was not requested, but `conform` expects it
+                wanted = schemas.KINDS[self.kind].field(name)
+                whole = whole.append_column(wanted, pa.nulls(whole.num_rows, wanted.type))
+        full = schemas.conform(whole, self.kind, names)
+        return full.select([name for name in columns if name in full.schema.names])
 
     def _parquet(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
@@ -335,27 +335,15 @@ def _rows_to_batches(
         yield records.to_batch(fitted[start : start + limit], kind, extras)
 
 
-def _with_nulls(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
-    """Placeholders for required columns that were not requested, so that `conform` accepts it."""
-    for name in schemas.REQUIRED[kind]:
-        if name not in batch.schema.names:
-            wanted = schemas.KINDS[kind].field(name)
-            batch = batch.append_column(wanted, pa.nulls(batch.num_rows, wanted.type))
-    return batch
-
-
-def _drop_nulls(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
+def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
+    """Without rows that have null in a required column, or text that is not UTF-8, which Parquet
+    and Arrow files may hold unchecked."""
     for name in names:
         column = batch.column(name)
         if column.null_count:
             for row in batch.filter(column.is_null()).to_pylist():
                 reject(row, f"{name} is null")
             batch = batch.filter(column.is_valid())
-    return batch
-
-
-def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:
-    """Without rows whose text is not UTF-8, which Parquet and Arrow files may hold unchecked."""
     for name in names:
         index = batch.schema.get_field_index(name)
         column = batch.column(index)
@@ -365,9 +353,8 @@ def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) ->
             texts = column.cast(pa.binary()).to_pylist()
             mended = [text.decode("utf-8", "replace") for text in texts]
             whole = pa.array([new.encode() == old for new, old in zip(mended, texts, strict=True)])
-            fixed = batch.set_column(
-                index, batch.schema.field(index), pa.array(mended, column.type)
-            )
+            field = batch.schema.field(index)
+            fixed = batch.set_column(index, field, pa.array(mended, column.type))
             for row in fixed.filter(pc.invert(whole)).to_pylist():
                 reject(row, f"{name} is not UTF-8")
             batch = fixed.filter(whole)

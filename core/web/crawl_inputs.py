@@ -280,9 +280,8 @@ def _excluded(path: str, globs: Sequence[str]) -> bool:
 
 def _unknown(given: str) -> str:
     known = " ".join((*WARC_ENDINGS, *HTML_ENDINGS, *TEXT_ENDINGS, ".jsonl", ".parquet"))
-    what = (
-        "contains no pages" if os.path.exists(given) else "No such file or directory, and not a URL"
-    )
+    missing = "No such file or directory, and not a URL"
+    what = "contains no pages" if os.path.exists(given) else missing
     return f"{given}: {what} (expected http(s)://…, a folder, or a file ending in {known})"
 
 

@@ -275,7 +275,15 @@ class Crawl:
         self.count("bytes", len(response.body))
         self.count("careful", float(extracted["extractor"] == CAREFUL))
         self._archive(entry, response, digest)
-        self._settle(entry, response, extracted, score)
+        if self.options.no_extract:
+            self.frontier.end(entry, DONE)
+        else:
+            self._keep(entry, extracted, score)
+        if score is not None:
+            self.count("relevant", float(score >= self.options.threshold))
+            self.frontier.judged(self.fetched, score)
+        content = response.body if self.options.no_extract else extracted["text"].encode()
+        self._learn(entry, extracted["links"], _folded(content), score)
         self.bar.advance(1, harvest=f"{self.harvest():.0%}" if self.judge else "")
 
     async def _extracted(self, response: Response) -> dict[str, Any]:
@@ -308,20 +316,9 @@ class Crawl:
                 record, date = kept.record, kept.date
         self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
 
-    def _settle(
-        self, entry: Entry, response: Response, extracted: dict[str, Any], score: float | None
-    ) -> None:
-        """Store all results of a page, inside its transaction."""
-        if self.options.no_extract:
-            self.frontier.end(entry, DONE)
-        else:
-            self._keep(entry, extracted, score)
-        relevant = score is not None and score >= self.options.threshold
-        if score is not None:
-            self.count("relevant", float(relevant))
-            self.frontier.judged(self.fetched, score)
-        content = response.body if self.options.no_extract else extracted["text"].encode()
-        self.expansion.tally_family(entry, float(self.frontier.first_time(_folded(content))))
+    def _learn(self, entry: Entry, links: Any, digest: bytes, score: float | None) -> None:
+        """Update page families, link words and hosts from a page, and follow its links."""
+        self.expansion.tally_family(entry, float(self.frontier.first_time(digest)))
         if self.options.order == "best":
             features = link_features(entry.url, entry.anchor, entry.relevance)
             self.links.learn(features, entry.host, score or 0.0)
@@ -330,7 +327,7 @@ class Crawl:
         relevance = 1.0 if score is None else link_relevance(score, entry.relevance, self.options)
         relevance = entry.relevance if relevance is None and entry.depth == 0 else relevance
         if relevance is not None:
-            self.expansion.follow(extracted["links"], entry.depth + 1, relevance)
+            self.expansion.follow(links, entry.depth + 1, relevance)
         self.expansion.rescore(entry.host)
 
     def _keep(self, entry: Entry, extracted: dict[str, Any], score: float | None) -> None:

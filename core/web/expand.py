@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import sitemaps
-from sabia.core.web.frontier import SITEMAP, DiscoveredUrl, Entry, Frontier
+from sabia.core.web.frontier import PAGE, SITEMAP, DiscoveredUrl, Entry, Frontier
 from sabia.core.web.hosts import Hosts
 from sabia.core.web.link_judge import LinkJudge
 from sabia.core.web.sitemaps import Sitemap
@@ -85,9 +85,7 @@ class Expansion:
             self.count("traps", 1)
             return None
         priority = self.priority(Entry(0, url, host_of(url), depth, hops, 0, relevance, anchor))
-        return DiscoveredUrl(
-            url, priority, depth, relevance, anchor, hops, via, changed_s=changed_s
-        )
+        return DiscoveredUrl(url, priority, depth, relevance, anchor, hops, via, PAGE, changed_s)
 
     def _add(self, links: Iterable[DiscoveredUrl | None]) -> None:
         kept = [link for link in links if link is not None]

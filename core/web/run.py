@@ -88,10 +88,8 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
     with _state(job, options) as folder, contextlib.closing(Frontier(folder)) as frontier:
         frontier.belongs_to(_identity(options, inputs))
         _begin_round(frontier, options)
-        with (
-            _archive(options, frontier) as kept,
-            progress(options.budget, "crawl", "pages") as bar,
-        ):
+        bar_of_pages = progress(options.budget, "crawl", "pages")
+        with _archive(options, frontier) as kept, bar_of_pages as bar:
             crawl = Crawl(options, frontier, judge, hosts, kept, bar, web)
             bar.advance(crawl.fetched - crawl.before)
             crawl.add_seeds(inputs.seeds)
@@ -204,10 +202,8 @@ def _write(job: Job, frontier: Frontier, names: tuple[str, ...]) -> None:
     parts = -(-count // PART_DOCUMENTS) if job.to_directory else 1
     inputs = [str(frontier.fact("identity")), str(count)]
     made = manifest.provenance(job, "document", inputs, schema=schema)
-    batches = (
-        to_batch(list(islice(rows, _BATCH)), "document", scores=names)
-        for _ in range(0, count, _BATCH)
-    )
+    groups = (list(islice(rows, _BATCH)) for _ in range(0, count, _BATCH))
+    batches = (to_batch(group, "document", scores=names) for group in groups)
     manifest.write_parts(job, schema, made, batches, parts, PART_DOCUMENTS)
 
 
