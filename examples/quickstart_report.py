@@ -17,7 +17,7 @@ from run_folder import RunFolder, aligned, percent
 
 from sabia.core import page
 from sabia.core.bench.result_summary import Comparison, Summary
-from sabia.core.svg import Bar, Group, Series, bar_chart, line_chart
+from sabia.core.svg import Bar, BarGroup, Series, bar_chart, line_chart
 
 STAGES = (("base", "pretrained"), ("sft-plain", "sft, not rewritten"), ("sft", "sft"),
           ("grpo", "grpo"), ("w8", "grpo, 8 bits"), ("mixed", "grpo, 8 and 4 bits"))  # fmt: skip
@@ -124,7 +124,7 @@ def accuracy_part(run: Run, scores: Summary) -> tuple[list[list[Any]], list[str]
             i = result.interval
             cells.append(f"{percent(i.value)} ({percent(i.low)} – {percent(i.high)})")
             bars.append(Bar(task, i.value, i.low, i.high))
-        groups.append(Group(label, bars))
+        groups.append(BarGroup(label, bars))
         rows.append([label, *cells, f"{run.size_bytes(places[model]) / 1e6:.2f} MB"])
     items = max(result.items for result in scores.results)
     names = ["model", *(f"{task} (95 % interval)" for task in scores.tasks), "weights"]

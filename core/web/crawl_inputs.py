@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
@@ -56,11 +56,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class PageFiles:
-    """A shard of WARC files or of HTML and text files, all of one folder."""
+    """A shard: one WARC file, or HTML and text files of one folder."""
 
     name: str
     paths: tuple[str, ...]
     max_bytes: int
+    warc: bool = False
 
     def fingerprint(self) -> str:
         """A hash of names, sizes and contents."""
@@ -82,7 +83,7 @@ class PageFiles:
 
     def rows(self) -> int | None:
         """The number of pages if it is known in advance."""
-        return None if self.paths[0].lower().endswith(WARC_ENDINGS) else len(self.paths)
+        return None if self.warc else len(self.paths)
 
     def batches(
         self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS,
@@ -104,8 +105,14 @@ class PageFiles:
 
     def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
         with open_binary(path) as file:
-            if path.lower().endswith(WARC_ENDINGS):
-                yield from self._archived(path, file, reject)
+            if self.warc:
+                for page in read_pages(file, self.max_bytes):
+                    if page.refused:
+                        reject({"url": page.url}, page.refused)
+                        continue
+                    source = os.path.basename(self.name)
+                    row = _page(page.url, source, page.content_type, page.body)
+                    yield row | {"crawl_time": page.time, "cut": page.cut}
                 return
             body = decompressed(file).read(self.max_bytes + 1)
         if len(body) > self.max_bytes:
@@ -116,14 +123,6 @@ class PageFiles:
             return
         html = path.lower().removesuffix(".gz").endswith(HTML_ENDINGS)
         yield _page(path, self.name, "text/html" if html else "text/plain", body)
-
-    def _archived(self, path: str, file: BinaryIO, reject: Reject) -> Iterator[dict[str, Any]]:
-        for page in read_pages(file, self.max_bytes):
-            if page.refused:
-                reject({"url": page.url}, page.refused)
-                continue
-            row = _page(page.url, os.path.basename(path), page.content_type, page.body)
-            yield row | {"crawl_time": page.time, "cut": page.cut}
 
 
 @dataclass(frozen=True)
@@ -199,25 +198,13 @@ def _from_stdin(max_bytes: int) -> Inputs:
     with open(path, "rb") as file:
         head = Decompressed(file).read(512)
     if head.startswith(b"WARC/"):
-        return Inputs(sources=(StdinWarc("<stdin>", (path,), max_bytes),))
+        return Inputs(sources=(PageFiles("<stdin>", (path,), max_bytes, warc=True),))
     if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
         opener: Any = partial(open, path, "rb")
         form = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}.get(head[:4], "jsonl")
         return Inputs(sources=(Source("<stdin>", "document", form, opener),))
     with open(path, "rb") as file:
         return _seeds(decompressed(file).read().decode("utf-8", "replace").splitlines())
-
-
-@dataclass(frozen=True)
-class StdinWarc(PageFiles):
-    """A WARC file on standard input."""
-
-    def rows(self) -> int | None:
-        return None
-
-    def _pages_of(self, path: str, reject: Reject) -> Iterator[dict[str, Any]]:
-        with open(path, "rb") as file:
-            yield from self._archived(self.name, file, reject)
 
 
 def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[Any]:
@@ -231,7 +218,7 @@ def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[A
         if kind == "loose":
             loose.setdefault(os.path.dirname(path), []).append(path)
         elif kind == "archive":
-            yield PageFiles(path, (path,), max_bytes)
+            yield PageFiles(path, (path,), max_bytes, warc=True)
         elif kind == "records" and folder:
             yield FolderRecords(path, (path,), max_bytes)
         elif kind == "records":

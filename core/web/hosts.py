@@ -167,14 +167,11 @@ class RobotsCache:
             if robots_file.state in ("rules", "none"):
                 self.frontier.keep_robots(origin, robots_file, now)
             elif robots_file.state == "unreachable" and kept:
-                robots_file = self._stale(*kept)
+                fresh = now - kept[1] < robots.STALE_S  # without such a copy nothing is allowed
+                robots_file = replace(
+                    kept[0] if fresh else robots_file, keep_s=robots.UNREACHABLE_S
+                )
             return self._keep(origin, robots_file, now + robots_file.keep_s), sent
-
-    def _stale(self, kept: robots.RobotsFile, read_s: float) -> robots.RobotsFile:
-        """An old copy of a file that cannot be reached; without a copy nothing is allowed."""
-        fresh = time.time() - read_s < robots.STALE_S
-        robots_file = kept if fresh else robots.RobotsFile(robots.DENY_ALL, "unreachable")
-        return replace(robots_file, keep_s=robots.UNREACHABLE_S)
 
     def _keep(self, origin: str, robots_file: robots.RobotsFile, until: float) -> robots.Rules:
         rules = robots.Rules(robots_file, self.token)

@@ -100,8 +100,11 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
                 rejects.add({"url": line}, "not an http(s) URL", "seeds")
             for url, host, reason in frontier.refusals():
                 rejects.add({"url": url}, reason, host)
-        if not crawl.fetched:
-            raise Failed(_nothing(frontier, rejects))
+        if not crawl.fetched:  # clear the state, so that the next run tries the URLs again
+            url, _host, reason = next(frontier.refusals(), ("", "", "no URL was left to try"))
+            frontier.forget()
+            rejected = f"{rejects.count} rejected → {rejects.path}"
+            raise Failed(f"no page was fetched; {url}: {reason} ({rejected})")
         summary = _summary(frontier, crawl.counters, rejects)
         if not options.no_extract:
             _write(job, frontier, (FOCUS,) if judge else ())
@@ -176,13 +179,6 @@ def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
     return {"seeds": seeds, "steering": steering, "seed": options.seed, "stay": options.stay,
             "warc": options.warc, "extract": not options.no_extract,
             "replay": comma_separated(options.replay)}  # fmt: skip
-
-
-def _nothing(frontier: Frontier, rejects: Rejects) -> str:
-    """Why no page was fetched; clears the state, so that the next run tries the URLs again."""
-    url, _host, reason = next(frontier.refusals(), ("", "", "no URL was left to try"))
-    frontier.forget()
-    return f"no page was fetched; {url}: {reason} ({rejects.count} rejected → {rejects.path})"
 
 
 def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -> Summary:

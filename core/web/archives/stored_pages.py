@@ -7,7 +7,7 @@ schema are moved into `meta`.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,9 @@ from sabia.core.web.documents import FOCUS, document, text_to_judge
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import MIME_TYPES
-from sabia.core.web.focus import PageJudge, make_judge
+from sabia.core.web.focus import make_judge
+
+ScoreOf = Callable[[str], float | None]  # the score of a text and a count of relevant ones
 
 
 def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
@@ -68,22 +70,30 @@ def read_shard(
     names: the scores that any document of the output has.
     """
     judge = make_judge(options)
+
+    def score_of(text: str) -> float | None:
+        if judge is None:
+            return None
+        score = judge(text)
+        context.count("relevant", float(score >= options.threshold))
+        return score
+
     with Sandbox() as sandbox:
         for batch in batches:
             if is_document(batch):
-                documents = [
-                    _scored(row, judge, options, context) for row in _folded(batch, context.name)
-                ]
+                documents = list(_folded(batch, context.name))
+                for row in documents:
+                    score = score_of(row["text"])
+                    row["scores"] += [] if score is None else [(FOCUS, score)]
             else:
-                documents = list(_documents(batch, sandbox, judge, options, context))
+                documents = list(_documents(batch, sandbox, score_of, context))
             if documents:
                 yield to_batch(documents, "document", scores=names)
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, judge: PageJudge | None, options: Focus,
-    context: ShardContext,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    batch: pa.RecordBatch, sandbox: Sandbox, score_of: ScoreOf, context: ShardContext
+) -> Iterator[dict[str, Any]]:
     for page in batch.to_pylist():
         kind = page["content_type"] or "text/html"
         if kind.partition(";")[0].strip().lower() not in MIME_TYPES:
@@ -98,8 +108,7 @@ def _documents(
         if not extracted["text"]:
             context.reject({"url": page["url"]}, "no text on the page")
             continue
-        score = judge(text_to_judge(extracted)) if judge else None
-        _count(score, options, context)
+        score = score_of(text_to_judge(extracted))
         yield document(extracted, page["url"], page["source"], page["crawl_time"], score,
                        truncated=page["cut"])  # fmt: skip
 
@@ -116,18 +125,3 @@ def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:
             before = json.loads(row["meta"]) if row["meta"] else {}
             kept["meta"] = json.dumps({**before, **extra}, ensure_ascii=False, default=str)
         yield kept
-
-
-def _scored(
-    row: dict[str, Any], judge: PageJudge | None, options: Focus, context: ShardContext
-) -> dict[str, Any]:
-    if judge is None:
-        return row
-    score = judge(row["text"])
-    _count(score, options, context)
-    return row | {"scores": [*row["scores"], (FOCUS, score)]}
-
-
-def _count(score: float | None, options: Focus, context: ShardContext) -> None:
-    if score is not None:
-        context.count("relevant", float(score >= options.threshold))

@@ -243,7 +243,7 @@ def test_the_archive_alone_gives_the_pages(web, tmp_path):
     web.page("/b?x=1&y=2", "<p>more</p>")
     crawl(web, tmp_path, "/")
     path = str(tmp_path / "warc" / "pages-00000.warc.gz")
-    found = [row for batch in PageFiles(path, (path,), 1 << 20).batches() for row in
+    found = [row for batch in PageFiles(path, (path,), 1 << 20, warc=True).batches() for row in
              batch.to_pylist()]  # fmt: skip
     assert [row["url"] for row in found] == [web.url + "/", web.url + "/b?x=1&y=2"]
     assert found[1]["body"] == b"<p>more</p>"
