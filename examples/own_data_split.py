@@ -73,8 +73,8 @@ def split(documents: Path, train: Path, held_out: Path, share: float) -> dict[st
     if not file.metadata.num_rows:
         raise BadData(f"{documents}: no documents to split (was all of it filtered out?)")
     batches = file.iter_batches(1000, columns=["id", "text"])
-    rows = (row for batch in batches for row in batch.to_pylist())
-    sizes = ((row["id"], len(row["text"])) for row in rows)
+    texts = (row for batch in batches for row in batch.to_pylist())
+    sizes = ((row["id"], len(row["text"])) for row in texts)
     rule, schema = make_rule(sizes, share), file.schema_arrow.remove_metadata()
     counts = dict.fromkeys(("train", "held_out", "train_characters", "held_out_characters"), 0)
     with atomic_path(train) as a, atomic_path(held_out) as b:
