@@ -12,7 +12,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 from sabia.core.errors import Failed, Interrupted, UsageError
@@ -62,7 +61,7 @@ def _unless_failed(shut_down: Callable[[], None]) -> Callable[..., None]:
     """
 
     def on_exit(_kind: object, error: BaseException | None, _trace: object) -> None:
-        # after a signal all processes stop at the same step, so none waits in vain
+        # after a signal all processes stop at the same step, so no rank waits for another
         if error is None or (isinstance(error, Interrupted) and not watchdog.terminated()):
             shut_down()
         else:
@@ -87,18 +86,7 @@ def join_torch(world: World, config: WatchdogConfig | None = None) -> Iterator[A
     with _watched(world, config or WatchdogConfig()) as stack:
         device = _torch_device(world)
         if world.size > 1:
-            # torchrun has a store of its own, which env:// knows how to reach
-            torchrun = world.launcher == "torchrun"
-            try:
-                torch.distributed.init_process_group(
-                    "gloo" if device.type == "cpu" else "nccl",
-                    init_method="env://" if torchrun else f"tcp://{world.host}:{world.port}",
-                    rank=world.rank,
-                    world_size=world.size,
-                    timeout=timedelta(seconds=world.timeout_s),
-                )
-            except (RuntimeError, ValueError) as error:
-                raise _unreachable(world, error) from error
+            _initialise_torch(world, "gloo" if device.type == "cpu" else "nccl")
             stack.push(_unless_failed(torch.distributed.destroy_process_group))
         with watchdog.reporting_errors():
             yield device
@@ -117,6 +105,25 @@ def _torch_device(world: World) -> Any:
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _initialise_torch(world: World, transport: str) -> None:
+    from datetime import timedelta
+
+    import torch
+
+    # torchrun has a store of its own, which env:// knows how to reach
+    method = "env://" if world.launcher == "torchrun" else f"tcp://{world.host}:{world.port}"
+    try:
+        torch.distributed.init_process_group(
+            transport,
+            init_method=method,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=world.timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise _unreachable(world, error) from error
 
 
 def _unreachable(world: World, error: Exception) -> Failed:

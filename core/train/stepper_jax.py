@@ -83,13 +83,15 @@ class JaxStepper:
         """The sharding of every array of a TrainState."""
         params: dict[str, Any] = {}
         parts: dict[str, Any] = {}
-        replicated: Any = self._sharding()
         for name, tensor in self.table.items():
             split = NamedSharding(self.devices, partition(weight_split(tensor, self.mesh)))
             params[name] = split
             kept = state_parts(self.rules[name], tensor.shape)
-            parts[name] = {k: replicated if whole else split for k, (_, whole) in kept.items()}
-        return TrainState(params, parts, replicated)
+            parts[name] = {
+                k: self._sharding() if whole else split for k, (_, whole) in kept.items()
+            }
+        count: Any = self._sharding()
+        return TrainState(params, parts, count)
 
     @staticmethod
     def _sharded(
@@ -154,8 +156,9 @@ class JaxStepper:
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
         gradients = self._function("gradients", self._precision(number))
-        rows = self._sharded_batch(batch)
-        gradient_sums, sums = gradients(self._state.params, rows, np.int32(number))
+        gradient_sums, sums = gradients(
+            self._state.params, self._sharded_batch(batch), np.int32(number)
+        )
         return {k: np.asarray(g) / float(sums["weight"]) for k, g in gradient_sums.items()}
 
     def _precision(self, number: int) -> Precision:
@@ -166,10 +169,13 @@ class JaxStepper:
         if (name, precision) not in self._jitted:
             run = _Run(self, precision)
             whole = self._sharding()
-            options: dict[str, Any] = {"out_shardings": whole} if name == "measure" else {}
-            if name == "update":
-                options = {"donate_argnums": 0, "out_shardings": (self._layouts, whole)}
-            self._jitted[name, precision] = jax.jit(getattr(run, name), **options)
+            self._jitted[name, precision] = {
+                "update": lambda: jax.jit(
+                    run.update, donate_argnums=0, out_shardings=(self._layouts, whole)
+                ),
+                "measure": lambda: jax.jit(run.measure, out_shardings=whole),
+                "gradients": lambda: jax.jit(run.gradients),
+            }[name]()
         return self._jitted[name, precision]
 
     # -- state
@@ -225,8 +231,9 @@ class _Run:
     def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
         """(loss sum, all sums) of a micro-batch."""
         # fp32 master weights, BF16 for the computation
-        rounded = self.bf16_weights
-        params = {k: p.astype(jnp.bfloat16) if k in rounded else p for k, p in params.items()}
+        params = {
+            k: p.astype(jnp.bfloat16) if k in self.bf16_weights else p for k, p in params.items()
+        }
         if self.setup.lora is not None:
             ops = LoraOps(ops, params, self.setup.lora)
         loss, weight, extras = self.setup.loss(self.setup.spec, params, micro, ops)
@@ -299,8 +306,10 @@ def _whole(array: Array, name: str) -> np.ndarray:
 def _device_mesh(mesh: Mesh, world: World) -> JaxMesh:
     devices = jax.devices()
     if mesh.size > len(devices) or (world.size > 1 and mesh.size != len(devices)):
-        there = f"{len(devices)}, {devices[0].platform}"
-        raise UsageError(f"--mesh: {mesh} needs {mesh.size} devices (there are {there})")
+        kind = devices[0].platform
+        raise UsageError(
+            f"--mesh: {mesh} needs {mesh.size} devices (there are {len(devices)}, {kind})"
+        )
     return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
 
 

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sabia.core.parallel.health.heartbeat import WAITING_PHASES, Heartbeat
 
@@ -58,7 +58,10 @@ class ProgressTracker:
 
     def restart_clock(self) -> None:
         """The same phase continues, but the process has made progress in it."""
-        self._position = replace(self._position, since=time.monotonic())
+        old = self._position
+        self._position = _Position(
+            old.step, old.phase, old.phases, time.monotonic(), old.patience_s
+        )
 
     def heartbeat(self) -> Heartbeat:
         """The progress as it is reported."""

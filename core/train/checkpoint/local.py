@@ -31,7 +31,6 @@ FORMAT = 2
 MANIFEST, COMMITTED = "manifest.json", "COMMITTED"
 READERS = 4  # files that are checked at the same time
 _PREFIX = "step-"
-Entry = Mapping[str, Any]  # part of a manifest
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def steps(directory: Path) -> list[int]:
     return sorted((step for step in steps_there if step is not None), reverse=True)
 
 
-def merge(entries: Iterable[Entry]) -> dict[str, Any]:
+def merge(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Files and tensors of all processes; raises Failed unless the pieces form whole tensors."""
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
@@ -97,7 +96,9 @@ def merge(entries: Iterable[Entry]) -> dict[str, Any]:
     return {"files": files, "tensors": tensors}
 
 
-def commit(directory: Path, step: int, entries: Iterable[Entry], meta: Entry) -> None:
+def commit(
+    directory: Path, step: int, entries: Iterable[Mapping[str, Any]], meta: Mapping[str, Any]
+) -> None:
     """Write manifest and commit mark next to the synced files, and rename the directory."""
     saving, final = saving_path(directory, step), path_of(directory, step)
     manifest = {"format": FORMAT, "step": step, **meta, **merge(entries)}
@@ -142,8 +143,9 @@ def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, Any]:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint with a valid manifest, its files not yet checked; BadData otherwise."""
     try:
-        text, mark = ((path / name).read_bytes() for name in (MANIFEST, COMMITTED))
-        manifest = read_manifest(path.name, text, mark)
+        manifest = read_manifest(
+            path.name, (path / MANIFEST).read_bytes(), (path / COMMITTED).read_bytes()
+        )
     except (OSError, ValueError) as error:
         raise BadData(f"checkpoint {path.name}: not readable ({error})") from error
     return Checkpoint(path, manifest)
@@ -167,7 +169,9 @@ def check_file(checkpoint: Checkpoint, name: str) -> None:
     except OSError as error:
         raise BadData(f"checkpoint {checkpoint.path.name}: not readable ({error})") from error
     if not same:
-        raise BadData(f"checkpoint {path.parent.name}: {name} is corrupt (size or hash differs)")
+        raise BadData(
+            f"checkpoint {checkpoint.path.name}: {name} is corrupt (size or hash differs)"
+        )
 
 
 def discard(path: Path) -> None:
