@@ -14,9 +14,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.output import remarks, report, table
 from sabia.core.plan.output.view import views
-from sabia.core.plan.planner import Plan
 from sabia.core.plan.plans import plan_of
-from sabia.core.plan.request import PlanRequest, build
+from sabia.core.plan.request import build
 
 if TYPE_CHECKING:
     from sabia.core.plan.output.several import Priced
@@ -47,7 +46,16 @@ def answer(settings: PlanOptions, today: date | None = None) -> PlanOutput:
     if not settings.trains:
         return _of_stage(settings, today)
     if settings.budget:
-        return _of_budget(settings, today)
+        from sabia.core.plan.output import budget
+
+        items = budget.budget_of(settings, today)
+        return PlanOutput(
+            text=budget.text(items),
+            report=budget.report(items),
+            rows=budget.flat_rows(items),
+            warnings=remarks.stale_lines(items.prices, today),
+            charts=lambda: _plots().of_rows(budget.flat_rows(items), "name", "cost_usd", "Budget"),
+        )
     if settings.compare:
         from sabia.core.plan.output import several
 
@@ -87,33 +95,27 @@ def _plots() -> Any:
 
 
 def _of_run(settings: PlanOptions, today: date) -> PlanOutput:
-    """Plan one run."""
+    """Plan one run; with `--emit` its launch script alone on stdout, and the verdict as a note."""
     request, plan = plan_of(settings, today=today)
     shown_views = views(request, plan)
     if settings.emit:
-        return _emitted(request, plan, today)
+        script = import_module("sabia.core.plan.output.emitted").script(request, plan)
+        return PlanOutput(
+            text=script.rstrip("\n"),
+            report=report.report(request, plan) | {"script": script},
+            rows=report.flat_rows(request, plan),
+            notes=[table.verdict(plan)],
+            warnings=remarks.warnings(request, plan, today),
+        )
+    texts = [table.render(request, plan), *(view.text for view in shown_views.values())]
     return PlanOutput(
-        text="\n".join(
-            [table.render(request, plan), *(view.text for view in shown_views.values())]
-        ),
+        text="\n".join(texts),
         report=report.report(request, plan)
         | {name: view.report for name, view in shown_views.items()},
         rows=report.flat_rows(request, plan),
         notes=remarks.notes(request, plan),
         warnings=remarks.warnings(request, plan, today),
         charts=lambda: _plots().of_plan(request, plan),
-    )
-
-
-def _emitted(request: PlanRequest, plan: Plan, today: date) -> PlanOutput:
-    """The launch script alone on stdout; the verdict on the plan as a note."""
-    script = import_module("sabia.core.plan.output.emitted").script(request, plan)
-    return PlanOutput(
-        text=script.rstrip("\n"),
-        report=report.report(request, plan) | {"script": script},
-        rows=report.flat_rows(request, plan),
-        notes=[table.verdict(plan)],
-        warnings=remarks.warnings(request, plan, today),
     )
 
 
@@ -124,32 +126,12 @@ def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     request = build(settings, today=today)
     stage = settings.stage or ""
     shown_views = getattr(generation, STAGES[stage])(request)
-    inputs = {
-        "schema_version": report.SCHEMA_VERSION,
-        "stage": stage,
-        "inputs": settings.set_values(),
-    }
+    given = settings.set_values()
+    inputs = {"schema_version": report.SCHEMA_VERSION, "stage": stage, "inputs": given}
+    row = {"stage": stage, "chip": request.cluster.chip.name} | shown_views.report
     return PlanOutput(
         text=shown_views.text,
         report=inputs | shown_views.report,
-        rows=[
-            summary.scalars(
-                {"stage": stage, "chip": request.cluster.chip.name} | shown_views.report
-            )
-        ],
+        rows=[summary.scalars(row)],
         warnings=remarks.stale_lines(request.cluster.prices, today),
-    )
-
-
-def _of_budget(settings: PlanOptions, today: date) -> PlanOutput:
-    """The budget of a list of runs."""
-    from sabia.core.plan.output import budget
-
-    items = budget.budget_of(settings, today)
-    return PlanOutput(
-        text=budget.text(items),
-        report=budget.report(items),
-        rows=budget.flat_rows(items),
-        warnings=remarks.stale_lines(items.prices, today),
-        charts=lambda: _plots().of_rows(budget.flat_rows(items), "name", "cost_usd", "Budget"),
     )

@@ -11,16 +11,11 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
+from sabia.core.plan.device import search_rules
 from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.device.search import PlannedLayouts, search
 from sabia.core.plan.device.search_fixes import coarse
-from sabia.core.plan.device.search_rules import (
-    ABILITIES,
-    UTILISATION,
-    SearchProblem,
-    fixed_layout,
-    parse_fields,
-)
+from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.stack import stack_on
 from sabia.core.plan.device.survey import TimedLayout, priced
 from sabia.core.plan.memory import StateRecipe, find_recipe
@@ -62,7 +57,7 @@ def question_of(request: PlanRequest) -> SearchProblem:
     settings, chip = request.settings, request.cluster.chip
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
-    utilisation = UTILISATION if settings.utilisation is None else settings.utilisation
+    utilisation = search_rules.UTILISATION if settings.utilisation is None else settings.utilisation
     stack = stack_on(settings.value("stack"), chip)
     return SearchProblem(workload_of(request), chip, stack, pinned_of(settings), utilisation)
 
@@ -87,7 +82,7 @@ def workload_of(request: PlanRequest) -> Workload:
 def _recipe(request: PlanRequest) -> StateRecipe:
     """The state recipe that is given, else that of the software."""
     settings = request.settings
-    usual = ABILITIES[settings.value("stack")].recipes
+    usual = search_rules.ABILITIES[settings.value("stack")].recipes
     if settings.state_recipe or request.run.lora or not usual:
         return request.run.recipe
     return find_recipe(usual[0])
@@ -116,7 +111,7 @@ def round_rows(rows: float) -> int:
 
 def pinned_of(settings: PlanOptions) -> dict[str, Any]:
     """Fixed fields of a layout: --fixed-layout, --micro-batch, --recompute."""
-    pinned = parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
+    pinned = search_rules.parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):
         value, flag = getattr(settings, name), name.replace("_", "-")
         if value is not None and pinned.setdefault(name, value) != value:
@@ -130,7 +125,17 @@ def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
     """Per deadline: the fixed layout, the best on the given chips, or the cheapest in time."""
     search_result, deadlines = layouts.search_result, request.deadlines_s
     if search_result is None:
-        return [_fixed(request, layouts.problem)] * len(deadlines)
+        problem = layouts.problem
+        fixed = priced(problem, search_rules.fixed_layout(problem, request.cluster.chips))
+        if fixed.memory.total > problem.memory_limit_bytes:
+            largest = max(fixed.memory.terms, key=lambda term: term.bytes)
+            raise Infeasible(
+                f"--fixed-layout: needs {format_bytes(fixed.memory.total)} per chip, most of it "
+                f"for {largest.name} ({format_bytes(largest.bytes)}), but only "
+                f"{problem.utilisation:.0%} of {format_bytes(problem.chip.usable_hbm_bytes)} may "
+                "be used; add --search to search the fields that the layout does not set"
+            )
+        return [fixed] * len(deadlines)
     if request.cluster.chips:
         return [search_result.best] * len(deadlines)
     return [
@@ -145,20 +150,6 @@ def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
     held = run.state_bytes / problem.memory_limit_bytes
     limit = min(MOST_CHIPS, max(2 * needed, 16 * held, problem.chip.node_chips))
     return coarse(problem.chip, int(limit)) or coarse(problem.chip, MOST_CHIPS)[:1]
-
-
-def _fixed(request: PlanRequest, problem: SearchProblem) -> TimedLayout:
-    """Exactly the given layout."""
-    chosen = priced(problem, fixed_layout(problem, request.cluster.chips))
-    if chosen.memory.total > problem.memory_limit_bytes:
-        largest = max(chosen.memory.terms, key=lambda term: term.bytes)
-        raise Infeasible(
-            f"--fixed-layout: needs {format_bytes(chosen.memory.total)} per chip, most of it for "
-            f"{largest.name} ({format_bytes(largest.bytes)}), but only "
-            f"{problem.utilisation:.0%} of {format_bytes(problem.chip.usable_hbm_bytes)} may be "
-            "used; add --search to search the fields that the layout does not set"
-        )
-    return chosen
 
 
 def _row(

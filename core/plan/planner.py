@@ -170,9 +170,8 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
         run_s = work_chip_s / chips
         rows.append(DeadlineRow(deadline_s, exact, memory_min_chips, chips, run_s, cluster.mfu))
-    planned = Plan(
-        run, cluster, work_chip_s, hold(0), hold(sequence_bytes), memory_min_chips, tuple(rows)
-    )
+    least_chips = hold(0), hold(sequence_bytes), memory_min_chips
+    planned = Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
     if cluster.chips:
         refuse_infeasible(planned, cluster.chips)
     return planned

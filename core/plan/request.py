@@ -131,12 +131,9 @@ def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> 
     if rank is None:
         per_token = operations.training_flops_per_token(model, run.sequence, convention)
         return replace(run, convention=convention, flops_per_token=per_token)
-    return replace(
-        run,
-        convention=convention,
-        flops_per_token=operations.lora_flops_per_token(model, run.sequence, rank, convention),
-        adapter_params=operations.adapter_params(model, rank),
-    )
+    per_token = operations.lora_flops_per_token(model, run.sequence, rank, convention)
+    adapters = operations.adapter_params(model, rank)
+    return replace(run, convention=convention, flops_per_token=per_token, adapter_params=adapters)
 
 
 def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cluster:
@@ -208,8 +205,5 @@ def own_prices(text: str) -> tuple[Price, ...]:
 
 def usable_needs(run: Run, chip: Chip) -> tuple[int, int]:
     """Chips that hold the state, and state + activations, where only usable memory counts."""
-    total = run.state_bytes + run.activation_bytes
-    return (
-        memory.chips_to_hold(run.state_bytes, chip.usable_hbm_bytes),
-        memory.chips_to_hold(total, chip.usable_hbm_bytes),
-    )
+    total, usable = run.state_bytes + run.activation_bytes, chip.usable_hbm_bytes
+    return memory.chips_to_hold(run.state_bytes, usable), memory.chips_to_hold(total, usable)

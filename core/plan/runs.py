@@ -67,7 +67,5 @@ def _parquet(path: str) -> Iterator[Run]:
     except (pa.ArrowException, OSError) as error:
         raise BadData(f"{path}: {error} (expected runs as Parquet)") from error
     for number, row in enumerate(rows, 1):
-        yield (
-            f"{os.path.basename(path)}:{number}",
-            {key: value for key, value in row.items() if value is not None},
-        )
+        given = {key: value for key, value in row.items() if value is not None}
+        yield f"{os.path.basename(path)}:{number}", given

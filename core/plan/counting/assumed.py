@@ -28,7 +28,12 @@ def assumed_architecture(
     shape = nearest_shape(params, active)
     base = architecture_from(_resized(shape.config, layers, hidden))
     base = replace(base, extra=(), extra_params=0, counted_only=False)
-    base = _with_vocabulary(base, active)
+    # a smaller vocabulary where embedding and head would be most of the active parameters
+    tables = 2 if base.head_params else 1
+    vocab = min(base.vocab, int(_VOCAB_SHARE * active / (tables * base.hidden)))
+    size = vocab * base.hidden
+    head = size if base.head_params else 0
+    base = replace(base, vocab=vocab, embedding_params=size, head_params=head)
     layers_of = _moe(base, params, active) if active < params else _dense(base, params)
     return replace(base, layers=layers_of, name=f"assumed as {shape.name}", assumed=True)
 
@@ -63,15 +68,6 @@ def _resized(
     return resized
 
 
-def _with_vocabulary(base: Architecture, active: float) -> Architecture:
-    """A smaller vocabulary where embedding and head would be most of the active parameters."""
-    tables = 2 if base.head_params else 1
-    vocab = min(base.vocab, int(_VOCAB_SHARE * active / (tables * base.hidden)))
-    size = vocab * base.hidden
-    head = size if base.head_params else 0
-    return replace(base, vocab=vocab, embedding_params=size, head_params=head)
-
-
 def _dense(base: Architecture, params: float) -> tuple[LayerKind, ...]:
     feeds = sum(kind.count * kind.mlp_params for kind in base.layers)
     share = (params - (base.params - feeds)) / feeds
@@ -80,9 +76,8 @@ def _dense(base: Architecture, params: float) -> tuple[LayerKind, ...]:
     def scaled(kind: LayerKind) -> LayerKind:
         width = _divisible_width(kind.mlp_width * share)
         edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
-        return replace(
-            kind, mlp_params=round(kind.mlp_params * share), mlp_width=width, adapter_edges=edges
-        )
+        feed = round(kind.mlp_params * share)
+        return replace(kind, mlp_params=feed, mlp_width=width, adapter_edges=edges)
 
     return tuple(map(scaled, base.layers))
 
@@ -98,7 +93,10 @@ def _moe(base: Architecture, params: float, active: float) -> tuple[LayerKind, .
         visited = (active - fixed) / count - base.hidden * experts
         share = visited / (always + chosen * one)
         _check(base, share, active)
-        experts = _divisible(chosen + idle / (share * one))
+        # rounded up (tolerance 0.1 %); large numbers are multiples of 16 for many ranks
+        needed = chosen + idle / (share * one)
+        step = 16 if needed >= 64 else 4 if needed >= 16 else 1
+        experts = math.ceil(needed * 0.999 / step) * step
     held = idle * experts / (experts - chosen)
     rest = (active - fixed) / count - held * chosen / experts
     gained = round((rest - base.hidden * experts - always) / (routed.matrices * base.hidden))
@@ -108,23 +106,11 @@ def _moe(base: Architecture, params: float, active: float) -> tuple[LayerKind, .
             return kind
         width = kind.mlp_width and _divisible_width(max(1, kind.mlp_width + gained))
         edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
-        return replace(
-            kind,
-            mlp_params=round(rest),
-            mlp_width=width,
-            adapter_edges=edges,
-            expert_params=round(held),
-            experts=experts,
-            expert_width=_divisible_width(kind.expert_width * held / experts / one),
-        )
+        resized = replace(kind, mlp_params=round(rest), mlp_width=width, adapter_edges=edges)
+        inner = _divisible_width(kind.expert_width * held / experts / one)
+        return replace(resized, expert_params=round(held), experts=experts, expert_width=inner)
 
     return tuple(map(scaled, base.layers))
-
-
-def _divisible(experts: float) -> int:
-    """`experts` rounded up (tolerance 0.1 %); large numbers are multiples of 16 for many ranks."""
-    step = 16 if experts >= 64 else 4 if experts >= 16 else 1
-    return math.ceil(experts * 0.999 / step) * step
 
 
 def _divisible_width(width: float) -> int:

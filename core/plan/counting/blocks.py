@@ -55,19 +55,10 @@ def of_rows(rows: Iterable[TableRow], sizes: Mapping[str, Any]) -> LayerHalf:
     inner = [row for row in rows if len(row.shape) > 1]
     routed = [row for row in inner if row.axes[0] == "expert"]
     # as core.model.lora: matrices that are active for every token, without routers
-    adapted = [
-        row
-        for row in inner
-        if len(row.shape) == 2 and row.init == "normal" and row.component in ("attention", "mlp")
-    ]
-    experts = elements(routed)
-    return LayerHalf(
-        matrices=elements(inner) - experts,
-        vectors=elements(rows) - elements(inner),
-        edges=sum(sum(row.shape) for row in adapted),
-        experts=experts,
-        sizes=sizes,
-    )
+    adapted = [row for row in inner if len(row.shape) == 2 and row.init == "normal"]
+    edges = sum(sum(row.shape) for row in adapted if row.component in ("attention", "mlp"))
+    experts, matrices = elements(routed), elements(inner)
+    return LayerHalf(matrices - experts, elements(rows) - matrices, edges, experts, sizes)
 
 
 def of_shapes(
@@ -165,12 +156,8 @@ def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
 
 def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, Any]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
-    sizes: dict[str, Any] = {
-        "heads": mixer.heads,
-        "score_width": mixer.score_width(),
-        "cache_width": cached,
-    }
-    sizes |= {"window": mixer.window}
+    sizes: dict[str, Any] = {"heads": mixer.heads, "window": mixer.window}
+    sizes |= {"score_width": mixer.score_width(), "cache_width": cached}
     if isinstance(mixer, LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
         widths = {"query_width": keys, "key_width": keys, "value_width": values}
@@ -187,12 +174,7 @@ def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, Any]:
     """A delta net's state for decoding: its matrices, and the last inputs of its convolution."""
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim
-    return {
-        "heads": mixer.value_heads,
-        "kv_heads": mixer.key_heads,
-        "query_width": keys,
-        "key_width": keys,
-        "value_width": values,
-        "state_products": mixer.state_products(),
-        "state_width": state + (mixer.taps - 1) * (2 * keys + values),
-    }
+    state += (mixer.taps - 1) * (2 * keys + values)
+    sizes = {"heads": mixer.value_heads, "kv_heads": mixer.key_heads}
+    widths = {"query_width": keys, "key_width": keys, "value_width": values}
+    return sizes | widths | {"state_products": mixer.state_products(), "state_width": state}

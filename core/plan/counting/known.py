@@ -31,24 +31,19 @@ def architecture_of(path: str | Path) -> Architecture:
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
     config = generic.texts(config)
-    _check_depth(config)
-    family = str(config.get("model_type"))
-    alike = generic.ALIKE.get(family, family)
-    if alike not in families():
-        return generic.from_config(config)
-    counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
-    if isinstance(inner := config.get("text_config"), dict):
-        text = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
-        counted["text_config"] = text
-    architecture = from_spec(from_config(counted | {"model_type": alike}))
-    return replace(architecture, name=family, counted_only=alike != family)
-
-
-def _check_depth(config: Mapping[str, Any]) -> None:
-    """Raise UsageError on an implausible depth, before the layers are created."""
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         for name in ("num_hidden_layers", "n_layer", "num_layers"):
             depth = fields.get(name)
             if isinstance(depth, int) and depth > MOST_LAYERS:
                 raise UsageError(f"config.json: {name} is {depth} (expected at most {MOST_LAYERS})")
+    family = str(config.get("model_type"))
+    alike = generic.ALIKE.get(family, family)
+    if alike not in families():
+        return generic.from_config(config)
+    counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
+    if isinstance(inner, dict):
+        text = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
+        counted["text_config"] = text
+    architecture = from_spec(from_config(counted | {"model_type": alike}))
+    return replace(architecture, name=family, counted_only=alike != family)

@@ -19,14 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core.plan.device import search_rules
 from sabia.core.plan.device.layout import AXES, Layout, Workload
-from sabia.core.plan.device.search_rules import (
-    MOST_STAGES,
-    Abilities,
-    LayoutRule,
-    Pinned,
-    even_stages,
-)
+from sabia.core.plan.device.search_rules import Abilities, LayoutRule, Pinned
 
 # axes with few possible values come first; the last two must only divide the remaining chips
 ORDER = ("tensor", "context", "pipe", "expert", "fsdp", "data")
@@ -145,28 +140,22 @@ class _PartialMeshes:
         for number, rule in enumerate(rules):
             values = values[np.broadcast_to(rule.fits(values), values.shape)]
             if number < len(rules) - 1:
-                kept = sum(
-                    _ways(self.left[self.left % n == 0] // n, parts) for n in values.tolist()
-                )
+                divided = (self.left[self.left % n == 0] // n for n in values.tolist())
+                kept = sum(_ways(left, parts) for left in divided)
                 self.count(rule, before - kept)
                 before = kept
-        self._expand(axis, values)
+        self.free = self.free[1:]
+        if self.free:
+            indices = [np.flatnonzero(self.left % n == 0) for n in values.tolist()]
+            chosen = np.concatenate([*indices, np.array([], np.int64)])
+            sizes = np.repeat(values, [len(some) for some in indices])
+        else:  # the last axis has all remaining chips
+            chosen = np.flatnonzero(np.isin(self.left, values))
+            sizes = self.left[chosen]
+        self.fields = {name: array[chosen] for name, array in self.fields.items()}
+        self.fields[axis], self.left = sizes, self.left[chosen] // sizes
         if rules:
             self.count(rules[-1], before - _ways(self.left, parts))
-
-    def _expand(self, axis: str, values: Array) -> None:
-        self.free = self.free[1:]
-        if not self.free:  # the last axis has all remaining chips
-            chosen = np.flatnonzero(np.isin(self.left, values))
-            self._take(chosen, axis, self.left[chosen])
-            return
-        indices = [np.flatnonzero(self.left % n == 0) for n in values.tolist()]
-        repeated = np.repeat(values, [len(some) for some in indices])
-        self._take(np.concatenate([*indices, np.array([], np.int64)]), axis, repeated)
-
-    def _take(self, chosen: Array, axis: str, values: Array) -> None:
-        self.fields = {name: array[chosen] for name, array in self.fields.items()}
-        self.fields[axis], self.left = values, self.left[chosen] // values
 
     def settle(self, rules: Sequence[LayoutRule]) -> list[LayoutRule]:
         """Apply the rules whose unknown fields are none or exactly all free axes; return others."""
@@ -191,24 +180,19 @@ def all_meshes(
     """
     fixed = {axis: pinned[axis] for axis in AXES if axis in pinned}
     free = [axis for axis in ORDER if axis in axes and axis not in fixed]
-    partial_meshes = _PartialMeshes(
-        counts, free, fixed | dict.fromkeys({*AXES} - {*axes} - {*fixed}, 1)
-    )
+    ones = dict.fromkeys({*AXES} - {*axes} - {*fixed}, 1)
+    partial = _PartialMeshes(counts, free, fixed | ones)
     for name in INNER:
-        partial_meshes.fields[name] = np.full(
-            len(partial_meshes.left), pinned.get(name, 1), np.int64
-        )
-    waiting = partial_meshes.settle(rules)
-    while partial_meshes.free:
-        alone = {partial_meshes.free[0], *INNER}
-        partial_meshes.grow([rule for rule in waiting if {*rule.fields} <= alone])
-        waiting = partial_meshes.settle([rule for rule in waiting if not {*rule.fields} <= alone])
+        partial.fields[name] = np.full(len(partial.left), pinned.get(name, 1), np.int64)
+    waiting = partial.settle(rules)
+    while partial.free:
+        alone = {partial.free[0], *INNER}
+        partial.grow([rule for rule in waiting if {*rule.fields} <= alone])
+        waiting = partial.settle([rule for rule in waiting if not {*rule.fields} <= alone])
     if not free:  # all axes are pinned: only one number of chips is possible
-        done = partial_meshes.left == 1
-        partial_meshes.fields = {
-            name: values[done] for name, values in partial_meshes.fields.items()
-        }
-    return Meshes(partial_meshes.fields, partial_meshes.total, partial_meshes.rejected)
+        done = partial.left == 1
+        partial.fields = {name: values[done] for name, values in partial.fields.items()}
+    return Meshes(partial.fields, partial.total, partial.rejected)
 
 
 def candidates_of(meshes: Meshes, workload: Workload, can: Abilities, pinned: Pinned) -> Candidates:
@@ -222,9 +206,9 @@ def candidates_of(meshes: Meshes, workload: Workload, can: Abilities, pinned: Pi
     mesh = np.concatenate([*chosen, np.array([], np.int64)])
     micro = np.repeat(np.array(tried, np.int64), [len(some) for some in chosen])
     # several virtual stages need equal numbers of layers and whole rounds of micro-batches
-    most = MOST_STAGES if can.interleaved else 1
+    most = search_rules.MOST_STAGES if can.interleaved else 1
     virtuals = [pinned["virtual"]] if "virtual" in pinned else list(range(1, most + 1))
-    even = even_stages(workload.architecture.depth, can.outer)
+    even = search_rules.even_stages(workload.architecture.depth, can.outer)
     pipe, passes = meshes.fields["pipe"][mesh], workload.batch_rows // (rows[mesh] * micro)
     parts_by_virtual = []
     for virtual in virtuals:

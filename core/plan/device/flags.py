@@ -21,22 +21,6 @@ def pretrain_flags(
     backend: torch on GPUs and CPUs, jax on TPUs. lora_rank: of the adapters, if only they are
     trained. Raises UsageError on what the trainer cannot do.
     """
-    _check(workload, layout, backend, lora_rank)
-    axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
-    options = {
-        "backend": backend,
-        "mesh": ",".join(axes) or "data=1",
-        "batch": workload.batch_rows,
-        "micro-batch": layout.micro_batch,
-        "remat": REMAT[layout.recompute],
-        "precision": PRECISION[workload.precision],
-        "lora-rank": lora_rank,
-    }
-    usual = {("backend", "torch"), ("lora-rank", 0)}
-    return " ".join(f"--{n} {value}" for n, value in options.items() if (n, value) not in usual)
-
-
-def _check(workload: Workload, layout: Layout, backend: str, lora_rank: int) -> None:
     if workload.precision not in PRECISION:
         known = ", ".join(PRECISION)
         raise UsageError(
@@ -63,3 +47,15 @@ def _check(workload: Workload, layout: Layout, backend: str, lora_rank: int) -> 
         )
     if (workload.adapter_params is not None) != bool(lora_rank):
         raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")
+    axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
+    options = {
+        "backend": backend,
+        "mesh": ",".join(axes) or "data=1",
+        "batch": workload.batch_rows,
+        "micro-batch": layout.micro_batch,
+        "remat": REMAT[layout.recompute],
+        "precision": PRECISION[workload.precision],
+        "lora-rank": lora_rank,
+    }
+    usual = {("backend", "torch"), ("lora-rank", 0)}
+    return " ".join(f"--{n} {value}" for n, value in options.items() if (n, value) not in usual)

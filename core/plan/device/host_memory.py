@@ -124,11 +124,8 @@ def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
     yield _state("weights", case, 1)
     yield _state("optimizer", case, _states(case))
     adapters = (case.workload.adapter_params or 0) * 4 * FP32  # weights, gradients, m and v
-    yield Term(
-        "adapters",
-        adapters / case.layout.pipe,
-        lambda: f"{case.workload.adapter_params} x {4 * FP32} B",
-    )
+    how = f"{case.workload.adapter_params} x {4 * FP32} B"
+    yield Term("adapters", adapters / case.layout.pipe, lambda: how)
     yield Term("gradients", grads.heap + here, lambda: _text(case, "4 B"))
     yield Term("narrow copies", copies.total if passing else 0, lambda: _text(case, "2 B"))
     yield Term("activations", live.total if passing else 0, lambda: _activation_text(case))
@@ -144,11 +141,8 @@ def _outer(case: HostCase) -> Number:
     """Elements of embedding and head on this stage, before any split."""
     model, stage = case.model, case.stage
     copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if case.tied else 0
-    return (
-        stage.embedding * model.embedding_params
-        + stage.head * (model.head_params + model.other_params)
-        + copy
-    )
+    head = stage.head * (model.head_params + model.other_params)
+    return stage.embedding * model.embedding_params + head + copy
 
 
 def _layers(case: HostCase) -> tuple[Number, Number]:
@@ -253,9 +247,8 @@ def _tensors(
     for one in host_kept.layer_tensors(kind, hidden, case.formats, recompute):
         split = case.layout.tensor if one.split == "tensor" else 1
         total += case.blocks(layers, case.tokens * one.token_bytes / split)
-    if (
-        recompute == "none"
-    ):  # outputs of experts are summed twice: on their rank, and on the token's
+    # outputs of experts are summed twice: on their rank, and on the token's
+    if recompute == "none":
         sent = case.tokens * kind.top_k * hidden * case.formats.stream
         total += case.blocks(layers, sent).where(case.layout.expert > 1)
     return total

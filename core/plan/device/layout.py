@@ -137,8 +137,7 @@ class Setting:
     @property
     def sharding(self) -> Number:
         """Ranks over which ZeRO splits dense weights and their state."""
-        ranks = self.layout.fsdp * (self.layout.context if self.stack.folded_context else 1)
-        return ranks * (self.layout.expert if self.stack.folded_experts else 1)
+        return self.expert_sharding * (self.layout.expert if self.stack.folded_experts else 1)
 
     @property
     def expert_sharding(self) -> Number:

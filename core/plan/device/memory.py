@@ -103,16 +103,10 @@ def _instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     early = Term(gradients.name, gradients.bytes * case.keeps_gradients, gradients.formula)
     temporary = [(make(case), when) for make, when in TEMPORARY.items()]
     for instant in INSTANTS:
-        yield (
-            instant,
-            (
-                *permanent,
-                gradients if instant in ("end", "update") else early,
-                *(term if instant in when else Term(term.name, 0) for term, when in temporary),
-                buffers.gathered(case, instant),
-                buffers.unreduced(case, instant),
-            ),
-        )
+        reduced = gradients if instant in ("end", "update") else early
+        now = [term if instant in when else Term(term.name, 0) for term, when in temporary]
+        units = buffers.gathered(case, instant), buffers.unreduced(case, instant)
+        yield instant, (*permanent, reduced, *now, *units)
 
 
 PERMANENT = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)

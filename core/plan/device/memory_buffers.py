@@ -27,18 +27,10 @@ default gathers once per step and reduces once, after the last micro-batch (pipe
 from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device import memory_state
 from sabia.core.plan.device.layout import Setting
 from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
-from sabia.core.plan.device.memory_state import (
-    LayerFigures,
-    StageCase,
-    Term,
-    billions,
-    head_params,
-    over_layers,
-    trained_elements,
-    ways,
-)
+from sabia.core.plan.device.memory_state import LayerFigures, StageCase, Term, billions
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 
@@ -70,17 +62,14 @@ def kept_of_others(case: StageCase) -> Term:
 
 def _of_stage(case: StageCase) -> Number:
     """Bytes per token that one micro-batch keeps in the stage's layers."""
-    return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
+    return memory_state.over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
 
 
 def recomputed(case: StageCase) -> Term:
     """Recomputed tensors for the backward pass of one layer."""
-    again = case.layers.again
-    return Term(
-        "recomputed layer",
-        case.tokens * again,
-        lambda: f"1 layer x {case.tokens:g} tokens x {again:.6g} B",
-    )
+    tokens, again = case.tokens, case.layers.again
+    size = tokens * again
+    return Term("recomputed layer", size, lambda: f"1 layer x {tokens:g} tokens x {again:.6g} B")
 
 
 def layer_figures(case: Setting) -> LayerFigures:
@@ -95,12 +84,9 @@ def layer_figures(case: Setting) -> LayerFigures:
         dense = kind.params - kind.expert_params
         on_device = (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
         elements = larger(elements, on_device)
-    return LayerFigures(
-        kept={kind: lasting for kind, (_, lasting) in sizes.items()},
-        extra=sum(kind.count * sizes[kind][1] for kind in model.extra),
-        again=again,
-        elements=elements,
-    )
+    kept_bytes = {kind: lasting for kind, (_, lasting) in sizes.items()}
+    extra = sum(kind.count * kept_bytes[kind] for kind in model.extra)
+    return LayerFigures(kept_bytes, extra, again, elements)
 
 
 def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
@@ -144,9 +130,8 @@ def _bytes(tensors: Iterable[KeptTensor], case: Setting, local: bool = False) ->
 
 def runtime(case: StageCase) -> Term:
     """Memory of the runtime."""
-    return Term(
-        "runtime", case.stack.context_bytes, lambda: "context, kernels, communicators (margin)"
-    )
+    how = "context, kernels, communicators (margin)"
+    return Term("runtime", case.stack.context_bytes, lambda: how)
 
 
 def head_input(case: StageCase) -> Term:
@@ -176,7 +161,7 @@ def logits(case: StageCase) -> Term:
     def formula() -> str:
         chunk = f", in chunks of {billions(most)}B" if most else ""
         times = f"{passes} x " if passes > 1 else ""
-        over = ways(("tensor", tensor))
+        over = memory_state.ways(("tensor", tensor))
         return f"{times}{case.tokens:g} tokens x {vocab} x {each:g} B{over}{chunk}"
 
     return Term("logits", case.stage.head * size, formula)
@@ -238,7 +223,7 @@ def exchange(case: StageCase) -> Term:
 
 def update(case: StageCase) -> Term:
     """Temporary tensors of the optimizer step."""
-    count, each = trained_elements(case), case.stack.update_bytes
+    count, each = memory_state.trained_elements(case), case.stack.update_bytes
     return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
 
 
@@ -255,5 +240,5 @@ def _is_split(case: StageCase, level: int) -> Number:
 def _outer(case: StageCase) -> tuple[Number, Number]:
     """Elements of embedding and head on one device of the stage, before fsdp splits them."""
     embedding = case.stage.embedding * case.model.embedding_params
-    head = case.stage.head * head_params(case.model, case.stage)
+    head = case.stage.head * memory_state.head_params(case.model, case.stage)
     return embedding / case.layout.tensor, head / case.layout.tensor

@@ -214,9 +214,8 @@ def trained_elements(case: StageCase) -> Number:
 
 
 def _on_device(counts: Elements, case: StageCase, level: int) -> Number:
-    return sum(
-        count / math.prod(size for _, size in cut) for _, count, cut in _shares(counts, case, level)
-    )
+    shares = _shares(counts, case, level)
+    return sum(count / math.prod(size for _, size in cut) for _, count, cut in shares)
 
 
 def _shares(counts: Elements, case: StageCase, level: int) -> Iterator[tuple[str, Number, Cuts]]:
@@ -233,11 +232,9 @@ def _state(name: str, case: StageCase, size: float, level: int) -> Term:
     counts = elements(case.model, case.stage)
 
     def formula() -> str:
-        return " + ".join(
-            f"{what}{billions(count)} x {size:g} B{ways(*cut)}"
-            for what, count, cut in _shares(counts, case, level)
-            if count
-        )
+        shares = _shares(counts, case, level)
+        texts = (f"{what}{billions(n)} x {size:g} B{ways(*cut)}" for what, n, cut in shares if n)
+        return " + ".join(texts)
 
     return Term(name, _on_device(counts, case, level) * size, formula)
 
@@ -247,8 +244,5 @@ def adapters(case: StageCase) -> Term:
     params, layout = case.workload.adapter_params or 0, case.layout
     zero = case.sharding if layout.zero >= 3 else 1
     over = (("tensor", layout.tensor), ("pipe", layout.pipe), ("zero", zero))
-    return Term(
-        "adapters",
-        params * ADAPTER_BYTES / (layout.tensor * layout.pipe * zero),
-        lambda: f"{billions(params)} x {ADAPTER_BYTES} B{ways(*over)}",
-    )
+    size = params * ADAPTER_BYTES / (layout.tensor * layout.pipe * zero)
+    return Term("adapters", size, lambda: f"{billions(params)} x {ADAPTER_BYTES} B{ways(*over)}")

@@ -104,11 +104,10 @@ class PlannedLayouts:
 
     def shown(self, chosen: tuple[TimedLayout, ...]) -> list[TimedLayout]:
         """The layouts to show: the chosen ones, and after a search alternatives."""
-        if self.search_result is None:
+        outcome = self.search_result
+        if outcome is None:
             return list(chosen[:1])
-        others = (
-            self.search_result.ranked if self.sizes == 1 else _thinned(self.search_result.front)
-        )
+        others = outcome.ranked if self.sizes == 1 else _thinned(outcome.front)
         rows = {described(row.layout): row for row in (*chosen, *others[:SHOWN])}
         return sorted(rows.values(), key=lambda row: row.step_s)
 

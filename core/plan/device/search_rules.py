@@ -71,24 +71,18 @@ SABIA = Abilities(
     sequence_parallel=False, even_hidden=True, loose_stages=True, recipes=("fsdp-fp32", "lora")
 )
 TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
+LLAMA3 = Abilities(zero=(2,), interleaved=True, outer=2, halves=True)
 ABILITIES: Mapping[str, Abilities] = {
     "sabia": SABIA,
     "sabia-cpu": SABIA,
     "fsdp": TITAN,
     "fsdp-async": TITAN,
     "fsdp-2023": Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False),
-    "megatron": Abilities(
-        zero=(0, 1),
-        interleaved=True,
-        experts_over_tensor=(False, True),
-        copied_heads=True,
-        outer=2,
-        halves=True,
-    ),
+    "megatron": replace(LLAMA3, zero=(0, 1), experts_over_tensor=(False, True), copied_heads=True),
     "megatron-2021": Abilities(
         axes=("data", "tensor", "pipe"), zero=(0,), interleaved=True, sequence_parallel=False
     ),
-    "llama3": Abilities(zero=(2,), interleaved=True, outer=2, halves=True),
+    "llama3": LLAMA3,
     "maxtext": Abilities(interleaved=True, even_hidden=True),
     "zero-2021": Abilities(axes=("fsdp",), sequence_parallel=False),
 }
@@ -263,9 +257,8 @@ def _divides_or_copies(count: int) -> LayoutRule:
     def fits(n: Number) -> Number:
         return (count % n == 0) | (n % count == 0)
 
-    return LayoutRule(
-        ("tensor",), f"neither divides {count:,} key-value heads nor copies them", fits
-    )
+    message = f"neither divides {count:,} key-value heads nor copies them"
+    return LayoutRule(("tensor",), message, fits)
 
 
 def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:

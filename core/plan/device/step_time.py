@@ -10,11 +10,9 @@ are numbers or NumPy arrays (elementwise.py); `recompute`, `zero` and the boolea
 one value per call.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import step_network as network
 from sabia.core.plan.device import step_work as work
 from sabia.core.plan.device.layout import Layout, Workload
@@ -73,7 +71,10 @@ def step_time(
     passes = larger(1, layout.accumulation(workload.batch_rows))
     layers = _layers(at)
     stage = sum(layers.values()) + network.stage_s(at)
-    head = larger(0, work.head_s(at) - _spare(at) * stage)
+    # the last stage has one layer less than the longest, if the depth is uneven
+    uneven = _longest(at) * layout.pipe > workload.architecture.depth
+    spare = choose(uneven & (layout.pipe > 1), 1 / _longest(at), 0)
+    head = larger(0, work.head_s(at) - spare * stage)
     slowest = stage + head
     shards = network.shard_s(at, slowest)
     last_backward = slowest * 2 / 3
@@ -101,39 +102,26 @@ def _longest(at: Timed) -> Number:
     return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
 
 
-def _spare(at: Timed) -> Number:
-    """Share of the longest stage that the last one does not have: one layer, if depth is uneven."""
-    uneven = _longest(at) * at.layout.pipe > at.workload.architecture.depth
-    return choose(uneven & (at.layout.pipe > 1), 1 / _longest(at), 0)
-
-
 def _layers(at: Timed) -> dict[str, Number]:
-    """Seconds by part of the longest stage's layers, for one micro-batch."""
-    share = choose(at.layout.pipe > 1, _longest(at) / at.workload.architecture.depth, 1)
+    """Seconds by part of the longest stage's layers, for one micro-batch.
+
+    Further-token layers lie on the last stage.
+    """
+    model = at.workload.architecture
+    share = choose(at.layout.pipe > 1, _longest(at) / model.depth, 1)
+    weights = [(kind, kind.count * share) for kind in model.layers]
+    weights += [(kind, kind.count) for kind in model.extra]
     totals: dict[str, Number] = {}
-    for kind, weight in _kinds(at, share):
-        for name, seconds in _one_layer(at, kind).items():
+    for kind, weight in weights:
+        attention = work.attention_s(at, kind)
+        parts = {
+            "matmul": work.matmul_s(at, kind),
+            "elementwise": work.elementwise_s(at, kind),
+            "tensor": network.tensor_s(at, kind),
+            "expert": network.expert_s(at, kind),
+            "attention": attention,
+            "context": network.context_s(at, kind, attention),
+        }
+        for name, seconds in parts.items():
             totals[name] = totals.get(name, 0) + weight * seconds
     return totals
-
-
-def _kinds(at: Timed, share: Number) -> list[tuple[LayerKind, Number]]:
-    """Kinds of layers with how many of each a stage runs; further-token layers lie on the last."""
-    model = at.workload.architecture
-    own = [(kind, kind.count * share) for kind in model.layers]
-    return own + [(kind, kind.count) for kind in model.extra]
-
-
-def _one_layer(at: Timed, kind: LayerKind) -> dict[str, Number]:
-    attention = work.attention_s(at, kind)
-    parts: dict[str, Callable[[Timed, LayerKind], Number]] = {
-        "matmul": work.matmul_s,
-        "elementwise": work.elementwise_s,
-        "tensor": network.tensor_s,
-        "expert": network.expert_s,
-    }
-    seconds = {name: part(at, kind) for name, part in parts.items()}
-    return seconds | {
-        "attention": attention,
-        "context": network.context_s(at, kind, attention),
-    }

@@ -93,16 +93,10 @@ class Survey:
         fewest = int(fitting.layout.chips.min())
         self.fewest = fewest if self.fewest is None else min(fewest, self.fewest)
         if self.timed:
-            self._time(fitting, total[chosen])
-
-    def _time(self, fitting: Candidates, total: Any) -> None:
-        import numpy as np
-
-        problem = self.problem
-        self._marks["fitting"].append(fitting.mesh)
-        given = (problem.workload, fitting.layout, problem.chip, problem.stack)
-        seconds = np.broadcast_to(step_time(*given).total_s, total.shape)
-        self.parts.append((fitting, total, seconds))
+            self._marks["fitting"].append(fitting.mesh)
+            given = (problem.workload, fitting.layout, problem.chip, problem.stack)
+            seconds = np.broadcast_to(step_time(*given).total_s, chosen.shape)
+            self.parts.append((fitting, total[chosen], seconds))
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -142,11 +136,8 @@ def _every(problem: SearchProblem, counts: Sequence[int]) -> tuple[Meshes, Itera
     from sabia.core.plan.device.candidates import all_meshes, candidates_of
 
     workload, can = problem.workload, problem.can
-    rules = [
-        rule
-        for rule in rules_of(workload, problem.chip, can)
-        if not (rule.advice and rule.mesh_fields <= {*problem.pinned})
-    ]
+    rules = rules_of(workload, problem.chip, can)
+    rules = tuple(r for r in rules if not (r.advice and r.mesh_fields <= {*problem.pinned}))
     routed = has_experts(workload.architecture)
     axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
     meshes = all_meshes(counts, rules, axes, problem.pinned)
@@ -155,37 +146,33 @@ def _every(problem: SearchProblem, counts: Sequence[int]) -> tuple[Meshes, Itera
 
 
 def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
-    """The grid with each recomputation, ZeRO level and placement of experts, in chunks."""
+    """The grid with each recomputation, ZeRO level and placement of experts, in chunks.
+
+    Settings that are not possible, or equal to another one, are left out.
+    """
+    import numpy as np
+
     can, pinned = problem.can, problem.pinned
     recompute, zero, placements = (
         [pinned[name]] if name in pinned else list(can.choices(name))
         for name in ("recompute", "zero", "experts_over_tensor")
     )
     zero = [level for level in zero if level] or zero  # level 0 over fsdp equals data
+    kinds = [kind for kind in problem.workload.architecture.layers if kind.experts]
+    layout = grid.layout
     for policy, level, over_tensor in itertools.product(recompute, zero, placements):
-        mask = _useful(problem, grid, level, level == zero[-1], over_tensor)
+        mask = np.ones(grid.size, bool)
+        if level != zero[-1]:  # without fsdp all levels are the same
+            mask &= layout.fsdp > 1
+        if over_tensor:
+            mask &= (layout.tensor > 1) & bool(kinds)
+        for kind in kinds:
+            if over_tensor:
+                mask &= kind.experts % (layout.expert * layout.tensor) == 0
+            else:
+                mask &= kind.expert_width % layout.tensor == 0
         for start in range(0, grid.size, CHUNK):
             some = grid.where(slice(start, start + CHUNK)).where(mask[start : start + CHUNK])
             if some.size:
                 names = {"recompute": policy, "zero": level, "experts_over_tensor": over_tensor}
                 yield replace(some, layout=replace(some.layout, **names))
-
-
-def _useful(
-    problem: SearchProblem, grid: Candidates, level: int, only: bool, over_tensor: bool
-) -> Any:
-    """Where this setting is possible and not equal to another one."""
-    import numpy as np
-
-    layout, mask = grid.layout, np.ones(grid.size, bool)
-    if not only:  # without fsdp all levels are the same
-        mask &= layout.fsdp > 1
-    if over_tensor:
-        mask &= layout.tensor > 1
-    kinds = [kind for kind in problem.workload.architecture.layers if kind.experts]
-    for kind in kinds:
-        if over_tensor:
-            mask &= kind.experts % (layout.expert * layout.tensor) == 0
-        else:
-            mask &= kind.expert_width % layout.tensor == 0
-    return mask & bool(kinds) if over_tensor else mask

@@ -25,7 +25,12 @@ def read(fields: CountFields) -> Architecture:
     fields.refuse("attention_bias", "mlp_bias")
     fields.ignore("qk_rope_head_dim", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta")
     predicted = fields.take("num_nextn_predict_layers", int, 0)
-    ratios = _ratios(fields, depth, predicted)
+    ratios = fields.take("compress_ratios", list)
+    if len(ratios) != depth + predicted or not set(ratios) <= {0, _CHOSEN, _ALL}:
+        raise UsageError(
+            f"config.json: compress_ratios has {len(ratios)} entries of {sorted(set(ratios))} "
+            f"(expected {depth + predicted} of 0, {_CHOSEN}, {_ALL})"
+        )
     streams, hashed = fields.size("hc_mult"), fields.take("num_hash_layers", int, 0)
     mixers = _mixers(fields, hidden, set(ratios))
     # the first layers select experts by a table of token ids; the other routers have a bias
@@ -52,16 +57,6 @@ def read(fields: CountFields) -> Architecture:
         extra=tuple(kind(depth + n) for n in range(predicted)),
         extra_params=predicted * joined,
     )
-
-
-def _ratios(fields: CountFields, depth: int, predicted: int) -> list[int]:
-    ratios = fields.take("compress_ratios", list)
-    if len(ratios) != depth + predicted or not set(ratios) <= {0, _CHOSEN, _ALL}:
-        raise UsageError(
-            f"config.json: compress_ratios has {len(ratios)} entries of {sorted(set(ratios))} "
-            f"(expected {depth + predicted} of 0, {_CHOSEN}, {_ALL})"
-        )
-    return ratios
 
 
 def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, LayerHalf]:

@@ -129,22 +129,6 @@ def minimax_m3(fields: CountFields) -> Architecture:
     fields.expect("use_qk_norm", (True,), True)
     fields.ignore("num_mtp_modules", "num_nextn_predict_layers", "use_gemma_norm")
     whole = reading.attention(fields, qk_norm=True)
-    chosen, where = _indexed(fields, whole)
-    mixers = [chosen if flag else whole for flag in where]
-    fields.expect("n_shared_experts", (1,), 1)
-    bias, inner = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
-    sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), inner)
-    shared = fields.size("shared_intermediate_size")
-    routed = reading.moe(fields.hidden, *sizes, shared, correction=bias)
-    fields.expect("moe_intermediate_size", (inner,), inner)
-    sparse = reading.flags(fields, "moe_layer_freq", depth)
-    first = sparse.index(True) if True in sparse else depth
-    fields.expect("first_k_dense_replace", (first,), first)
-    return _mixed(fields, mixers, routed, sparse, dense="dense_intermediate_size")
-
-
-def _indexed(fields: CountFields, whole: LayerHalf) -> tuple[LayerHalf, list[bool]]:
-    """Read the sparse attention: its LayerHalf, and which layers have it."""
     inner = CountFields(fields.take("sparse_attention_config", dict))
     inner.expect("use_sparse_attention", (True,), True)
     inner.ignore("sparse_disable_index_value", "sparse_score_type", "sparse_init_block")
@@ -153,11 +137,22 @@ def _indexed(fields: CountFields, whole: LayerHalf) -> tuple[LayerHalf, list[boo
     local = inner.take("sparse_local_block", int, 0) * length
     shapes = ((heads * size, fields.hidden), (size, fields.hidden))
     index = of_shapes(shapes, vectors=2 * size)
-    where = reading.flags(inner, "sparse_attention_freq", fields.depth)
+    where = reading.flags(inner, "sparse_attention_freq", depth)
     inner.finish()
     seen = Sparse(local, 1, blocks * length, heads * size)
     cache = whole.sizes["cache_width"] + size
-    return with_sizes(whole + index, sparse=seen, cache_width=cache), where
+    chosen = with_sizes(whole + index, sparse=seen, cache_width=cache)
+    mixers = [chosen if flag else whole for flag in where]
+    fields.expect("n_shared_experts", (1,), 1)
+    bias, width = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
+    sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), width)
+    shared = fields.size("shared_intermediate_size")
+    routed = reading.moe(fields.hidden, *sizes, shared, correction=bias)
+    fields.expect("moe_intermediate_size", (width,), width)
+    sparse = reading.flags(fields, "moe_layer_freq", depth)
+    first = sparse.index(True) if True in sparse else depth
+    fields.expect("first_k_dense_replace", (first,), first)
+    return _mixed(fields, mixers, routed, sparse, dense="dense_intermediate_size")
 
 
 def llama4(fields: CountFields) -> Architecture:
