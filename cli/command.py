@@ -103,7 +103,7 @@ def explained(error: Exception) -> tuple[int, str]:
     if isinstance(error, SabiaError):
         return int(error.exit_code), text
     if isinstance(error, ModuleNotFoundError):
-        return int(ExitCode.MISSING), f"package {error.name!r} is missing; pip install it"
+        return int(ExitCode.MISSING), f"a package is missing; pip install {error.name}"
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{error.filename}: "
         return int(ExitCode.FAILED), f"{name}{error.strerror or text}"

@@ -89,7 +89,7 @@ class PromptScorer:
         choice = reply["choices"][0]
         logs = choice["logprobs"]
         if not choice["text"].startswith(text):
-            raise Failed("the reply does not begin with the prompt (echo is ignored)")
+            raise Failed("the reply does not begin with the prompt (the server ignores echo)")
         pairs = [
             (offset, p)
             for offset, p in zip(logs["text_offset"], logs["token_logprobs"], strict=True)

@@ -1,12 +1,12 @@
-"""Weights in and out of the compressed-tensors state of a checkpoint.
+"""Encoding and decoding of weights in the compressed-tensors format.
 
 A quantized Linear named M of O outputs and I inputs is stored as
   pack-quantized   M.weight_packed I32 [O, I·bits/32], M.weight_scale, M.weight_shape I64 [2], and
-                   where asymmetric M.weight_zero_point (packed along O), M.weight_g_idx [I]
+                   if asymmetric M.weight_zero_point (packed along O), M.weight_g_idx [I]
   int-quantized    M.weight I8 [O, I], M.weight_scale
   float-quantized  M.weight F8_E4M3 [O, I], M.weight_scale
-with scales for the tensor [1], each row [O, 1], each group of columns [O, groups], or each block.
-`encode_weight` writes the symmetric ones by row and by group; `dequantize` reads all of them.
+with one scale per tensor [1], row [O, 1], group of columns [O, groups], or block. `encode_weight`
+writes symmetric formats with scales per row or group; `dequantize` reads all of them.
 Values are the exact float32 products code · scale.
 """
 
@@ -30,7 +30,7 @@ def encode_weight(codes: np.ndarray, scale: np.ndarray, scheme: Scheme) -> dict[
     """The stored parts of a weight, by suffix.
 
     codes[O, I] are int8, or uint8 E4M3 codes for fp8; scale[O, groups] holds BF16 values as
-    float32. What is BF16 or E4M3 in the file has that dtype of ml_dtypes.
+    float32. Parts that are BF16 or E4M3 in the file have that dtype of ml_dtypes.
     """
     import ml_dtypes
 
@@ -92,7 +92,7 @@ def decode_weight(
     order = parts.get("weight_g_idx")
     if zero is not None:
         values = values - _spread(np.asarray(zero, np.float32), values.shape, block, order)
-    return values * _spread(scale, values.shape, block, order)
+    return values * _spread(scale, values.shape, block, order)  # w = (q - z)·s
 
 
 def _scale(scale: np.ndarray) -> np.ndarray:
@@ -123,10 +123,7 @@ def _packed(parts: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray | N
 
 
 def _spread(
-    scale: np.ndarray,
-    shape: tuple[int, ...],
-    block: tuple[int, int],
-    order: np.ndarray | None = None,
+    scale: np.ndarray, shape: tuple[int, ...], block: tuple[int, int], order: np.ndarray | None
 ) -> np.ndarray:
     """A scale for each element of [O, I]."""
     rows, columns = shape
@@ -139,7 +136,7 @@ def _spread(
             raise BadData(f"{list(scale.shape)} blocks of {list(block)} for [{rows}, {columns}]")
         return tall
     if scale.ndim == 1 or scale.shape[1] == 1:
-        return scale.reshape(rows, 1)
+        return scale.reshape(rows, 1)  # one scale per row
     if order is not None:
         return scale[:, order]  # weight_g_idx: the group of each column
     width = integers.group_width(columns, columns // scale.shape[1])

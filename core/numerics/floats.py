@@ -7,9 +7,9 @@ Microscaling Formats 1.0):
   E5M2  bias 15, largest 57344, infinities at 0x7C and 0xFC, NaN above
   E2M1  bias 1, values 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives, no NaN
   E8M0  no sign: code c is 2^(c-127), 255 is NaN; for scales only
-`encode` rounds to nearest, ties to even, or stochastically where it is given uniform numbers; it
-saturates, infinities too. NaN becomes the format's NaN, in E2M1 a plain 0. The sign of a zero
-stays. Subnormal float32 inputs count as zeros, because accelerators flush them.
+`encode` rounds to nearest, ties to even, or stochastically with given uniform numbers; larger
+values and infinities become the largest value, NaN the format's NaN (in E2M1: 0). The sign of a
+zero is kept. Subnormal float32 inputs count as zeros, because accelerators flush them.
 """
 
 from dataclasses import dataclass
@@ -109,9 +109,10 @@ E8M0 = np.append(np.exp2(np.arange(255.0) - 127), np.nan).astype(np.float32)
 def encode_e8m0(x: np.ndarray) -> np.ndarray:
     """Codes (uint8) of the smallest powers of two ≥ x[...] > 0, from 2^-127 to 2^127.
 
-    What is not above 0 gives code 0 (2^-127); NaN and infinities give 255, as does x > 2^127.
+    Values that are not above 0 give code 0 (2^-127); NaN, infinities and x > 2^127 give 255.
     """
     x = np.asarray(x, np.float32)
+    # x = f·2^p with 1/2 ≤ f < 1: 2^p is above x; if f = 1/2, x is 2^(p-1)
     fraction, power = np.frexp(np.where(np.isfinite(x) & (x > 0), x, np.float32(2.0**-127)))
     code = np.clip(power - (fraction == 0.5) + 127, 0, 255)
     return np.where(np.isfinite(x), code, 255).astype(np.uint8)

@@ -14,7 +14,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.numerics.floats import round_bfloat16
 
 Method = Literal["absmax", "mse"]
-SHRINK = np.linspace(1.0, 0.5, 21)  # how much of the largest value the mse search tries to cover
+SHRINK = np.linspace(1.0, 0.5, 21)  # fractions of the largest value that the mse search tries
 _CHUNK_ELEMENTS = 1 << 22  # rows are searched in pieces, to bound temporary memory
 
 
@@ -24,7 +24,7 @@ def code_range(bits: int) -> tuple[int, int]:
 
 
 def group_width(columns: int, group: int | None) -> int:
-    """Columns of one group; None is the whole row. UsageError where groups do not come out even."""
+    """Columns of one group; None is the whole row. UsageError if `group` does not divide."""
     if group is None:
         return columns
     if group < 1 or columns % group:
@@ -42,8 +42,8 @@ def grouped(weight: np.ndarray, group: int | None) -> np.ndarray:
 
 
 def stored_scale(largest: np.ndarray, bits: int) -> np.ndarray:
-    """The BF16 scale (as float32) that maps `largest` to the largest code; 1 where it is 0."""
-    scale = round_bfloat16(largest / code_range(bits)[1])
+    """The BF16 scale (as float32) that maps `largest` to the largest code; 1 if it is 0."""
+    scale = round_bfloat16(largest / code_range(bits)[1])  # s = |w|_max / (2^(b-1) - 1)
     return np.where(scale > 0, scale, np.float32(1))
 
 
@@ -79,12 +79,12 @@ def _scales(weight: np.ndarray, bits: int, method: Method) -> np.ndarray:
 def _squared_error(weight: np.ndarray, scale: np.ndarray, bits: int) -> np.ndarray:
     wide = scale[..., None]  # [O, groups, 1]
     difference = np.clip(np.rint(weight / wide), *code_range(bits)) * wide - weight
-    return np.einsum("ogi,ogi->og", difference, difference)
+    return np.einsum("ogi,ogi->og", difference, difference)  # Σ (q·s - w)² of each group
 
 
 def encode(weight: np.ndarray, scale: np.ndarray, bits: int) -> np.ndarray:
     """Codes[O, I] (int8) of weight[O, I] for scales[O, groups]: to nearest, ties to even."""
-    wide = np.repeat(scale, weight.shape[1] // scale.shape[1], axis=1)
+    wide = np.repeat(scale, weight.shape[1] // scale.shape[1], axis=1)  # [O, I]
     return np.clip(np.rint(weight / wide), *code_range(bits)).astype(np.int8)
 
 
@@ -98,7 +98,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
     """int32 words[O, ceil(I·bits/32)] of codes[O, I] (4 or 8 bits)."""
     per_word = 32 // bits
     padding = -codes.shape[1] % per_word
-    raised = codes.astype(np.int16) - code_range(bits)[0]
+    raised = codes.astype(np.int16) - code_range(bits)[0]  # q + 2^(b-1), unsigned
     raised = np.pad(raised.astype(np.uint32), ((0, 0), (0, padding)))
     shifts = bits * np.arange(per_word, dtype=np.uint32)
     words = (raised.reshape(len(codes), -1, per_word) << shifts).sum(-1, dtype=np.uint32)
@@ -106,7 +106,7 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack(words: np.ndarray, bits: int, columns: int) -> np.ndarray:
-    """Codes[O, columns] (int8) of int32 words[O, n]; BadData where the words are too few."""
+    """Codes[O, columns] (int8) of int32 words[O, n]; BadData if there are too few words."""
     per_word = 32 // bits
     if words.shape[1] * per_word < columns:
         raise BadData(f"{words.shape[1]} words of {per_word} codes (expected {columns} columns)")

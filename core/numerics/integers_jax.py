@@ -1,4 +1,4 @@
-"""The rounding of `integers` in JAX, for training: same scales, same codes, values back."""
+"""The rounding of `integers` in JAX, for quantization-aware training."""
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ Array = jax.Array
 
 
 def fake(weight: Array, bits: int, group: int | None) -> Array:
-    """weight[O, I] as int codes with BF16 scales by largest value give it back, float32.
+    """weight[O, I] rounded to integer codes with BF16 absmax scales, as float32.
 
-    Equals decode(encode(…)) of `integers` with absmax scales. UsageError where groups of columns
-    do not come out even.
+    Equals decode(encode(…)) of `integers`. UsageError if `group` does not divide the columns.
     """
     lowest, highest = code_range(bits)
     width = group_width(weight.shape[-1], group)

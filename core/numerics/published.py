@@ -1,7 +1,7 @@
-"""Decoding the quantized checkpoints that model makers publish themselves.
+"""Decoding of quantized checkpoints as they are published by the authors of models.
 
 `mxfp4` (GPT-OSS; OCP Microscaling Formats 1.0): NAME_blocks U8 [E, R, G, 16] holds blocks of 32
-E2M1 numbers, the even one in the low half of its byte, and NAME_scales U8 [E, R, G] the powers of
+E2M1 numbers, even columns in the low half of each byte, and NAME_scales U8 [E, R, G] the powers of
 two, biased by 127, that multiply them. NAME is [E, 32·G, R]: its columns are the stored rows.
 `fp8` (DeepSeek-V3): NAME F8_E4M3 [O, I] times NAME_scale_inv F32, one scale for each block of the
 configuration's weight_block_size (128 by 128).
@@ -35,7 +35,7 @@ def dequantize(tensors: Arrays, quantization_config: Mapping[str, Any]) -> dict[
 
 
 def _pairs(tensors: Arrays, codes: str, scale: str, decode: Any) -> dict[str, np.ndarray]:
-    """Each NAME{codes}, NAME{scale} as a decoded NAME, and what is neither."""
+    """Each pair NAME{codes}, NAME{scale} as the decoded NAME, and all other tensors."""
     names = [n.removesuffix(scale) for n in tensors if n.endswith(scale)]
     decoded = {}
     for name in names:
@@ -62,12 +62,13 @@ def decode_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
         # the low half of a byte is the even number; 2^(scale - 127) multiplies a block of 32
         numbers = np.stack((table[block & 15], table[block >> 4]), -1).reshape(rows, groups, 32)
         numbers = np.ldexp(numbers, scale.astype(np.int32)[..., None] - 127)
-        out[expert] = numbers.reshape(rows, -1).T
+        out[expert] = numbers.reshape(rows, -1).T  # [32·G, R]
     return out
 
 
 def decode_fp8(codes: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """float32 [O, I] of E4M3 codes[O, I] and a scale for each block."""
+    # [ceil(O / b0), ceil(I / b1)]
     expected = tuple(-(-size // step) for size, step in zip(codes.shape, block, strict=True))
     if scale.shape != expected:
         raise BadData(f"scales {list(scale.shape)} (expected {list(expected)})")

@@ -20,7 +20,7 @@ VERSION = "0.19.0"  # of the compressed-tensors format written here
 
 @dataclass(frozen=True)
 class Scheme:
-    """A format; `group` is the columns that share a scale, None for one scale a row."""
+    """A format; `group`: number of columns that share a scale, None for one scale per row."""
 
     name: str
     bits: int
@@ -88,7 +88,7 @@ def scheme_named(name: str) -> Scheme:
 
 
 def quantization_config(groups: dict[Scheme, list[str]], ignore: list[str]) -> dict[str, Any]:
-    """`quantization_config` for modules by scheme; `ignore` are Linears that stay BF16."""
+    """`quantization_config` for modules by scheme; `ignore`: Linears that stay in BF16."""
     formats = {scheme.format for scheme in groups}
     entries = (scheme.config_group(targets) for scheme, targets in groups.items())
     return {

@@ -1,7 +1,7 @@
 """NVFP4 and FP8 matrices in NumPy: the oracle of every engine of `sabia.kernels.quantize`.
 
-The layouts and the arithmetic are described there; here each step is written as directly as it
-can be: tables for the formats (`floats`), one line for each formula.
+The layouts and the arithmetic are described there; this is the simplest form of each step: tables
+for the formats (`floats`), one line for each formula.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ ONE = np.float32(1)
 
 
 def uniforms(shape: tuple[int, ...], key: tuple[int, int]) -> np.ndarray:
-    """float32 in (0, 1), odd multiples of 2^-24: a function of (key, row-major index) alone."""
+    """float32 in (0, 1), odd multiples of 2^-24: a function of the key and the row-major index."""
     index = np.arange(np.prod(shape, dtype=np.int64)).astype(np.uint32)
     bits = _mix(_mix(index ^ np.uint32(key[0])) + np.uint32(key[1]))
     odd = (bits >> np.uint32(9)) * np.uint32(2) + np.uint32(1)
@@ -30,7 +30,7 @@ def encode(x: np.ndarray, layout: Layout, uniforms: np.ndarray | None = None) ->
     """x[R, C] in `layout`; stochastically where uniforms[R, C] are given."""
     x = np.asarray(x, np.float32)
     x = np.where(np.abs(x) < SMALLEST_NORMAL, np.copysign(np.float32(0), x), x)
-    tiles, scale = _scales(x, layout)
+    tiles, scale = _scales(x, layout)  # codes of the tile scales (or None), scale [] of the tensor
     step = np.broadcast_to(scale, x.shape)
     if tiles is not None:
         step = _spread(_tile_values(tiles, layout), x.shape, layout) * scale
@@ -49,7 +49,7 @@ def decode(quantized: Quantized, layout: Layout) -> np.ndarray:
 
 
 def simulate(x: np.ndarray, layout: Layout, uniforms: np.ndarray | None = None) -> np.ndarray:
-    """x as it comes back from `layout`."""
+    """x encoded in `layout` and decoded again."""
     return decode(encode(x, layout, uniforms), layout)
 
 
@@ -68,9 +68,10 @@ def _scales(x: np.ndarray, layout: Layout) -> tuple[np.ndarray | None, np.ndarra
     size = np.where(np.isfinite(size), size, np.float32(np.nan))
     everything = size.max(initial=np.float32(0))
     if layout.scale == "tensor":
-        return None, _at_least(everything, ONE / largest)
+        return None, _at_least(everything, ONE / largest)  # s = amax / largest
     if layout.scale == "power2":
         return _power_of_two(size, largest), np.asarray(ONE)
+    # NVFP4: the largest tile scale, amax / largest, is mapped to the largest E4M3 value
     scale = _at_least(everything, ONE / (largest * np.float32(E4M3.max)))
     return E4M3.encode(size * (ONE / largest) * (ONE / scale)), scale
 

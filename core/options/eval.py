@@ -47,11 +47,11 @@ class EvalOptions(
     )
     """They are the first ones of its data."""
     model: tuple[str, ...] = several(
-        "Model to evaluate: a directory, or an endpoint and model name", "[NAME=]DIR|URL#NAME",
+        "Model to evaluate: a directory, or an endpoint and model", "[LABEL=]DIR|URL#MODEL",
         only=TASKS, group="Model", common=True, recorded=False,
     )  # fmt: skip
     """A directory contains a model and its tokenizer. A URL is that of an OpenAI-compatible server,
-    up to `/v1`, followed by `#` and the model's name there. `NAME=` in front sets the name in the
+    up to `/v1`, followed by `#` and the model's name there. `LABEL=` in front sets the name in the
     report."""
     answers: tuple[str, ...] = several(
         "File of answers to score, instead of a model", "[NAME=]FILE", only=TASKS, group="Model"

@@ -55,9 +55,10 @@ class RubricJudge(Options, group="Judge"):
     judge_cache: str = text("Directory that caches completed judge requests", "DIR", recorded=False,
                             unset="~/.cache/sabia/calls", only=JUDGED)  # fmt: skip
     max_unknown: float = quantity(
-        "share", "Maximum fraction of a rubric's weight without a verdict", 0.0
+        "share",
+        "Fraction of a rubric's weight without a verdict, above which a sample has no score",
+        0.0,
     )
-    """A sample with a larger fraction gets no score."""
 
     def check(self) -> None:
         """A judge needs the name of its model."""

@@ -51,7 +51,9 @@ class PlanModel(Options, group="Model"):
         unset="nearest published model",
     )  # fmt: skip
     hidden: int | None = _whole(
-        "Hidden size", excludes=("model", "api_price"), unset="nearest published model"
+        "Hidden size",
+        excludes=("model", "api_price"),
+        unset="from a published model of similar size",
     )
     convention: str | None = _choice(
         "FLOPs that --mfu counts: 6ND, with full or with causal attention", "6nd", "palm", "causal",
@@ -115,7 +117,10 @@ class PlanHardware(Options, group="Hardware"):
     )
     """All chips of each host are used."""
     hbm: int | None = quantity(
-        "size", "Usable memory of a chip, such as 180GB", unset="its nominal memory", only=TRAINING
+        "size",
+        "Usable memory (HBM) of a chip, such as 180GB",
+        unset="its nominal memory",
+        only=TRAINING,
     )
     utilisation: float | None = _share(
         "Fraction of the usable memory to plan with", unset="100%", excludes=("api_price",)
@@ -297,9 +302,13 @@ class PlanCosts(Options, group="Costs and carbon"):
     carbon: bool = switch("Also show energy and CO2 emissions")
     """The range over different electricity grids is shown too."""
     pue: float | None = _count(
-        "Power usage effectiveness (PUE)", metavar="RATIO", least=1, most=5, unset="1.1"
+        "Energy of the data centre over that of its chips (PUE)",
+        metavar="RATIO",
+        least=1,
+        most=5,
+        unset="1.1",
     )
-    """Energy of the data centre divided by the energy of its chips; efficient ones have 1.1."""
+    """Power usage effectiveness; efficient data centres have 1.1."""
     carbon_intensity: float | None = _count(
         "Carbon intensity of the electricity, in kg CO2e per kWh", metavar="KG/KWH", least=0,
         most=2, unset="0.385",

@@ -18,8 +18,9 @@ class SftOptions(
                            group="Data")  # fmt: skip
     """Longer conversations are rejected. `2k` is 2048."""
     pack: bool = switch(
-        "Pack several conversations into a row", default=True, negative=True, group="Data"
-    )
+        "Pack several conversations into a row", default=True, negative=True, group="Data",
+        unset="--pack",
+    )  # fmt: skip
     """Attention does not cross the boundary between conversations."""
     validation: str = text("Chat records to validate on", "PATH", group="Data")
     eval_every: int = changed(Logging.eval_every, only=needs("validation"))

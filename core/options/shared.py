@@ -93,10 +93,10 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
     """The other rows are written nevertheless."""
     stats: str | None = text("Write run statistics to this file as JSON (- for stderr)", "FILE",
                              default=None, recorded=False)  # fmt: skip
-    shard: str | None = text("Process only slice I of N of the input shards (I from 0)", "I/N",
+    shard: str | None = text("Process only slice I of N of the input files (I from 0)", "I/N",
                              default=None, recorded=False, group="Parallelism",
                              unset="the slice of the Slurm array task")  # fmt: skip
-    """Outside a Slurm array the default is all shards."""
+    """Outside a Slurm array the default is all files."""
 
 
 class Backend(Options, group="Parallelism"):

@@ -151,8 +151,8 @@ class PrecisionOptions(Options, group="Precision"):
     """Number formats of the step, and what is recomputed in it."""
 
     precision: str = choice(
-        "Number format of matrix products", "fp32", "bf16", "fp8", "fp8-block", "nvfp4", "qat-int8",
-        "qat-int4", "qat-nvfp4",
+        "Number format of matrix products; qat-*: quantization-aware training", "fp32", "bf16",
+        "fp8", "fp8-block", "nvfp4", "qat-int8", "qat-int4", "qat-nvfp4",
     )  # fmt: skip
     """Parameters and optimizer state are always in fp32; embedding, head, norms, routers and
     attention scores are never below bf16. `bf16` is the usual choice on accelerators. `fp8` is E4M3
@@ -269,7 +269,11 @@ class Logging(Options, group="Logging"):
     )
     """The packages must be installed. A slow or unavailable service does not slow the run."""
     peak_flops: float = quantity(
-        "count", "Peak FLOP/s of one device, for MFU", 0.0, unset="measured", recorded=False
+        "count",
+        "Peak FLOP/s of one device (such as 989T), for the MFU",
+        0.0,
+        unset="measured",
+        recorded=False,
     )
     """By default a short matrix product is timed: in float32 with `--precision fp32`, else in
     bfloat16. Set the peak if training uses hardware for 8 or 4 bits."""

@@ -39,12 +39,12 @@ def gptq(
 
     `name` is for messages. Raises Failed if H cannot be factored with more damping either.
     """
-    w = torch.tensor(weight, dtype=torch.float32, device=hessian.device)
+    w = torch.tensor(weight, dtype=torch.float32, device=hessian.device)  # [O, I]
     h = hessian.clone()
     diagonal = h.diagonal()
     dead = diagonal == 0  # columns without inputs
     diagonal[dead] = 1
-    w[:, dead] = 0
+    w[:, dead] = 0  # their weights do not affect the output
     group = config.group or w.shape[1]
     integers.group_width(w.shape[1], group)
     if config.order == "static":
@@ -75,7 +75,7 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, name: str) -> torch.T
         damped = hessian + torch.diag_embed((fraction * mean).expand(len(hessian)))
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            inverse = torch.cholesky_inverse(lower)
+            inverse = torch.cholesky_inverse(lower)  # H⁻¹ = (L Lᵀ)⁻¹
             upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
                 return upper
@@ -111,7 +111,7 @@ def _rounded(
                 width = config.group or w.shape[1]
                 scales[:, group] = _scales(w[:, column : column + width], config, width)[:, 0]
             s = scales[:, group]  # [O]
-            code = torch.clamp(torch.round(block[:, i] / s), low, high)
+            code = torch.clamp(torch.round(block[:, i] / s), low, high)  # q_i / s, [O]
             codes[:, column] = code.to(torch.int8)
             # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
             errors[:, i] = (block[:, i] - code * s) / triangle[i, i]

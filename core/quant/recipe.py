@@ -73,8 +73,8 @@ class Recipe:
             return SCHEMES["bf16"]
         if tensor.component in NEVER:
             raise UsageError(
-                f"recipe {self.name}: {tensor.name} as {name} (expected bf16 for every "
-                f"{tensor.component})"
+                f"recipe {self.name}: format {name} for {tensor.name} (expected bf16 for "
+                f"every tensor of component {tensor.component})"
             )
         if scheme.group is None:
             return scheme

@@ -53,7 +53,7 @@ def attention_share(convention: str, causal: bool) -> tuple[float, int]:
     """(fraction of a layer's scores that count, sides of a token with scores). UsageError."""
     if convention not in _SHARE:
         known = ", ".join(get_args(Convention))
-        raise UsageError(f"FLOP convention: {convention!r} (expected one of {known})")
+        raise UsageError(f"--convention: {convention!r} (expected one of {known})")
     share = _SHARE[convention]
     return (share, 1) if causal else (1.0 if share else 0.0, 2)
 

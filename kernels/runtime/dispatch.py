@@ -80,7 +80,7 @@ def choose(operation: str, options: Sequence[Option], requested: str | None) -> 
 
 def reference_option() -> Option:
     """The option that every operation has if no kernel is available."""
-    return Option("reference", "plain array code: no kernel serves here")
+    return Option("reference", "plain array code: no kernel is available")
 
 
 def triton_obstacle(x: Any) -> str | None:

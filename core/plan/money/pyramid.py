@@ -194,7 +194,7 @@ def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Reso
     from sabia.core.plan.serving.evaluation import table_cost
 
     if not isinstance(table["evaluation"], dict):
-        raise BadData(f"{label} evaluation {table['evaluation']!r} (expected a table)")
+        raise BadData(f"{label} evaluation {table['evaluation']!r} (expected a TOML table)")
     evaluation = table_cost(table["evaluation"], default.chip, label)
     return evaluation.chip_hours / default.goodput, evaluation.api_usd
 
@@ -268,7 +268,9 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
     name = str(table.get("name", "")) if isinstance(table, dict) else ""
     label = f"{source.path}: item {name!r}"
     if not name:
-        raise BadData(f"{label} (expected a table with a name, runs and the resources of a run)")
+        raise BadData(
+            f"{label} (expected a TOML table with a name, runs and the resources of a run)"
+        )
     names = [name for name in FORMS if name in table]
     if len(names) != 1:
         what = f"has {' and '.join(names)}" if names else "has no resources of a run"

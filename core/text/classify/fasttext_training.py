@@ -92,7 +92,7 @@ def library() -> Any:
     try:
         import fasttext
     except ModuleNotFoundError as error:
-        raise MissingBackend("package 'fasttext-numpy2' is missing; pip install it") from error
+        raise MissingBackend("a package is missing; pip install fasttext-numpy2") from error
     fasttext.FastText.eprint = lambda *_args: None
     return fasttext
 

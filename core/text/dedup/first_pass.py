@@ -22,7 +22,7 @@ def choose_engine(name: str) -> str:
         raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(ENGINES)})")
     available = numba_available()
     if name == "numba" and not available:
-        raise MissingBackend("--engine numba: package 'numba' is missing; pip install it")
+        raise MissingBackend("--engine numba: package is missing; pip install numba")
     if name != "auto":
         return name
     if not available:

@@ -107,7 +107,7 @@ class RedisIndex:
             self._do(self.client.setnx, f"{self.name}_sabia", made + secrets.token_hex(16))
         stored: bytes = self._do(self.client.get, f"{self.name}_sabia") or b""
         if exists and not stored:
-            raise UsageError(f"{self.label}: another program created this index; give another name")
+            raise UsageError(f"{self.label}: this index was not created by sabia; change ?name=")
         if stored and not stored.startswith(made.encode()):
             has = f"index has {stored!r}, this run {made!r}; use the same, or another name"
             raise UsageError(f"{self.label}: {has}")
@@ -202,9 +202,8 @@ def find_and_insert(
     counts = pc.value_counts(ids)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
-        raise BadData(
-            f"{index.label}: the id {repeated[0].as_py()!r} occurs twice; ids are keys of the index"
-        )
+        name = repeated[0].as_py()
+        raise BadData(f"{index.label}: the id {name!r} is twice in the input; ids must be unique")
     for low in range(0, len(kept), BATCH):  # check all before the first is inserted
         index.insert(ids[low : low + BATCH].to_pylist())
     for number, batch in enumerate(_batches(kept, "inserting into Redis")):

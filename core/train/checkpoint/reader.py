@@ -141,5 +141,7 @@ def _read_into(descriptor: int, view: memoryview, at: int) -> None:
     while view:
         count = os.preadv(descriptor, [view], at)
         if not count:
-            raise BadData("checkpoint: a file became shorter while it was read")
+            raise BadData(
+                "checkpoint: a file was truncated by another process while it was read; run again"
+            )
         view, at = view[count:], at + count

@@ -330,7 +330,7 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(UsageError, match="Invalid IPv6 URL"):
         run(paths, out, "redis://[::1")
     theirs(url).insert("x", their_signature(texts[0]))
-    with pytest.raises(UsageError, match="another program created this index"):
+    with pytest.raises(UsageError, match="this index was not created by sabia"):
         run(paths, out, url)
     run(paths, out, url + "ids")
     monkeypatch.setattr("sabia.core.text.dedup.redis_index.BATCH", 1)
@@ -338,7 +338,7 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(BadData, match="the id 'd1' belongs to another document"):
         run(other, out, url + "ids")
     assert sorted(map(readable, theirs(url + "ids").keys)) == ["d0", "d1"]
-    with pytest.raises(BadData, match="the id 'same' occurs twice"):
+    with pytest.raises(BadData, match="the id 'same' is twice"):
         run(write(tmp_path, texts, id=["same", "same"]), out, url + "twice")
     assert not list(theirs(url + "twice").keys)
 
