@@ -328,7 +328,7 @@ def attention(
     q: Array, k: Array, v: Array, first: Array, until: Array, start: Array, scale: float,
     softcap: float | None, sinks: Array | None,
 ) -> Array:  # fmt: skip
-    """See sabia.kernels.attention.attention."""
+    """See sabia.kernels.attention.interface.attention."""
     batch, length = q.shape[:2]
     keys = k.shape[1]
     # [B, H, T, N], [B, K, S, N], [B, K, S, M]

@@ -314,7 +314,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor, until: Tensor, start: int, scale: float,
     softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """See sabia.kernels.attention.attention; heads of at most 256."""
+    """See sabia.kernels.attention.interface.attention; heads of at most 256."""
     if max(q.shape[-1], v.shape[-1]) > 256:
         raise ValueError(f"attention: head size {max(q.shape[-1], v.shape[-1])} (at most 256)")
     arrays = (_unit(q), _unit(k).to(q.dtype), _unit(v).to(q.dtype), first, until, sinks)

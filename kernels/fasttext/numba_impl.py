@@ -310,7 +310,7 @@ def fold_subwords(model: Classifier) -> None:
 
 
 def score(data: np.ndarray, offsets: np.ndarray, model: Classifier) -> np.ndarray:
-    """See sabia.kernels.fasttext.score."""
+    """See sabia.kernels.fasttext.interface.score."""
     result = np.empty((len(offsets) - 1, model.head.labels), np.float32)
     longest = int(np.max(np.diff(offsets), initial=0))
     _score(data, offsets, model, longest, result)

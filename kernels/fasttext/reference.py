@@ -26,7 +26,7 @@ _TO_SPACE = bytes(32 if byte in BLANKS else byte for byte in range(256))
 
 
 def score(data: np.ndarray, offsets: np.ndarray, model: Classifier) -> np.ndarray:
-    """See sabia.kernels.fasttext.score."""
+    """See sabia.kernels.fasttext.interface.score."""
     entries = _entries(model)
     result = np.full((len(offsets) - 1, model.head.labels), np.nan, np.float32)
     for d in range(len(result)):

@@ -163,7 +163,7 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def grouped_matmul(x: Array, weight: Array, counts: Array) -> Array:
-    """See sabia.kernels.grouped_matmul.grouped_matmul."""
+    """See sabia.kernels.grouped_matmul.interface.grouped_matmul."""
     rows = INTERPRETED_ROWS if pallas_interpret() else ROWS
     count = x.shape[0]
     x = jnp.pad(x, ((0, -count % rows), (0, 0)))

@@ -157,6 +157,6 @@ _rows.register_autograd(_gradients, setup_context=_keep)
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """See sabia.kernels.grouped_matmul.grouped_matmul."""
+    """See sabia.kernels.grouped_matmul.interface.grouped_matmul."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return _rows(x, weight.contiguous(), counts, False)

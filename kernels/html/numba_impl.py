@@ -37,7 +37,7 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
-    """(text, blocks, elements, marks) of sabia.kernels.html.Page."""
+    """(text, blocks, elements, marks) of sabia.kernels.html.interface.Page."""
     tags = int(np.count_nonzero(data == layout.LT)) + 2  # a bound of blocks, elements and marks
     text = np.empty(len(data) + 8, np.uint8)
     blocks = np.zeros((min(tags, MAX_BLOCKS), len(COLUMNS)), np.int32)

@@ -131,7 +131,7 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, di
 
 
 def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
-    """See sabia.kernels.minhash.sketch."""
+    """See sabia.kernels.minhash.interface.sketch."""
     n = len(offsets) - 1
     digests, exact = np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64)
     words, counts = np.empty(n, np.int64), np.empty(n, np.int64)
@@ -191,7 +191,7 @@ def _jaccard(shingles, starts, pairs, result):
 
 
 def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """See sabia.kernels.minhash.jaccard."""
+    """See sabia.kernels.minhash.interface.jaccard."""
     result = np.empty(len(pairs))
     _jaccard(shingles, starts, np.ascontiguousarray(pairs, dtype=np.int64), result)
     return result
@@ -213,6 +213,6 @@ def _gather(file, places, counts, target):
 
 
 def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
-    """See sabia.kernels.minhash.gather."""
+    """See sabia.kernels.minhash.interface.gather."""
     if not _gather(file, places, counts, target):
         raise OSError(errno.EIO, "a file of shingles is cut short or cannot be read")

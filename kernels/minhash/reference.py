@@ -179,7 +179,7 @@ def _chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
-    """See sabia.kernels.minhash.sketch."""
+    """See sabia.kernels.minhash.interface.sketch."""
     parts = [_sketch(data, offsets[low : high + 1], config) for low, high in _chunks(offsets)]
     return Sketches(*map(np.concatenate, zip(_nothing(config), *parts, strict=True)))
 
@@ -200,7 +200,7 @@ def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sket
 
 
 def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """See sabia.kernels.minhash.jaccard."""
+    """See sabia.kernels.minhash.interface.jaccard."""
     result = np.empty(len(pairs))
     for i, (a, b) in enumerate(pairs.tolist()):
         first = np.unique(shingles[starts[a] : starts[a + 1]])
@@ -212,7 +212,7 @@ def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.n
 
 
 def gather(file: int, places: np.ndarray, counts: np.ndarray, target: np.ndarray) -> None:
-    """See sabia.kernels.minhash.gather."""
+    """See sabia.kernels.minhash.interface.gather."""
     n = 0
     for position, count in zip(places.tolist(), counts.tolist(), strict=True):
         raw = os.pread(file, 4 * count, 4 * position)

@@ -453,7 +453,7 @@ def measure(
     data: np.ndarray, offsets: np.ndarray, stop_hashes: np.ndarray, stop_bounds: np.ndarray,
     which: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """float64[n, figures]; see sabia.kernels.quality.measure."""
+    """float64[n, figures]; see sabia.kernels.quality.interface.measure."""
     out = np.empty((len(offsets) - 1, len(FIGURES)))
     tabled = flag_table(), lower_table()
     _measure(data, offsets, *tabled, *tables(), stop_hashes, stop_bounds, which, out)

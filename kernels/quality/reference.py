@@ -28,7 +28,7 @@ def measure(
     data: np.ndarray, offsets: np.ndarray, stop_hashes: np.ndarray, stop_bounds: np.ndarray,
     which: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """float64[n, figures]; see sabia.kernels.quality.measure."""
+    """float64[n, figures]; see sabia.kernels.quality.interface.measure."""
     table = np.empty((len(offsets) - 1, len(FIGURES)))
     for row in range(len(table)):
         text = data[offsets[row] : offsets[row + 1]].tobytes().decode()

@@ -32,7 +32,7 @@ Array = jax.Array
 
 @partial(jax.jit, static_argnums=1)
 def quantize(x: Array, layout: Layout, key: Any = None) -> Quantized:
-    """See `sabia.kernels.quantize.quantize`; key: uint32[2]."""
+    """See `sabia.kernels.quantize.interface.quantize`; key: uint32[2]."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, _, power = round_size(tiled, layout.element, draws)
     codes = encode(tiled, count, power, layout.element)

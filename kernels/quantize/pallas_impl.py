@@ -32,7 +32,7 @@ _BLOCK = (32, 512)  # rows, columns of a program at least: whole tiles of every 
 
 @partial(jax.jit, static_argnums=1, static_argnames="interpret")
 def quantize(x: Array, layout: Layout, key: Any = None, *, interpret: bool = False) -> Quantized:
-    """See `sabia.kernels.quantize.quantize`; key: uint32[2]."""
+    """See `sabia.kernels.quantize.interface.quantize`; key: uint32[2]."""
     rows, columns = x.shape
     tile = layout.tile or (1, 1)
     block = tuple(max(a, b) for a, b in zip(tile, _BLOCK, strict=True))

@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 
 def quantize(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
-    """See `sabia.kernels.quantize.quantize`; key: int32[2] tensor or two integers."""
+    """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, _, powers = _round(tiled, layout.element, draws)
     codes = _codes(tiled, count, powers, layout.element)

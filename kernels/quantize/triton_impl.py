@@ -147,7 +147,7 @@ def constants(layout: Layout, stochastic: bool) -> dict[str, Any]:
 
 
 def quantize(x: torch.Tensor, layout: Layout, key: Any = None) -> Quantized:
-    """See `sabia.kernels.quantize.quantize`; key: int32[2] tensor or two integers."""
+    """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
     x = x.contiguous()
     rows, columns = x.shape
     scale = global_scale(x, layout)

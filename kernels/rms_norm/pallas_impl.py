@@ -113,7 +113,7 @@ _norm.defvjp(_norm_forward, _norm_backward)
 
 
 def rms_norm(x: Array, weight: Array, eps: float, residual: Array | None, plus_one: bool) -> Any:
-    """See sabia.kernels.rms_norm.rms_norm."""
+    """See sabia.kernels.rms_norm.interface.rms_norm."""
     columns = x.shape[-1]
     count = x.size // columns
     spare = -count % _block(columns)

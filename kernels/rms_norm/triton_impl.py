@@ -134,7 +134,7 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, plus_one: bool) -> Any:
-    """See sabia.kernels.rms_norm.rms_norm; at most LARGEST columns."""
+    """See sabia.kernels.rms_norm.interface.rms_norm; at most LARGEST columns."""
     if x.shape[-1] > LARGEST:
         raise ValueError(f"rms_norm: {x.shape[-1]} columns (at most {LARGEST} in Triton)")
     rows = x.reshape(-1, x.shape[-1]).contiguous()

@@ -65,7 +65,7 @@ def _file_windows(units, offsets, span, k, leave, value, start, count):
 
 
 def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
-    """See sabia.kernels.substring.file_windows."""
+    """See sabia.kernels.substring.interface.file_windows."""
     k, most = gram_length(span), int(offsets[-1] - offsets[0])
     columns = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
     leave = U(pow(BASE, k, 1 << 64))
@@ -187,7 +187,7 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
 def find_repeats(
     units: np.ndarray, records: np.ndarray, starts: np.ndarray, span: int, passes: int
 ) -> Repeats:
-    """See sabia.kernels.substring.find_repeats."""
+    """See sabia.kernels.substring.interface.find_repeats."""
     start, count = (np.ascontiguousarray(records[name]) for name in ("start", "count"))
     leave = U(pow(BASE, span, 1 << 64))
     corpus, starts = _read_only(units), np.ascontiguousarray(starts, np.int64)

@@ -37,7 +37,7 @@ def least_of_runs(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarray:
-    """See sabia.kernels.substring.file_windows."""
+    """See sabia.kernels.substring.interface.file_windows."""
     k, parts = gram_length(span), [np.empty(0, RECORD)]
     for low, high in pairwise(offsets):
         if high - low < span:
@@ -57,7 +57,7 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarra
 def find_repeats(
     units: np.ndarray, records: np.ndarray, starts: np.ndarray, span: int, passes: int
 ) -> Repeats:
-    """See sabia.kernels.substring.find_repeats; `passes` is chosen here by the size of a file."""
+    """See interface.find_repeats; `passes` is chosen here by the size of a file."""
     del passes
     parts = [(np.empty(0, np.int64), np.empty(0, np.int64))]
     for low, high in pairwise(starts):

@@ -185,7 +185,7 @@ def _blocks(columns: int) -> tuple[int, int]:
 def linear_cross_entropy(
     hidden: Array, weight: Array, targets: Array, softcap: float | None
 ) -> tuple[Array, Array]:
-    """See sabia.kernels.vocabulary_loss.linear_cross_entropy."""
+    """See sabia.kernels.vocabulary_loss.interface.linear_cross_entropy."""
     blocks, count = _blocks(hidden.shape[1]), hidden.shape[0]
     spare = -count % blocks[0]
     hidden = jnp.pad(hidden, ((0, spare), (0, 0)))

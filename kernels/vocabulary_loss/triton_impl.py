@@ -143,7 +143,7 @@ _forward.register_autograd(_gradients, setup_context=_keep)
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """See sabia.kernels.vocabulary_loss.linear_cross_entropy."""
+    """See sabia.kernels.vocabulary_loss.interface.linear_cross_entropy."""
     rows = max(1, chunk_bytes // (hidden.element_size() * weight.shape[0]))
     arrays = (hidden.contiguous(), weight.contiguous(), targets.contiguous())
     return _forward(*arrays, softcap or 0.0, rows)

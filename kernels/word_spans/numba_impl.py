@@ -118,7 +118,7 @@ _trace = _jit(trace)
 
 
 def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
-    """See sabia.kernels.word_spans.word_spans."""
+    """See sabia.kernels.word_spans.interface.word_spans."""
     folds, kinds = folding_tables()
     capacity = int(offsets[-1] - offsets[0]) + 1
     hashes, begin, end = (
@@ -132,7 +132,7 @@ def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
 
 
 def ngram_hashes(words: Words, ngram: int) -> np.ndarray:
-    """See sabia.kernels.word_spans.ngram_hashes."""
+    """See sabia.kernels.word_spans.interface.ngram_hashes."""
     result = np.empty(len(words.hash), U)
     _ngrams(words.hash, words.starts, ngram, result)
     return result
@@ -147,14 +147,14 @@ def table(wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find(hashes: np.ndarray, wanted: np.ndarray, made: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """See sabia.kernels.word_spans.Lookup."""
+    """See sabia.kernels.word_spans.interface.Lookup."""
     result = np.empty(len(hashes), np.int64)
     _find(hashes, wanted, *made, result)
     return result
 
 
 def align(part: np.ndarray, weight: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """See sabia.kernels.word_spans.align."""
+    """See sabia.kernels.word_spans.interface.align."""
     best = np.zeros((len(part) + 1, len(window) + 1))
     _best(part, weight, window, best)
     return _trace(part, weight, window, best)

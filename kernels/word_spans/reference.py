@@ -8,7 +8,7 @@ from sabia.kernels.word_spans.definitions import ALONE, NGRAM_BASE, WORD_BASE, W
 
 
 def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
-    """See sabia.kernels.word_spans.word_spans."""
+    """See sabia.kernels.word_spans.interface.word_spans."""
     code, document, first = decode(data, offsets)  # [c] each
     past = np.append(first[1:], offsets[-1] - offsets[0])
     code, kind = folded(code)
@@ -31,7 +31,7 @@ def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
 
 
 def ngram_hashes(words: Words, ngram: int) -> np.ndarray:
-    """See sabia.kernels.word_spans.ngram_hashes."""
+    """See sabia.kernels.word_spans.interface.ngram_hashes."""
     total = np.zeros(len(words.hash), np.uint64)
     for step in range(ngram):
         shifted = np.zeros(len(total), np.uint64)
@@ -47,7 +47,7 @@ def table(wanted: np.ndarray) -> None:
 
 
 def find(hashes: np.ndarray, wanted: np.ndarray, _table: None) -> np.ndarray:
-    """See sabia.kernels.word_spans.Lookup."""
+    """See sabia.kernels.word_spans.interface.Lookup."""
     if not len(wanted):
         return np.full(len(hashes), ALONE)
     index = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
@@ -55,7 +55,7 @@ def find(hashes: np.ndarray, wanted: np.ndarray, _table: None) -> np.ndarray:
 
 
 def align(part: np.ndarray, weight: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """See sabia.kernels.word_spans.align."""
+    """See sabia.kernels.word_spans.interface.align."""
     best = np.zeros((len(part) + 1, len(window) + 1))
     for i in range(len(part) - 1, -1, -1):
         for j in range(len(window) - 1, -1, -1):

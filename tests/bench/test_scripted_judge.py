@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sabia.core.bench.judging import Exam, points_messages, read_points
+from sabia.core.bench.judging import PointsQuestion, points_messages, read_points
 from sabia.core.judge.prompt import judge_messages, parse_verdicts
 from sabia.core.judge.rubric import Item
 from sabia.core.judge.verdict import Verdict
@@ -40,7 +40,7 @@ def test_verdicts_follow_from_the_words():
 
 
 def test_points_are_replayed_or_follow_from_the_words():
-    exam = Exam(ASKED, "Cabe apelação", "Apelação ao tribunal", 0.6)
+    exam = PointsQuestion(ASKED, "Cabe apelação", "Apelação ao tribunal", 0.6)
     text = joined(points_messages(exam))
     assert read_points(judge.points(text, {}), 0.6) == pytest.approx(0.3)
     assert judge.points(text, {"Cabe apelação": ["Nota: [[0,40]]"]}) == "Nota: [[0,40]]"
