@@ -135,7 +135,7 @@ def test_sigterm_ends_with_75_soon_and_a_rerun_finishes(
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, begun + said
-    assert b"engine numpy" in begun and b"run again to resume" in said
+    assert b"engine numpy" in begun and b"run the same command to resume" in said
     assert not list((tmp_path / "o").glob("part-*"))  # it did not first finish
     dedup(root / "in", "-o", tmp_path / "o", check=True)
     assert rows(tmp_path / "o") == expected

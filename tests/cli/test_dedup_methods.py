@@ -66,7 +66,10 @@ def test_methods_and_their_summaries(pages: Path, tmp_path: Path) -> None:
             "--tokenizer: /nowhere has no token",
         ),
         (["--method", "line", "--action", "mark", "--removed", "r.parquet"], "removes nothing"),
-        (["--method", "semantic"], "--embeddings: is missing (expected it, or --model"),
+        (
+            ["--method", "semantic"],
+            "--embeddings: is missing (--method semantic needs --embeddings or --model)",
+        ),
         (
             ["--method", "semantic", "--model", "/nowhere"],
             "--model: /nowhere: not a model",

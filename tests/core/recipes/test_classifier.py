@@ -185,5 +185,5 @@ def test_what_cannot_be_learnt_is_refused(tmp_path: Path) -> None:
         trained(tmp_path, ENCODER, label="grade", regression=True, class_weights="balanced")
     with pytest.raises(BadData, match="no document with a label"):
         trained(tmp_path, ENCODER, label="kind", regression=True)
-    with pytest.raises(UsageError, match="no classifier"):
+    with pytest.raises(UsageError, match="is not a classifier"):
         ModelScorer(str(tmp_path / "base"))

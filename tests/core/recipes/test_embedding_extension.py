@@ -124,7 +124,7 @@ def test_layers_that_are_handed_on_cannot_grow(folder, tmp_path):
             tmp_path / "base", spec.config, tensors, tokenizer_from=folder / "tokenizer"
         )
         if rows == size:
-            with pytest.raises(UsageError, match=r"mtp\.embed\.weight is handed on as it is"):
+            with pytest.raises(UsageError, match=r"mtp\.embed\.weight is copied unchanged"):
                 model_for(str(folder / "extended"), str(tmp_path / "base"), False)
         else:
             assert model_for(str(folder / "extended"), str(tmp_path / "base"), False)
@@ -158,7 +158,7 @@ def test_a_run_exports_the_grown_model(folder, tokens, tmp_path, sabia):
     done = sabia("pretrain", tokens, "--model", folder / "base", "--steps", "1", "--batch", "2",
                  "--lr", "1e-30", "-o", tmp_path / "run")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert b"begin as the means of their pieces" in done.stderr
+    assert b"initialised with the means of their pieces" in done.stderr
     final = tmp_path / "run" / "final"
     made = load_tokenizer(final)
     assert made.fingerprint == load_tokenizer(tokens / "_tokenizer").fingerprint

@@ -203,7 +203,7 @@ def test_killed_twenty_times(whole: Path, tmp_path: Path, url: bool, sabia: Comm
 def test_signal_saves_and_exits_75(whole: Path, tmp_path: Path, name: str, sabia: Commands) -> None:
     stopped = sabia(*words(whole, tmp_path / "run"), at=("step", 7, name))
     assert stopped.returncode == 75
-    assert b"stopped at step 8 of 12; state is saved" in stopped.stderr
+    assert b"stopped at step 8 of 12; the state is saved" in stopped.stderr
     assert stopped.stdout == b""
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
         "step-00000006",

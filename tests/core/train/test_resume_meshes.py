@@ -162,7 +162,7 @@ def test_a_signal_to_any_rank_stops_all(
     assert newest(tmp_path / "run") == 8
     for _, said in stopped:
         assert len(lines(said)) == 1, said
-        assert "stopped at step 8 of 20; state is saved" in said
+        assert "stopped at step 8 of 20; the state is saved" in said
     done = commands(*command)
     assert done.returncode == 0, done.stderr
     check(whole, tmp_path / "run", commands)
