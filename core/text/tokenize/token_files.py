@@ -8,6 +8,7 @@ something else.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
 
 
 @dataclass(frozen=True)
-class TokenFileSink:
+class TokenFileSink(ABC):
     """A sink (see `shards.sinks`) whose parts are files with a record; subclasses write the files.
 
     Raises UsageError where the output is not a local directory.
@@ -65,16 +66,16 @@ class TokenFileSink:
         write_atomic(self.path(part), json.dumps(provenance | {"rows": rows}, indent=1))
         return rows
 
+    @abstractmethod
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         """Write the files of a part, atomically; returns its rows."""
-        raise NotImplementedError
 
-    def finish(self, parts: int) -> None:
+    def finish(self, parts: int) -> None:  # noqa: B027 - a form may need no end
         """See Sink."""
 
+    @abstractmethod
     def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
         """See Sink: the bytes of the ids."""
-        raise NotImplementedError
 
 
 class ArrowSink(TokenFileSink):
