@@ -23,9 +23,9 @@ def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
     v = _convolved(block, "v", y, part.value_dim, segments)  # [B, T, H, V]
     # q̂ = q / (‖q‖ sqrt N), k̂ = k / ‖k‖
     q, k = _scaled_to_length(q, part.key_dim**-0.5, ops), _scaled_to_length(k, 1.0, ops)
-    log_decay, beta = (
-        ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (_log_decay(block, y), _beta(block, y))
-    )
+    log_decay = _log_decay(block, y)
+    beta = ops.sigmoid(ops.cast(block.project("delta.beta", y), "float32"))
+    log_decay, beta = (ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (log_decay, beta))
     out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))
     # output gate: RMSNorm(out) · silu(z)
@@ -43,11 +43,8 @@ def _convolved(block: Block, name: str, y: Array, size: int, segments: Array | N
     ops = block.ops
     x = ops.relayout(_per_head(block, name, y, size), HEADS, WHOLE)
     taps = block.weights[f"delta.conv_{name}"]
-    taps = ops.relayout(
-        taps.reshape(-1, size, taps.shape[-1]),
-        ("heads", "head_dim", None),
-        ("split_heads", "head_dim", None),
-    )
+    taps = taps.reshape(-1, size, taps.shape[-1])  # [H, N, taps]
+    taps = ops.relayout(taps, ("heads", "head_dim", None), ("split_heads", "head_dim", None))
     flat = x.reshape(*x.shape[:2], -1)  # [B, T, H·N]
     flat = ops.causal_conv(flat, taps.reshape(-1, taps.shape[-1]), segments)
     return ops.silu(flat).reshape(x.shape)
@@ -67,7 +64,3 @@ def _log_decay(block: Block, y: Array) -> Array:
     # log α = -exp(a_log) · softplus(decay(y) + dt_bias), [B, T, H]
     step = ops.softplus(ops.cast(block.project("delta.decay", y), "float32") + bias)
     return step * -ops.exp(rate)
-
-
-def _beta(block: Block, y: Array) -> Array:
-    return block.ops.sigmoid(block.ops.cast(block.project("delta.beta", y), "float32"))

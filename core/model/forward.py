@@ -60,8 +60,28 @@ def hidden_and_stats(
     if cache is not None and not spec.causal:
         raise UsageError(f"forward: a cache with a {spec.family} encoder (expected whole rows)")
     x, layers = ops.stage_input(lambda: embedded(spec, params, ids, ops), len(spec.layers))
-    context = make_context(spec, x, ops, positions, segments, cache, wanted)
-    x, stats = ops.stage_output(*run_layers(spec, params, x, context, layers, remat))
+    length, slots = x.shape[1], None
+    positions = ops.integers(ops.positions(length, x) if positions is None else positions, x)
+    reads = length
+    if cache is not None:
+        slots, reads = positions, cache.reads_for(positions, ops)
+    if segments is not None:
+        segments = ops.integers(segments, x)
+    # layers with equal rotary settings or windows share angles and masks
+    angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
+    shared: Any = {"segments": segments, "slots": slots, "causal": spec.causal}
+    masks = {w: ops.attention_mask(x, reads, window=w, **shared) for w in spec.windows}
+    given = (segments, slots, cache, reads, wanted, spec.norm_kind)
+    context = Context(ops, spec.norm_eps, angles, masks, *given)
+    stats: Stats = {}
+    names = spec.layer_names()
+    for index in layers:
+        weights = {short: params[name] for short, name in names[index].items()}
+        block = _layer_function(spec.layers[index], index, names[index], context)
+        x, layer_stats = ops.remat(block, remat)(weights, x)
+        for name, value in layer_stats.items():
+            stats.setdefault(name, {})[index] = value
+    x, stats = ops.stage_output(x, stats)
     return _stream_norm(spec, params, "final_norm", x, ops), stats
 
 
@@ -74,26 +94,6 @@ def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
     if spec.embed_norm:
         x = _stream_norm(spec, params, "embed_norm", x, ops)
     return ops.shard(x, STREAM)
-
-
-def run_layers(
-    spec: ModelSpec,
-    params: Params,
-    x: Array,
-    context: Context,
-    layers: range,
-    remat: Remat = "none",
-) -> tuple[Array, Stats]:
-    """The residual stream after the given layers, applied to x[B, T, D], and their stats."""
-    stats: Stats = {}
-    names = spec.layer_names()
-    for index in layers:
-        weights = {short: params[name] for short, name in names[index].items()}
-        block = _layer_function(spec.layers[index], index, names[index], context)
-        x, layer_stats = context.ops.remat(block, remat)(weights, x)
-        for name, value in layer_stats.items():
-            stats.setdefault(name, {})[index] = value
-    return x, stats
 
 
 def _stream_norm(spec: ModelSpec, params: Params, name: str, x: Array, ops: Ops) -> Array:
@@ -112,13 +112,7 @@ def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
 
 
 def token_losses(
-    spec: ModelSpec,
-    params: Params,
-    hidden: Array,
-    targets: Array,
-    ops: Ops,
-    *,
-    chunk_bytes: int | None = None,
+    spec: ModelSpec, params: Params, hidden: Array, targets: Array, ops: Ops
 ) -> tuple[Array, Array]:
     """-log p(targets[B, T]) and log-sum-exp of the logits, each fp32 [B, T].
 
@@ -131,40 +125,7 @@ def token_losses(
         hidden = ops.concat((hidden, one), -1)
         head = ops.concat((head, ops.cast(w["head_bias"][:, None], dtype_name(head))), -1)
     targets = ops.integers(targets, head)
-    return ops.linear_cross_entropy(
-        hidden, head, targets, softcap=spec.logit_softcap, chunk_bytes=chunk_bytes
-    )
-
-
-def make_context(
-    spec: ModelSpec,
-    x: Array,
-    ops: Ops,
-    positions: Array | None = None,
-    segments: Array | None = None,
-    cache: KVCache | None = None,
-    wanted: frozenset[str] = frozenset(),
-) -> Context:
-    """The context that all layers of a pass over x[B, T, D] share."""
-    length = x.shape[1]
-    if positions is None:
-        positions = ops.positions(length, x)
-    positions = ops.integers(positions, x)
-    slots, reads = None, length
-    if cache is not None:
-        slots, reads = positions, cache.reads_for(positions, ops)
-    if segments is not None:
-        segments = ops.integers(segments, x)
-    # layers with equal rotary settings or windows share angles and masks
-    angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
-    masks = {
-        window: ops.attention_mask(
-            x, reads, segments=segments, slots=slots, window=window, causal=spec.causal
-        )
-        for window in spec.windows
-    }
-    kind = spec.norm_kind
-    return Context(ops, spec.norm_eps, angles, masks, segments, slots, cache, reads, wanted, kind)
+    return ops.linear_cross_entropy(hidden, head, targets, softcap=spec.logit_softcap)
 
 
 def _angles(rope: Rope, positions: Array, ops: Ops) -> Angles:

@@ -10,6 +10,7 @@ update would depend on more than (seed, step), and the paper's gains do not need
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -66,31 +67,19 @@ def targeted(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
 
 def lora_tensors(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
     """The adapters' tensors, A and B of each targeted matrix, in the order of the table."""
-    return tuple(t for matrix in targeted(spec, config) for t in _adapter_pair(matrix, config.rank))
-
-
-def _adapter_pair(matrix: TensorSpec, rank: int) -> tuple[TensorSpec, TensorSpec]:
-    (outs, ins), (out_axis, in_axis) = matrix.shape, matrix.axes
-    module = str(matrix.hf).removesuffix(".weight")
-    common = replace(matrix, muon=False, active_share=(1, 1))
-    return (
-        replace(
-            common,
-            name=matrix.name + A,
-            shape=(rank, ins),
-            axes=("lora", in_axis),
-            init=Init("normal", ins**-0.5),
-            hf=f"base_model.model.{module}.lora_A.weight",
-        ),
-        replace(
-            common,
-            name=matrix.name + B,
-            shape=(outs, rank),
-            axes=(out_axis, "lora"),
-            init=Init("zeros"),
-            hf=f"base_model.model.{module}.lora_B.weight",
-        ),
-    )
+    tensors: list[TensorSpec] = []
+    for matrix in targeted(spec, config):
+        (outs, ins), (out_axis, in_axis), rank = matrix.shape, matrix.axes, config.rank
+        module = f"base_model.model.{str(matrix.hf).removesuffix('.weight')}"
+        adapters: Any = (
+            (A, (rank, ins), ("lora", in_axis), Init("normal", ins**-0.5), "lora_A"),
+            (B, (outs, rank), (out_axis, "lora"), Init("zeros"), "lora_B"),
+        )
+        for suffix, shape, axes, init, part in adapters:
+            tensor = replace(matrix, name=matrix.name + suffix, hf=f"{module}.{part}.weight")
+            tensor = replace(tensor, shape=shape, axes=axes, init=init)
+            tensors.append(replace(tensor, muon=False, active_share=(1, 1)))
+    return tuple(tensors)
 
 
 def init_lora(spec: ModelSpec, config: LoraConfig, seed: int) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ Array = Any
 Params = Mapping[str, Array]
 Remat = Literal["none", "full", "matmuls"]
 Angles = tuple[Array, Array]
+Axes = tuple[str | None, ...]
 FORWARD_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -202,17 +203,11 @@ class Ops(Protocol):
         """cache[B, S, K, N] with new[B, T, K, N] at [b, slots[b, t]]; torch writes in place."""
 
     def linear_cross_entropy(
-        self,
-        hidden: Array,
-        weight: Array,
-        targets: Array,
-        *,
-        softcap: float | None = None,
-        chunk_bytes: int | None = None,
+        self, hidden: Array, weight: Array, targets: Array, *, softcap: float | None = None
     ) -> tuple[Array, Array]:
         """hidden[B, T, D], weight[V, D], targets[B, T] → (nll[B, T], logsumexp[B, T]), fp32.
 
-        At most about `chunk_bytes` of logits exist at a time (default 256 MiB); larger ones are
+        At most about DEFAULT_CHUNK_BYTES of logits exist at a time; larger ones are
         recomputed in the backward pass. Targets below 0 give a loss of 0.
         """
 
@@ -233,12 +228,10 @@ class Ops(Protocol):
     def gather(self, weights: Params, names: Mapping[str, str]) -> Params:
         """Unsharded tensors of a layer; weights: short name → array, names: → full name."""
 
-    def shard(self, x: Array, axes: tuple[str | None, ...]) -> Array:
+    def shard(self, x: Array, axes: Axes) -> Array:
         """x with a sharding constraint: its dimensions are split as the axis names say."""
 
-    def relayout(
-        self, x: Array, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]
-    ) -> Array:
+    def relayout(self, x: Array, from_axes: Axes, to_axes: Axes) -> Array:
         """x resharded: gathered, split or exchanged (all-to-all) along mesh axes."""
 
     def remat(self, function: Callable[..., Array], policy: Remat) -> Callable[..., Array]:

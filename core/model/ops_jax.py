@@ -6,7 +6,6 @@ sabia.kernels are used. Importing this module registers KVCache as a pytree (its
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +15,10 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.core.model.kv_cache import KVCache
-from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat
-from sabia.core.model.ops_jax_attention import attention, attention_mask
-from sabia.core.model.ops_jax_delta import causal_conv, delta_rule
-from sabia.core.model.ops_jax_moe import (
+from sabia.core.model.ops import FORWARD_DTYPES, Angles, Axes, Remat
+from sabia.core.model.ops_jax_attention import attention, attention_mask  # noqa: F401
+from sabia.core.model.ops_jax_delta import causal_conv, delta_rule  # noqa: F401
+from sabia.core.model.ops_jax_moe import (  # noqa: F401
     biased,
     combine,
     dispatch,
@@ -27,18 +26,6 @@ from sabia.core.model.ops_jax_moe import (
     weighted_bincount,
 )
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss_kernel
-
-__all__ = [
-    "attention",
-    "attention_mask",
-    "biased",
-    "causal_conv",
-    "combine",
-    "delta_rule",
-    "dispatch",
-    "grouped_matmul",
-    "weighted_bincount",
-]
 
 Array = jax.Array
 name = "jax"
@@ -221,22 +208,15 @@ def _chunked_losses(
 
 
 def linear_cross_entropy(
-    hidden: Array,
-    weight: Array,
-    targets: Array,
-    *,
-    softcap: float | None = None,
-    chunk_bytes: int | None = None,
+    hidden: Array, weight: Array, targets: Array, *, softcap: float | None = None
 ) -> tuple[Array, Array]:
     """See Ops.linear_cross_entropy."""
     flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     # rows of fp32 logits in the budget
-    rows = max(1, (chunk_bytes or DEFAULT_CHUNK_BYTES) // (4 * weight.shape[0]))
+    rows = max(1, DEFAULT_CHUNK_BYTES // (4 * weight.shape[0]))
     if KERNELS.use("vocabulary_loss", jax.default_backend()):
-        implementation = KERNELS.requested["vocabulary_loss"]
-        nll, lse = _loss_kernel(
-            flat, weight, flat_targets, softcap=softcap, implementation=implementation
-        )
+        options: Any = {"implementation": KERNELS.requested["vocabulary_loss"]}
+        nll, lse = _loss_kernel(flat, weight, flat_targets, softcap=softcap, **options)
     elif rows >= flat.shape[0]:
         nll, lse = _losses(flat, weight, flat_targets, softcap)
     else:
@@ -259,12 +239,12 @@ def gather(weights: Mapping[str, Array], names: Mapping[str, str]) -> Mapping[st
     return weights
 
 
-def relayout(x: Array, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]) -> Array:
+def relayout(x: Array, from_axes: Axes, to_axes: Axes) -> Array:
     """See Ops.relayout: one device, so x itself."""
     return x
 
 
-def shard(x: Array, axes: tuple[str | None, ...]) -> Array:
+def shard(x: Array, axes: Axes) -> Array:
     """See Ops.shard: one device, so x itself."""
     return x
 
@@ -277,6 +257,4 @@ def remat(function: Callable[..., Array], policy: Remat) -> Callable[..., Array]
         return jax.checkpoint(function)
     if policy != "matmuls":
         raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
-    return partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)(
-        function
-    )
+    return jax.checkpoint(function, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)

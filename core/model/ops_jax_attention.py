@@ -72,13 +72,8 @@ def attention(
     """See Ops.attention."""
     k, v = k.astype(q.dtype), v.astype(q.dtype)
     if not isinstance(mask, AttentionMask):
-        implementation = KERNELS.requested["attention"]
-        options = {
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": sinks,
-            "implementation": implementation,
-        }
+        options: Any = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        options["implementation"] = KERNELS.requested["attention"]
         return _kernel(q, k, v, mask, **options)
     if softcap is not None or sinks is not None or v.shape[-1] != q.shape[-1]:
         return _plain_attention(q, k, v, mask, scale, softcap, sinks)
@@ -88,13 +83,7 @@ def attention(
 
 
 def _plain_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: AttentionMask,
-    scale: float,
-    cap: float | None,
-    sinks: Array | None,
+    q: Array, k: Array, v: Array, mask: Any, scale: float, cap: float | None, sinks: Array | None
 ) -> Array:
     """Attention with soft caps, sinks, or values of another size than keys."""
     batch, length, heads, size = q.shape

@@ -36,10 +36,8 @@ def causal_conv(x: Array, weight: Array, segments: Array | None = None) -> Array
     for step in range(1, min(taps, length)):
         shifted = jnp.pad(wide[:, :-step], ((0, 0), (step, 0), (0, 0)))
         if documents is not None:
-            documents_before = jnp.pad(
-                documents[:, :-step], ((0, 0), (step, 0)), constant_values=-1
-            )
-            shifted = shifted * (documents_before == documents)[..., None]
+            before = jnp.pad(documents[:, :-step], ((0, 0), (step, 0)), constant_values=-1)
+            shifted = shifted * (before == documents)[..., None]
         out = out + shifted * weight[:, taps - 1 - step]
     return out.astype(x.dtype)
 
@@ -59,10 +57,8 @@ def delta_rule(
         return x.transpose(1, 0, 3, 4, 2, 5)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
-    beta, log_decay_sums = (
-        chunks(beta[..., None]),
-        jnp.cumsum(chunks(log_decay[..., None])[..., 0], -1),
-    )
+    beta = chunks(beta[..., None])
+    log_decay_sums = jnp.cumsum(chunks(log_decay[..., None])[..., 0], -1)
     within, from_start, to_end = _decays(log_decay_sums, segments, padding)
     system = _matmul(k, _transposed(k)) * within * beta  # β k kᵀ ∘ D, [n, B, K, H/K, C, C]
     # [β v | β k e^g], [.., C, V + N]
@@ -79,13 +75,12 @@ def delta_rule(
     return out[:, :length].astype(dtype)
 
 
-def _decays(
-    log_decay_sums: Array, segments: Array | None, padding: int
-) -> tuple[Array, Array, Array]:
+def _decays(sums: Array, segments: Array | None, padding: int) -> tuple[Array, Array, Array]:
     """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1]."""
-    chunk = log_decay_sums.shape[-1]
+    # sums: cumulative sums of the log decays within each chunk
+    chunk = sums.shape[-1]
     allowed = jnp.tri(chunk, dtype=bool)
-    from_start, to_end = jnp.exp(log_decay_sums), jnp.exp(log_decay_sums[..., -1:] - log_decay_sums)
+    from_start, to_end = jnp.exp(sums), jnp.exp(sums[..., -1:] - sums)
     if segments is not None:
         documents = jnp.pad(_document_index(segments), ((0, 0), (0, padding)), mode="edge")
         # [n, B, 1, 1, C]
@@ -93,12 +88,11 @@ def _decays(
         last = documents[..., -1:]
         allowed = allowed & (documents[..., :, None] == documents[..., None, :])
         # 0 unless the token's document already ran at the end of the chunk before
-        from_start = from_start * (
-            documents == jnp.concatenate((jnp.zeros_like(last[:1]), last[:-1]))
-        )
+        last_before = jnp.concatenate((jnp.zeros_like(last[:1]), last[:-1]))
+        from_start = from_start * (documents == last_before)
         to_end = to_end * (documents == last)
     # g_i - g_j, [n, B, K, H/K, C, C]
-    distance = log_decay_sums[..., :, None] - log_decay_sums[..., None, :]
+    distance = sums[..., :, None] - sums[..., None, :]
     within = jnp.exp(jnp.where(allowed, distance, -jnp.inf))  # D
     return within, from_start[..., None], to_end[..., None]
 

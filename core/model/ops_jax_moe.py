@@ -29,34 +29,30 @@ _DIMENSIONS = jax.lax.RaggedDotDimensionNumbers(
 class DispatchPlan(NamedTuple):
     """The order of rows. Assignment token·k + i is that of a token to its i-th expert.
 
-    assignment_of_row[M] and its inverse row_of_assignment[M]; experts[M]: the expert of each row;
+    order[M]: the assignment of each row, and its inverse[M]; experts[M]: the expert of each row;
     counts[E]: rows of each expert.
     """
 
-    assignment_of_row: Array
-    row_of_assignment: Array
+    order: Array
+    inverse: Array
     experts: Array
     counts: Array
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _copy_to_rows(
-    tokens: Array, assignment_of_row: Array, row_of_assignment: Array, per_token: int
-) -> Array:
-    """tokens[assignment_of_row // k]; a token's gradient is the sum over its k rows."""
-    return tokens[assignment_of_row // per_token]
+def _copy_to_rows(tokens: Array, order: Array, inverse: Array, per_token: int) -> Array:
+    """tokens[order // k]; a token's gradient is the sum over its k rows."""
+    return tokens[order // per_token]
 
 
 def _copy_to_rows_forward(
-    tokens: Array, assignment_of_row: Array, row_of_assignment: Array, per_token: int
+    tokens: Array, order: Array, inverse: Array, per_token: int
 ) -> tuple[Array, Array]:
-    return _copy_to_rows(tokens, assignment_of_row, row_of_assignment, per_token), row_of_assignment
+    return _copy_to_rows(tokens, order, inverse, per_token), inverse
 
 
-def _copy_to_rows_backward(
-    per_token: int, row_of_assignment: Array, grad: Array
-) -> tuple[Array, None, None]:
-    return grad[row_of_assignment].reshape(-1, per_token, grad.shape[-1]).sum(1), None, None
+def _copy_to_rows_backward(per_token: int, inverse: Array, grad: Array) -> tuple[Array, None, None]:
+    return grad[inverse].reshape(-1, per_token, grad.shape[-1]).sum(1), None, None
 
 
 _copy_to_rows.defvjp(_copy_to_rows_forward, _copy_to_rows_backward)
@@ -83,20 +79,11 @@ def dispatch(y: Array, experts_of_tokens: Array, experts: int) -> tuple[Array, D
     """See Ops.dispatch."""
     flat = experts_of_tokens.reshape(-1)  # [M]
     # stable: the rows of an expert keep the order of the tokens
-    assignment_of_row = jnp.argsort(flat, stable=True)
-    row_of_assignment = jnp.argsort(assignment_of_row)  # the inverse permutation
-    plan = DispatchPlan(
-        assignment_of_row,
-        row_of_assignment,
-        flat[assignment_of_row],
-        jnp.bincount(flat, length=experts),
-    )
-    return _copy_to_rows(
-        y.reshape(-1, y.shape[-1]),
-        assignment_of_row,
-        row_of_assignment,
-        experts_of_tokens.shape[-1],
-    ), plan
+    order = jnp.argsort(flat, stable=True)
+    inverse = jnp.argsort(order)  # the inverse permutation
+    plan = DispatchPlan(order, inverse, flat[order], jnp.bincount(flat, length=experts))
+    tokens = y.reshape(-1, y.shape[-1])
+    return _copy_to_rows(tokens, order, inverse, experts_of_tokens.shape[-1]), plan
 
 
 def grouped_matmul(
@@ -119,9 +106,7 @@ def biased(rows: Array, plan: DispatchPlan, bias: Array | None) -> Array:
 
 def combine(rows: Array, plan: DispatchPlan, gates: Array) -> Array:
     """See Ops.combine."""
-    per_token = _permute(rows, plan.row_of_assignment, plan.assignment_of_row).reshape(
-        *gates.shape, rows.shape[-1]
-    )
+    per_token = _permute(rows, plan.inverse, plan.order).reshape(*gates.shape, rows.shape[-1])
     return jnp.einsum("btkd,btk->btd", per_token, gates.astype(rows.dtype))
 
 

@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils import checkpoint
 
 from sabia.core.errors import UsageError
 from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
-from sabia.core.model.ops import FORWARD_DTYPES, Angles, Remat, dtype_name
-from sabia.core.model.ops_torch_attention import attention, attention_mask
-from sabia.core.model.ops_torch_delta import causal_conv, delta_rule
-from sabia.core.model.ops_torch_loss import linear_cross_entropy
-from sabia.core.model.ops_torch_moe import (
+from sabia.core.model.ops import FORWARD_DTYPES, Angles, Axes, Remat, dtype_name
+from sabia.core.model.ops_torch_attention import attention, attention_mask  # noqa: F401
+from sabia.core.model.ops_torch_delta import causal_conv, delta_rule  # noqa: F401
+from sabia.core.model.ops_torch_loss import linear_cross_entropy  # noqa: F401
+from sabia.core.model.ops_torch_moe import (  # noqa: F401
     biased,
     combine,
     dispatch,
@@ -35,30 +31,14 @@ from sabia.core.model.ops_torch_wide import computed_in_fp32, fp32_linear
 from sabia.core.model.storage.safetensors_file import numpy_dtype
 from sabia.kernels.rms_norm.interface import rms_norm as rms_norm_kernel
 
-__all__ = [
-    "attention",
-    "attention_mask",
-    "biased",
-    "causal_conv",
-    "combine",
-    "delta_rule",
-    "dispatch",
-    "grouped_matmul",
-    "linear_cross_entropy",
-    "weighted_bincount",
-]
-
 Tensor = torch.Tensor
 name = "torch"
 KERNELS = kernels_of("torch")
 _rms_norm_kernel = raises_missing_backend(rms_norm_kernel)
 
 # dtypes that NumPy has only through ml_dtypes: copied as integers of the same size
-_BITS = {
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-}
+_BITS = {torch.bfloat16: torch.int16}
+_BITS |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), torch.uint8)
 
 
 def _dtype(dtype: str) -> torch.dtype:
@@ -194,17 +174,12 @@ class _RmsNorm(torch.autograd.Function):
         return dx, product.sum(0), None
 
 
-def _use_norm_kernel(x: Tensor) -> bool:
-    """True if requested, and on CUDA unless torch.compile fuses the plain expression."""
-    requested = KERNELS.requested["rms_norm"] is not None
-    eager = not torch.compiler.is_compiling()
-    return requested or (eager and KERNELS.use("rms_norm", x.device.type))
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """See Ops.rms_norm."""
-    if _use_norm_kernel(x):
-        weight, implementation = weight.float() if offset else weight, KERNELS.requested["rms_norm"]
+    implementation, eager = KERNELS.requested["rms_norm"], not torch.compiler.is_compiling()
+    # on CUDA without a request, unless torch.compile fuses the plain expression
+    if implementation is not None or (eager and KERNELS.use("rms_norm", x.device.type)):
+        weight = weight.float() if offset else weight
         # the kernels compute weight or 1 + weight; other offsets are added here
         if offset not in (0, 1):
             weight, offset = weight + offset, 0
@@ -332,26 +307,23 @@ def gather(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[s
     return weights
 
 
-def relayout(
-    x: Tensor, from_axes: tuple[str | None, ...], to_axes: tuple[str | None, ...]
-) -> Tensor:
+def relayout(x: Tensor, from_axes: Axes, to_axes: Axes) -> Tensor:
     """See Ops.relayout: one device, so x itself."""
     return x
 
 
-def shard(x: Tensor, axes: tuple[str | None, ...]) -> Tensor:
+def shard(x: Tensor, axes: Axes) -> Tensor:
     """See Ops.shard: one device, so x itself."""
     return x
 
 
-_MATMULS = frozenset(
-    (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
-)
+_ATEN = torch.ops.aten
+_MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
 
 
-def _keep_matmuls(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    keep = operation in _MATMULS
-    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+def _keep_matmuls(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    policy = checkpoint.CheckpointPolicy
+    return policy.MUST_SAVE if operation in _MATMULS else policy.PREFER_RECOMPUTE
 
 
 def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tensor]:
@@ -360,7 +332,8 @@ def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tenso
         return function
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if policy == "matmuls":
-        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_keep_matmuls)
+        create = checkpoint.create_selective_checkpoint_contexts
+        options["context_fn"] = lambda: create(_keep_matmuls)
     elif policy != "full":
         raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
-    return lambda *args: checkpoint(function, *args, **options)
+    return lambda *args: checkpoint.checkpoint(function, *args, **options)

@@ -77,13 +77,8 @@ def attention(
 ) -> Tensor:
     """See Ops.attention."""
     if not isinstance(mask, AttentionMask):
-        implementation = KERNELS.requested["attention"]
-        options = {
-            "scale": scale,
-            "softcap": softcap,
-            "sinks": sinks,
-            "implementation": implementation,
-        }
+        options: Any = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        options["implementation"] = KERNELS.requested["attention"]
         return _kernel(q, k.to(q.dtype), v.to(q.dtype), mask, **options)
     # [B, T, H, N] → [B, H, T, N]; keys and values [B, K, S, ·]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -150,13 +145,7 @@ def _future_keys(q: Tensor) -> Tensor:
 
 
 def _capped_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: AttentionMask,
-    scale: float,
-    cap: float,
-    sinks: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float, cap: float, sinks: Tensor | None
 ) -> Tensor:
     batch, heads, length, size = q.shape
     groups = k.shape[1]

@@ -143,13 +143,12 @@ def delta_rule(
     return out[:, :length].to(v.dtype)
 
 
-def _decays(
-    log_decay_sums: Tensor, segments: Tensor | None, padding: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _decays(sums: Tensor, segments: Tensor | None, padding: int) -> tuple[Tensor, Tensor, Tensor]:
     """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1]."""
-    chunk = log_decay_sums.shape[-1]
-    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=log_decay_sums.device).tril()
-    from_start, to_end = log_decay_sums.exp(), (log_decay_sums[..., -1:] - log_decay_sums).exp()
+    # sums: cumulative sums of the log decays within each chunk
+    chunk = sums.shape[-1]
+    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=sums.device).tril()
+    from_start, to_end = sums.exp(), (sums[..., -1:] - sums).exp()
     if segments is not None:
         documents = F.pad(_document_index(segments).float(), (0, padding), mode="replicate").long()
         # [n, B, 1, 1, C]
@@ -160,20 +159,16 @@ def _decays(
         from_start = from_start * (documents == torch.cat((torch.zeros_like(last[:1]), last[:-1])))
         to_end = to_end * (documents == last)
     # g_i - g_j, [n, B, K, H/K, C, C]
-    distance = log_decay_sums[..., :, None] - log_decay_sums[..., None, :]
+    distance = sums[..., :, None] - sums[..., None, :]
     within = distance.masked_fill(~allowed, float("-inf")).exp()  # D
     return within, from_start[..., None], to_end[..., None]
 
 
-def _chunk_states(
-    writes: Tensor, values: Tensor, from_state: Tensor, total_decay: Tensor
-) -> Tensor:
+def _chunk_states(writes: Tensor, values: Tensor, from_state: Tensor, decay: Tensor) -> Tensor:
     """The state at the start of each chunk, [n, B, K, H/K, N, V]."""
     # F = e^{g_C} I - (k e^{g_C - g})ᵀ W, [.., N, N]
-    factors = (
-        total_decay * torch.eye(from_state.shape[-1], device=from_state.device)
-        - writes @ from_state
-    )
+    identity = torch.eye(from_state.shape[-1], device=from_state.device)
+    factors = decay * identity - writes @ from_state
     terms = writes @ values  # E = (k e^{g_C - g})ᵀ U, [.., N, V]
     shape = terms.shape
     flat = [x.reshape(shape[0], -1, *x.shape[-2:]) for x in (factors, terms)]

@@ -116,9 +116,7 @@ def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | No
     return [torch.where(targets >= 0, lse - target_score, 0.0), lse]
 
 
-def _compiled_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None
-) -> list[Tensor]:
+def _fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
     """The same for torch.compile: scores are saved in hidden's dtype, the rest is fused.
 
     The one-hot is a comparison, which fuses; the gradient of a gather would fill [tokens, V].
@@ -148,7 +146,7 @@ def _compiled(
     else:
         if weight.dtype != hidden.dtype:  # wider scores exist for a few rows at a time
             rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
-        parts = [_compiled_loss(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
+        parts = [_fused_loss(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
@@ -162,24 +160,19 @@ def _use_kernel(hidden: Tensor) -> bool:
 
 
 def linear_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    softcap: float | None = None,
-    chunk_bytes: int | None = None,
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """See Ops.linear_cross_entropy."""
     if weight.dtype != hidden.dtype:
         weight = weight.to(hidden.dtype)
     flat, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if _use_kernel(flat):
-        options = {"chunk_bytes": chunk_bytes or DEFAULT_CHUNK_BYTES, "implementation": _REQUESTED}
+        options: Any = {"chunk_bytes": DEFAULT_CHUNK_BYTES, "implementation": _REQUESTED}
         nll, lse = _kernel(flat, weight, flat_targets, softcap=softcap, **options)
         return nll.view(targets.shape), lse.view(targets.shape)
     if computed_in_fp32(flat):  # the weight's gradient is then summed in fp32 too
         weight = weight.float()
-    budget, row_bytes = chunk_bytes or DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
+    budget, row_bytes = DEFAULT_CHUNK_BYTES, 4 * weight.shape[0]
     if torch.compiler.is_compiling():
         nll, lse = _compiled(flat, weight, flat_targets, softcap, max(1, budget // row_bytes))
         return nll.view(targets.shape), lse.view(targets.shape)

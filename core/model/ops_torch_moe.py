@@ -29,37 +29,31 @@ _kernel = raises_missing_backend(grouped_matmul_kernel)
 class DispatchPlan:
     """The order of rows. Assignment token·k + i is that of a token to its i-th expert.
 
-    assignment_of_row[M] and its inverse row_of_assignment[M]; experts[M]: the expert of each row;
+    order[M]: the assignment of each row, and its inverse[M]; experts[M]: the expert of each row;
     ends[E]: the end of each expert's rows (int32); shape: (B, T, k).
     """
 
     shape: tuple[int, ...]
-    assignment_of_row: Tensor
-    row_of_assignment: Tensor
+    order: Tensor
+    inverse: Tensor
     experts: Tensor
     ends: Tensor
 
 
 class _CopyToRows(torch.autograd.Function):
-    """rows = tokens[assignment_of_row // k]; a token's gradient is the sum over its k rows."""
+    """rows = tokens[order // k]; a token's gradient is the sum over its k rows."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        tokens: Tensor,
-        assignment_of_row: Tensor,
-        row_of_assignment: Tensor,
-        per_token: int,
-    ) -> Tensor:
-        ctx.save_for_backward(row_of_assignment)
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor, per_token: int) -> Tensor:
+        ctx.save_for_backward(inverse)
         ctx.per_token = per_token
-        return tokens.index_select(0, assignment_of_row // per_token)
+        return tokens.index_select(0, order // per_token)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (row_of_assignment,) = ctx.saved_tensors
+        (inverse,) = ctx.saved_tensors
         # [tokens, k, D]
-        grads = grad.index_select(0, row_of_assignment).view(-1, ctx.per_token, grad.shape[-1])
+        grads = grad.index_select(0, inverse).view(-1, ctx.per_token, grad.shape[-1])
         return grads.sum(1), None, None, None
 
 
@@ -80,23 +74,15 @@ def dispatch(y: Tensor, experts_of_tokens: Tensor, experts: int) -> tuple[Tensor
     """See Ops.dispatch."""
     flat = experts_of_tokens.reshape(-1)  # [M], M = B·T·k
     # stable: the rows of an expert keep the order of the tokens
-    sorted_experts, assignment_of_row = torch.sort(flat, stable=True)
-    row_of_assignment = torch.empty_like(assignment_of_row)
+    sorted_experts, order = torch.sort(flat, stable=True)
+    inverse = torch.empty_like(order)
     # the inverse permutation
-    row_of_assignment[assignment_of_row] = torch.arange(
-        len(assignment_of_row), device=assignment_of_row.device
-    )
+    inverse[order] = torch.arange(len(order), device=order.device)
     expert_indices = torch.arange(experts, device=flat.device)
     ends = torch.searchsorted(sorted_experts, expert_indices, right=True, out_int32=True)  # [E]
-    rows = _CopyToRows.apply(
-        y.reshape(-1, y.shape[-1]),
-        assignment_of_row,
-        row_of_assignment,
-        experts_of_tokens.shape[-1],
-    )
-    return rows, DispatchPlan(
-        tuple(experts_of_tokens.shape), assignment_of_row, row_of_assignment, sorted_experts, ends
-    )
+    shape = tuple(experts_of_tokens.shape)
+    rows = _CopyToRows.apply(y.reshape(-1, y.shape[-1]), order, inverse, shape[-1])
+    return rows, DispatchPlan(shape, order, inverse, sorted_experts, ends)
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
@@ -176,9 +162,8 @@ def biased(rows: Tensor, plan: Any, bias: Tensor | None) -> Tensor:
 
 def combine(rows: Tensor, plan: DispatchPlan, gates: Tensor) -> Tensor:
     """See Ops.combine."""
-    per_token = _Permute.apply(rows, plan.row_of_assignment, plan.assignment_of_row).view(
-        -1, plan.shape[-1], rows.shape[-1]
-    )
+    per_token = _Permute.apply(rows, plan.inverse, plan.order)
+    per_token = per_token.view(-1, plan.shape[-1], rows.shape[-1])
     gates = gates.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)  # [B·T, 1, k]
     return torch.bmm(gates, per_token).view(*plan.shape[:-1], rows.shape[-1])
 

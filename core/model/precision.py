@@ -127,14 +127,9 @@ def quantized_weights(spec: ModelSpec, precision: Precision) -> frozenset[str]:
             f"--precision {precision.name}: {first} first and {count - end} last of {count} layers "
             "stay in BF16, so no layer is quantized (expected a model with more layers)"
         )
-    return frozenset(
-        tensor.name
-        for tensor in spec.tensors()
-        if tensor.layer is not None
-        and first <= tensor.layer < end
-        and tensor.dtype_class == "weight"
-        and tensor.component in ("attention", "mlp")
-    )
+    parts = ("attention", "mlp")
+    inner = (t for t in spec.tensors() if t.layer is not None and first <= t.layer < end)
+    return frozenset(t.name for t in inner if t.dtype_class == "weight" and t.component in parts)
 
 
 @dataclass(frozen=True)
@@ -192,11 +187,9 @@ class QuantizedOps(WrappedOps):
     product: Callable[[str, Array, Array], Array]
     grouped_product: Callable[[str, Array, Array, Any], Array]
 
-    def __init__(
-        self, base: Any, precision: Precision, quantized: frozenset[str], seed: int
-    ) -> None:
+    def __init__(self, base: Any, precision: Precision, names: frozenset[str], seed: int) -> None:
         super().__init__(base)
-        self.precision, self.quantized, self.seed = precision, quantized, seed
+        self.precision, self.quantized, self.seed = precision, names, seed
         self.recipe: Any = precision.recipe  # one of these two is None
         self.qat: Any = precision.qat
 

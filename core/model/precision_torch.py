@@ -33,12 +33,10 @@ WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient f
 class TorchQuantizedOps(QuantizedOps):
     """See `precision_backends.wrap`; `at` sets the clock, a tensor that compiled code reads."""
 
-    def __init__(
-        self, base: Any, precision: Precision, quantized: frozenset[str], seed: int
-    ) -> None:
-        super().__init__(base, precision, quantized, seed)
+    def __init__(self, base: Any, precision: Precision, names: frozenset[str], seed: int) -> None:
+        super().__init__(base, precision, names, seed)
         self._clock = torch.zeros((), dtype=torch.int32)
-        self._words = {name: tuple(map(signed, hash_words(seed, name))) for name in quantized}
+        self._words = {name: tuple(map(signed, hash_words(seed, name))) for name in names}
         self._signs = torch.from_numpy(hadamard_signs(seed))
         self.at(0)
 
@@ -198,13 +196,11 @@ class _Grouped(torch.autograd.Function):
             dx = ctx.multiply(values.to(x.dtype), transposed, ctx.plan)
             dx = (dx.float() * (scale * matrix_scale)).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            dw = _grouped_weight_gradient(ctx, grad, x, key, signs).to(weight.dtype)
+            dw = _grouped_gradient(ctx, grad, x, key, signs).to(weight.dtype)
         return dx, dw, None, None, None, None, None
 
 
-def _grouped_weight_gradient(
-    ctx: Any, grad: Tensor, x: Tensor, key: Tensor, signs: Tensor
-) -> Tensor:
+def _grouped_gradient(ctx: Any, grad: Tensor, x: Tensor, key: Tensor, signs: Tensor) -> Tensor:
     recipe = ctx.recipe
     (grad, x), plan = _aligned_groups((grad, x), ctx.plan, recipe.group)
     # H dyᵀ [out, M'] and H xᵀ [in, M'], M' rows after padding

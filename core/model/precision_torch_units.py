@@ -32,12 +32,9 @@ def has_units(layout: Layout, device: torch.device) -> bool:
     if layout.scale == "tensor":
         return capability >= (8, 9)
     if layout.scale == "power2":
-        return capability == (9, 0) and _cuda_version() >= (12, 9)
+        cuda = tuple(int(part) for part in (torch.version.cuda or "0").split("."))
+        return capability == (9, 0) and cuda >= (12, 9)
     return capability >= (10, 0)
-
-
-def _cuda_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in (torch.version.cuda or "0").split("."))
 
 
 def describe_units(recipe: MatmulRecipe, device: Any) -> str:
@@ -72,12 +69,7 @@ def product(
 
 
 def product_by_units(
-    a: Tensor,
-    a_layout: Layout,
-    b: Tensor,
-    b_layout: Layout,
-    dtype: torch.dtype,
-    key: Tensor | None = None,
+    a: Tensor, a_layout: Layout, b: Tensor, b_layout: Layout, dtype: Any, key: Tensor | None = None
 ) -> Tensor:
     """`product` through scaled_mm."""
     rows, columns = len(a), len(b)
@@ -89,17 +81,8 @@ def product_by_units(
     if a_layout.scale == "e4m3":
         swizzle[0] = F.SwizzleType.SWIZZLE_32_4_4
     kind = dtype if a_layout.scale == "tensor" else torch.bfloat16
-    out = F.scaled_mm(
-        coded_a,
-        coded_b.t(),
-        scales_a,
-        recipe_a,
-        scales_b,
-        recipe_b,
-        swizzle,
-        swizzle,
-        output_dtype=kind,
-    )
+    options: Any = {"swizzle_a": swizzle, "swizzle_b": swizzle, "output_dtype": kind}
+    out = F.scaled_mm(coded_a, coded_b.t(), scales_a, recipe_a, scales_b, recipe_b, **options)
     return out[:rows, :columns].to(dtype)
 
 

@@ -46,25 +46,19 @@ def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
     sums = [0]
     for size in sizes:
         sums.append(sums[-1] + size)
-    ends = _even_cuts(sums, stages)
-    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def _even_cuts(sums: list[int], parts: int) -> list[int]:
-    """Ends of the most even division of items into `parts` non-empty runs; sums[n]: of the first n.
-
-    Dynamic programming: best(n, p) = min over m of max(best(m, p - 1), sums[n] - sums[m]).
-    """
-    count = len(sums) - 1
-    best = [(sums[n], [n]) for n in range(count + 1)]  # of the first n items, in one part
-    for part in range(2, parts + 1):
-        longer: list[Any] = [None] * (count + 1)  # best of the first n items, in `part` parts
+    # the most even division of the layers into `stages` non-empty runs, by dynamic programming:
+    # best(n, p) = min over m of max(best(m, p - 1), sums[n] - sums[m]); sums[n]: of the first n
+    count = len(sizes)
+    best = [(sums[n], [n]) for n in range(count + 1)]  # size and ends of the first n, in one run
+    for part in range(2, stages + 1):
+        longer: list[Any] = [None] * (count + 1)  # best of the first n layers, in `part` runs
         for n in range(part, count + 1):
             tries = ((max(best[m][0], sums[n] - sums[m]), m) for m in range(part - 1, n))
             largest, cut = min(tries)
             longer[n] = (largest, [*best[cut][1], n])
         best = longer
-    return best[count][1]
+    ends = best[count][1]
+    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def stages_of(

@@ -12,6 +12,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from sabia.core.errors import Failed, Interrupted, UsageError
@@ -86,7 +87,18 @@ def join_torch(world: World, config: WatchdogConfig | None = None) -> Iterator[A
     with _watched(world, config or WatchdogConfig()) as stack:
         device = _torch_device(world)
         if world.size > 1:
-            _initialise_torch(world, "gloo" if device.type == "cpu" else "nccl")
+            # torchrun has a store of its own, which env:// knows how to reach
+            torchrun = world.launcher == "torchrun"
+            try:
+                torch.distributed.init_process_group(
+                    "gloo" if device.type == "cpu" else "nccl",
+                    init_method="env://" if torchrun else f"tcp://{world.host}:{world.port}",
+                    rank=world.rank,
+                    world_size=world.size,
+                    timeout=timedelta(seconds=world.timeout_s),
+                )
+            except (RuntimeError, ValueError) as error:
+                raise _unreachable(world, error) from error
             stack.push(_unless_failed(torch.distributed.destroy_process_group))
         with watchdog.reporting_errors():
             yield device
@@ -105,25 +117,6 @@ def _torch_device(world: World) -> Any:
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-def _initialise_torch(world: World, transport: str) -> None:
-    from datetime import timedelta
-
-    import torch
-
-    # torchrun has a store of its own, which env:// knows how to reach
-    method = "env://" if world.launcher == "torchrun" else f"tcp://{world.host}:{world.port}"
-    try:
-        torch.distributed.init_process_group(
-            transport,
-            init_method=method,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=world.timeout_s),
-        )
-    except (RuntimeError, ValueError) as error:
-        raise _unreachable(world, error) from error
 
 
 def _unreachable(world: World, error: Exception) -> Failed:

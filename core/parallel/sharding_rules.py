@@ -80,7 +80,13 @@ def owns(split: Split, mesh: Mesh, rank: int) -> bool:
 def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> None:
     """Raise UsageError unless every split is even; rows and length (0: unknown) of a step."""
     counts: dict[str, list[tuple[str, int]]] = {}
-    for axis, what, count in (*_counts(spec), *_batch_counts(mesh, rows, length)):
+    if rows % mesh.rows:
+        raise UsageError(
+            f"--batch: {rows} rows over data={mesh.data}, fsdp={mesh.fsdp}, expert={mesh.expert} "
+            f"(expected a multiple of {mesh.rows}, such as {-(-rows // mesh.rows) * mesh.rows})"
+        )
+    row = [("context", "the tokens of a row", length)] if length else []
+    for axis, what, count in (*_counts(spec), *row):
         counts.setdefault(axis, []).append((what, count))
     for axis, pairs in counts.items():
         size = mesh.along(axis)
@@ -103,10 +109,8 @@ def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> N
                 f"key-heads of delta nets ({part.key_heads}), each of which runs along whole rows"
             )
     if mesh.pipe > len(spec.layers):
-        layers = len(spec.layers)
-        raise UsageError(
-            f"--mesh: pipe={mesh.pipe} with {layers} layers (expected at most {layers})"
-        )
+        layers = f"{len(spec.layers)} layers (expected at most {len(spec.layers)})"
+        raise UsageError(f"--mesh: pipe={mesh.pipe} with {layers}")
     if mesh.expert > 1 and not any(axis == "expert" for axis, _, _ in _counts(spec)):
         raise UsageError(f"--mesh: expert={mesh.expert} with a {spec.family} model without experts")
 
@@ -120,13 +124,3 @@ def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
         for name, size in zip(tensor.axes, tensor.shape, strict=True):
             if name in WEIGHTS and name not in (*WHOLE_IF_UNEVEN, "heads", "kv_heads"):
                 yield WEIGHTS[name], f"{name} of {tensor.name}", size
-
-
-def _batch_counts(mesh: Mesh, rows: int, length: int) -> Iterator[tuple[str, str, int]]:
-    if length:
-        yield "context", "the tokens of a row", length
-    if rows and rows % mesh.rows:
-        raise UsageError(
-            f"--batch: {rows} rows over data={mesh.data}, fsdp={mesh.fsdp}, expert={mesh.expert} "
-            f"(expected a multiple of {mesh.rows}, such as {-(-rows // mesh.rows) * mesh.rows})"
-        )

@@ -23,17 +23,13 @@ def expand_hosts(nodes: str) -> list[str]:
     if not patterns or ",".join(patterns) != nodes:
         raise _not_a_list(nodes)
     for pattern in patterns:
+        parts = re.split(r"\[([^\]]*)\]", pattern)  # text, ranges, text, ranges, …, text
+        choices = [list(_range(part, nodes)) if n % 2 else [part] for n, part in enumerate(parts)]
         # one more than allowed, so that a huge range is noticed without being expanded
-        hosts += itertools.islice(_names(pattern, nodes), MAX_HOSTS + 1)
+        hosts += itertools.islice(map("".join, itertools.product(*choices)), MAX_HOSTS + 1)
         if len(hosts) > MAX_HOSTS:
             raise UsageError(f"host list {nodes[:80]!r}: more than {MAX_HOSTS:,} hosts")
     return hosts
-
-
-def _names(pattern: str, nodes: str) -> Iterator[str]:
-    pieces = re.split(r"\[([^\]]*)\]", pattern)  # text, ranges, text, ranges, …, text
-    choices = [list(_range(piece, nodes)) if n % 2 else [piece] for n, piece in enumerate(pieces)]
-    return map("".join, itertools.product(*choices))
 
 
 def _range(ranges: str, nodes: str) -> Iterator[str]:

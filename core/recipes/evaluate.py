@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, matched, read_answers, sampling_of
+from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.report import render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, to_json
@@ -35,6 +35,9 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
 from sabia.core.train.peak import measure_peak_flops
+
+Items = dict[str, list[Item]]  # by task
+Models = Sequence[EvaluatedModel]
 
 
 def run(job: Job, options: EvalOptions) -> None:
@@ -70,8 +73,12 @@ def run(job: Job, options: EvalOptions) -> None:
     ]
     scores = [*earlier, *fresh]
     summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
-    if old is None and (options.model or options.answers):
-        _write_rows(job, fresh, provenance_record)
+    # rows are not printed on a terminal, and not where the JSON report goes
+    printable = not job.to_stdout or not (job.json or sys.stdout.isatty())
+    if old is None and (options.model or options.answers) and printable:
+        with open_output(job, schema(), provenance_record) as writer:
+            for batch in to_batches(fresh) or [pa.RecordBatch.from_pylist([], schema())]:
+                writer.write(batch)
     _publish(job, options, summary, scores, items, time.monotonic() - started, index_line)
 
 
@@ -98,11 +105,7 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
 
 
 def _plan(
-    job: Job,
-    options: EvalOptions,
-    tasks: Sequence[Task],
-    items: dict[str, list[Item]],
-    models: Sequence[EvaluatedModel],
+    job: Job, options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
 ) -> None:
     """Show the calls and answers that a run would make; changes nothing."""
     figures, flops, memory, size = dict[str, str](), 0.0, 0, 0
@@ -121,14 +124,11 @@ def _plan(
         if task.kind == "rubric":
             answers = len(task_items) * max(1, len(models) + len(options.answers))
             calls = Judging.calls(task, task_items, options)
-            figures[f"{task.name} by the judge"] = (
-                f"{calls} calls per answer set, {answers} answers"
-            )
+            what = f"{calls} calls per answer set, {answers} answers"
+            figures[f"{task.name} by the judge"] = what
         shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in task_items)
-        bytes_per_model = samples * (
-            shown + 4 * task.max_new_tokens * task.generates * len(task_items)
-        )
-        size += bytes_per_model * (len(models) + len(options.answers))
+        answer_bytes = 4 * task.max_new_tokens * task.generates * len(task_items)
+        size += samples * (shown + answer_bytes) * (len(models) + len(options.answers))
     peak, basis = None, "questions and answers uncompressed; what endpoints do is not counted"
     if flops:
         precision = "fp32" if options.dtype == "float32" else "bf16"
@@ -149,10 +149,7 @@ def _plan(
 
 
 def _scores(
-    options: EvalOptions,
-    tasks: Sequence[Task],
-    items: dict[str, list[Item]],
-    models: Sequence[EvaluatedModel],
+    options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
 ) -> Iterator[Score]:
     with Judging(options) as judging:
         for model in models:
@@ -161,23 +158,16 @@ def _scores(
                     notes.note(f"{model.name}: {task.name} ({len(items[task.name])} items)")
                     yield from model.scores(task, items[task.name], judging)
         for given in options.answers:
+            name, _, path = given.rpartition("=")
             for task in tasks:
-                yield from _scored_answers(given, task, items[task.name], judging)
+                rows = read_rows(Path(path), "--answers")
+                by_model = read_answers(task, rows, name or Path(path).stem)
+                for answered_by, answers in by_model.items():
+                    pairs = matched(task, items[task.name], answers, answered_by)
+                    yield from judging.score(task, answered_by, pairs)
 
 
-def _scored_answers(
-    given: str, task: Task, items: Sequence[Item], judging: Judging
-) -> Iterator[Score]:
-    name, _, path = given.rpartition("=")
-    by_model = read_answers(task, read_rows(Path(path), "--answers"), name or Path(path).stem)
-    for model, answers in by_model.items():
-        pairs: list[tuple[Item, Answer]] = matched(task, items, answers, model)
-        yield from judging.score(task, model, pairs)
-
-
-def _provenance(
-    job: Job, options: EvalOptions, items: dict[str, list[Item]], models: Sequence[EvaluatedModel]
-) -> dict[str, Any]:
+def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) -> dict[str, Any]:
     """What decides the scores: items as prompted, task settings, models, answers, sampling."""
     digest = hashlib.blake2b(digest_size=16)
     for path in options.task:
@@ -206,21 +196,12 @@ def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[Score] 
     return [score for batch in batches for score in from_batch(batch, "")]
 
 
-def _write_rows(job: Job, scores: Sequence[Score], provenance_record: dict[str, Any]) -> None:
-    """Write rows to -o, or to stdout unless that is a terminal or gets the JSON report."""
-    if job.to_stdout and (job.json or sys.stdout.isatty()):
-        return
-    with open_output(job, schema(), provenance_record) as writer:
-        for batch in to_batches(scores) or [pa.RecordBatch.from_pylist([], schema())]:
-            writer.write(batch)
-
-
 def _publish(
     job: Job,
     options: EvalOptions,
     summary: Summary,
     scores: Sequence[Score],
-    items: dict[str, list[Item]],
+    items: Items,
     wall_s: float,
     index_line: str,
 ) -> None:
@@ -240,6 +221,5 @@ def _publish(
         write_atomic(options.report, render(summary, scores, title, facts))
         notes.note(f"report: {options.report}")
     if job.json:
-        print(
-            json.dumps(to_json(summary) | {"seed": job.seed, "wall_s": round(wall_s, 3)}, indent=1)
-        )
+        report = to_json(summary) | {"seed": job.seed, "wall_s": round(wall_s, 3)}
+        print(json.dumps(report, indent=1))

@@ -154,7 +154,16 @@ class EvaluatedModel(ABC):
         """Score rows of a task."""
         if task.kind == "multiple_choice":
             for item, nats in zip(items, self.choices(task, items), strict=True):
-                yield from self._chosen(task, item, list(nats))
+                correct = int(item.answer or 0)
+                best = max(range(len(nats)), key=nats.__getitem__)
+                detail: Mapping[str, Any] = {
+                    "loglikelihoods": list(nats),
+                    "chosen": item.choices[best],
+                    "answer": item.choices[correct],
+                    "question": item.question[-QUESTION_CHARACTERS:],
+                }
+                values = choice_scores(nats, item.choices, correct)
+                yield from scores_of(self.name, task.name, item.id, 0, values, detail)
         elif task.kind == "perplexity":
             for item, (total, count) in zip(items, self.documents(task, items), strict=True):
                 sums = document_sums(item.text, total, count)
@@ -162,18 +171,6 @@ class EvaluatedModel(ABC):
         else:
             answers = self.answers(task, items, judging.options)
             yield from judging.score(task, self.name, matched(task, items, answers, self.name))
-
-    def _chosen(self, task: Task, item: Item, nats: list[float]) -> list[Score]:
-        correct = int(item.answer or 0)
-        best = max(range(len(nats)), key=lambda i: nats[i])
-        detail: Mapping[str, Any] = {
-            "loglikelihoods": nats,
-            "chosen": item.choices[best],
-            "answer": item.choices[correct],
-            "question": item.question[-QUESTION_CHARACTERS:],
-        }
-        values = choice_scores(nats, item.choices, correct)
-        return scores_of(self.name, task.name, item.id, 0, values, detail)
 
 
 class LocalModel(EvaluatedModel):

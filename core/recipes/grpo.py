@@ -8,7 +8,7 @@ anywhere therefore ends with the same weights. Source: arXiv 2402.03300, 2503.14
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +27,6 @@ from sabia.core.parallel.mesh import make_mesh
 from sabia.core.parallel.world import World
 from sabia.core.recipes import grpo_config, training_run
 from sabia.core.recipes.grpo_batch import (
-    Batch,
     Group,
     empty_batch,
     make_batch,
@@ -274,13 +273,11 @@ class Policy:
         total = updates[0].pop("extra_sums")
         self.step += 1
         self._report(metrics_row(self.step, lr, total, updates))
-        self._end_of_step(dict(zip(SUMS, total.tolist(), strict=True)))
-
-    def _end_of_step(self, total: Mapping[str, float]) -> None:
+        of_all = dict(zip(SUMS, total.tolist(), strict=True))
         done = self.step == self.options.steps
-        if done or total["save"] or total["stop"]:
+        if done or of_all["save"] or of_all["stop"]:
             self._save()
-        if total["stop"] and not done:
+        if of_all["stop"] and not done:
             raise Interrupted(
                 f"stopped at step {self.step:,} of {self.options.steps:,}; state is saved: run "
                 "again to resume"
@@ -311,16 +308,14 @@ class Policy:
         if options.updates > 1:
             batch["old"] = score_with(self._sampling_params())
         parts = split(batch, options.updates, (self.seed, self.step))
-        parts += [self._no_rows(batch)] * (options.updates - len(parts))
+        # batches of weight 0 with the arrays of `batch`: all processes update equally often
+        empty = empty_batch(options)
+        empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}
+        parts += [empty] * (options.updates - len(parts))
         return [
             self._checked(self.stepper.step(with_slots(part, rows), lr, None if number else sums))
             for number, part in enumerate(parts)
         ]
-
-    def _no_rows(self, batch: Batch) -> Batch:
-        """A batch of weight 0 with the arrays of `batch`: all processes update equally often."""
-        empty = empty_batch(self.options)
-        return empty | {k: empty["sampler"] for k in ("old", "ref") if k in batch}
 
     def _checked(self, figures: dict[str, Any]) -> dict[str, Any]:
         if not figures["updated"] and figures["weight"] > 0:

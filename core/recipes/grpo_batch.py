@@ -19,12 +19,7 @@ from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo_prompts import Prompt
-from sabia.core.train.losses.grpo import (
-    advantages,
-    aggregation_weights,
-    informative_groups,
-    sample_logprobs,
-)
+from sabia.core.train.losses import grpo
 
 WIDTH_STEP = 8
 MIN_SAVED = 0.25
@@ -52,7 +47,8 @@ class Group:
 def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
     """The arrays of all training samples; None if every group has zero advantage."""
     rewards = np.stack([group.rewards for group in groups])
-    advantage, live = advantages(rewards, options.advantage == "std"), informative_groups(rewards)
+    advantage = grpo.advantages(rewards, options.advantage == "std")
+    live = grpo.informative_groups(rewards)
     training = [
         (group.prompt, [
             (sample, float(advantage[g, i]))
@@ -94,7 +90,7 @@ def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions) -> Batch:
             sampler[r, i, : len(sample.tokens)] = sample.logprobs
             advantage[r, i] = a
     mask = (targets >= 0).astype(np.float32)
-    weights, share = aggregation_weights(
+    weights, share = grpo.aggregation_weights(
         mask.reshape(-1, narrow), options.aggregation, options.max_new_tokens
     )
     share = np.where(mask.any(-1), share.reshape(shape[:2]), 0)  # padding has no share
@@ -173,7 +169,7 @@ def score(
     spec: Any, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float, rows: int
 ) -> np.ndarray:
     """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
-    logprobs = partial(sample_logprobs, spec, params, ops=ops, temperature=temperature)
+    logprobs = partial(grpo.sample_logprobs, spec, params, ops=ops, temperature=temperature)
     device = params["embed"].device
     arrays = {
         name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)

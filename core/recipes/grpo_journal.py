@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,7 +61,11 @@ class Journal:
         graded: dict[Key, tuple[Completion, Grade]] = {}
         for path in sorted(self.directory.glob(f"step-{step:08d}-*.parquet")):
             for row in pq.read_table(path).to_pylist():
-                graded[row["request_id"], row["sample"]] = (_completion(row), _grade(row))
+                items = zip(row["items"], row["weights"], strict=True)
+                verdicts = [(item["id"], Verdict(item["verdict"]), w) for item, w in items]
+                completion = Completion(**{f.name: row[f.name] for f in fields(Completion)})
+                grade = Grade(row["reward"], tuple(verdicts))
+                graded[completion.request_id, completion.sample] = completion, grade
         return graded
 
     def sampled(self, step: int) -> dict[Key, Completion]:
@@ -134,15 +138,3 @@ def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Gr
         "items": grade.items(),
         "weights": [weight for _, _, weight in grade.verdicts],
     }
-
-
-def _completion(row: dict[str, Any]) -> Completion:
-    return Completion(**{field.name: row[field.name] for field in fields(Completion)})
-
-
-def _grade(row: dict[str, Any]) -> Grade:
-    verdicts = [
-        (item["id"], Verdict(item["verdict"]), weight)
-        for item, weight in zip(row["items"], row["weights"], strict=True)
-    ]
-    return Grade(row["reward"], tuple(verdicts))

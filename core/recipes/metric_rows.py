@@ -44,23 +44,19 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
-        _print_table(rows, run)
+        from rich.console import Console
+        from rich.table import Table
+
+        named = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
+        caption = f"{len(rows):,} rows in {metrics_path(run)}"
+        table = Table(*(name.replace("_", " ") for name in named), caption=caption)
+        for row in _spread(rows, TABLE_ROWS):
+            table.add_row(*("" if row[n] is None else SHOWN[n].format(row[n]) for n in named))
+        Console().print(table)
         return
     with open_stdout(job, schema, {"command": job.command, "run": str(run)}) as writer:
         for start in range(0, len(rows), BATCH_ROWS):
             writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], schema))
-
-
-def _print_table(rows: list[dict[str, Any]], run: Path) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    named = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
-    caption = f"{len(rows):,} rows in {metrics_path(run)}"
-    table = Table(*(name.replace("_", " ") for name in named), caption=caption)
-    for row in _spread(rows, TABLE_ROWS):
-        table.add_row(*("" if row[n] is None else SHOWN[n].format(row[n]) for n in named))
-    Console().print(table)
 
 
 def columns_schema(names: Iterable[str]) -> pa.Schema:

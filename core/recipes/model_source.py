@@ -122,9 +122,8 @@ def _recorded_options(source: Source) -> dict[str, Any]:
     if source.form == "jsonl":
         return {}
     with source.open() as file:
-        schema = (
-            pq.read_schema(file) if source.form == "parquet" else pa.ipc.open_stream(file).schema
-        )
+        parquet = source.form == "parquet"
+        schema = pq.read_schema(file) if parquet else pa.ipc.open_stream(file).schema
     metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     options = metadata.get("options")
     return options if isinstance(options, dict) else {}

@@ -1,6 +1,6 @@
 """A model that computes one vector per row of tokens: batches, padding and pooling.
 
-Rows are batched in order of length, as many as fit into `batch_tokens`, so that little is computed
+Rows are batched in order of length, as many as fit into BATCH_TOKENS, so that little is computed
 on padding. Where each new shape is compiled, there are few shapes. The vector of a row does not
 depend on the other rows of its batch. A row's tokens are weighted by a pooling
 (core.model.heads.pool_weights).
@@ -18,6 +18,7 @@ from sabia.core.model.heads import pool_weights
 from sabia.core.spec.heads import Pooling
 from sabia.core.spec.model import ModelSpec
 
+Params = Mapping[str, np.ndarray]
 BATCH_TOKENS = 16_384
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 _WIDTH = 64  # the smallest padded length where there are to be few shapes; then its doubles
@@ -27,15 +28,9 @@ class PooledModel(ABC):
     """A model on this process's default device."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        params: Mapping[str, np.ndarray],
-        pooling: Pooling,
-        backend: str = "torch",
-        precision: str = "fp32",
-        batch_tokens: int = BATCH_TOKENS,
+        self, spec: ModelSpec, params: Params, pooling: Pooling, backend: str, precision: str
     ) -> None:
-        self.spec, self.pooling, self.batch_tokens = spec, pooling, batch_tokens
+        self.spec, self.pooling = spec, pooling
         self.ops = load_ops(backend)
         self.params = self.ops.to_device(params, PRECISIONS[precision])
         self.few_shapes = backend == "jax" or str(self.params["embed"].device) != "cpu"
@@ -65,7 +60,7 @@ class PooledModel(ABC):
         order = np.argsort(np.array(lengths, np.int64), kind="stable")[::-1]
         start = 0
         while start < len(order):
-            count = max(1, self.batch_tokens // self._width(lengths[order[start]]))
+            count = max(1, BATCH_TOKENS // self._width(lengths[order[start]]))
             yield order[start : start + count]
             start += count
 
@@ -79,7 +74,7 @@ class PooledModel(ABC):
 
     def _batch(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         width = self._width(max(len(row) for row in rows))
-        count = max(1, self.batch_tokens // width) if self.few_shapes else len(rows)
+        count = max(1, BATCH_TOKENS // width) if self.few_shapes else len(rows)
         ids, lengths = np.zeros((count, width), np.int32), np.ones(count, np.int64)
         for number, row in enumerate(rows):
             ids[number, : len(row)], lengths[number] = row, len(row)

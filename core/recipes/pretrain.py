@@ -5,7 +5,7 @@ order of rows, the mix of sources and the schedule are functions of the options 
 same call ends with the same weights however often it was interrupted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.spec import ModelSpec, extend_context, from_config, load_spec
+from sabia.core.spec import extend_context, from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
 
@@ -48,23 +48,19 @@ def run(job: Job, options: PretrainOptions) -> None:
     training_run.run(call, task, options)
 
 
-def _config(path: str) -> dict[str, Any]:
-    """The configuration that --config-json names; {} for ''."""
+def _identity(
+    job: Job, options: PretrainOptions, sources: Sequence[Source], tokenizer: str
+) -> dict[str, Any]:
+    path = options.config_json
     if path and not Path(path).exists():
         raise UsageError(
             f"--config-json: {path}: no such file (expected a JSON file; check the path)"
         )
-    return dict(load_spec(path).config) if path else {}
-
-
-def _identity(
-    job: Job, options: PretrainOptions, sources: Sequence[Source], tokenizer: str
-) -> dict[str, Any]:
     return {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],
         "model": weights_fingerprint(options.model) if options.model else "",
-        "config": _config(options.config_json),
+        "config": dict(load_spec(path).config) if path else {},
         "shape": options.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
         "mix": options.mix,
@@ -85,7 +81,17 @@ def _task(
         held_out = from_path(options.validation, "tokens", "--validation")
         validation = read_rows(held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
-    spec, load = _model(job, options, tokenizer, length)
+    if options.model:
+        spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
+        if options.context:
+            # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
+            # before any earlier extension
+            original = max((rope.original_length for rope in spec.ropes), default=0.0)
+            theta = options.rope_theta or None
+            factor = None if theta else options.context / (original or spec.max_positions)
+            spec = from_config(extend_context(spec.config, options.context, theta, factor))
+    else:
+        spec, load = fresh_model(options, tokenizer, length, job.seed)
     repeats = options.max_repeat if not options.search_mix else 0.0
     return Task(
         spec,
@@ -104,31 +110,13 @@ def _task(
     )
 
 
-def _model(
-    job: Job, options: PretrainOptions, tokenizer: str, length: int
-) -> tuple[ModelSpec, Callable[[], Any]]:
-    """(spec, a function that gives its parameters)."""
-    if not options.model:
-        return fresh_model(options, tokenizer, length, job.seed)
-    spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
-    if options.context:
-        # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
-        # before any earlier extension
-        original = max((rope.original_length for rope in spec.ropes), default=0.0)
-        theta = options.rope_theta or None
-        factor = None if theta else options.context / (original or spec.max_positions)
-        spec = from_config(extend_context(spec.config, options.context, theta, factor))
-    return spec, load
-
-
 def list_read(job: Job, options: PretrainOptions) -> None:
     """Write the rows that the run in -o has read, one per sample, in order, without training."""
     directory, _ = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    directory.finished(
-        _identity(job, options, sources, tokenizer)
-    )  # raises UsageError for another run's
+    identity = _identity(job, options, sources, tokenizer)
+    directory.finished(identity)  # raises UsageError for another run's
     rows = read_rows(sources, warn_of_rejects("token row"))
     task = _task(job, options, sources, rows, tokenizer)
     plan = training_run.make_plan(task, options, job.seed)

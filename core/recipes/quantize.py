@@ -14,7 +14,7 @@ import stat
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +38,6 @@ from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
-
-if TYPE_CHECKING:  # torch is loaded only when a model is quantized
-    from sabia.core.quant.quantize import QuantizedModel
 
 RECORD = "quantization.json"
 SCHEMA = pa.schema(
@@ -76,7 +73,18 @@ def run(job: Job, options: QuantizeOptions) -> None:
     else:
         report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
         write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
-        _summary(report)
+        before, after = report["size_before_bytes"], report["size_after_bytes"]
+        size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
+        line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
+        if measured := report.get("divergence"):
+            line += (
+                f"; KL {measured['kl_nats']:.2g} nats, same top token "
+                f"{measured['same_top_share']:.1%}, loss {measured['loss_before_nats']:.4f} → "
+                f"{measured['loss_after_nats']:.4f} nats on "
+                f"{measured['tokens']:,} calibration tokens"
+            )
+        command = "sabia eval --model ORIGINAL --model QUANTIZED"
+        notes.note(f"{line}; loads back exactly; next: {command}")
     _write(job, report)
 
 
@@ -134,14 +142,12 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
 
 def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions) -> str:
     piped = "-" in job.inputs
-    fingerprints = (
-        [] if piped or not job.inputs else [s.fingerprint() for s in open_inputs(job, "document")]
-    )
+    sources = open_inputs(job, "document") if job.inputs and not piped else ()
+    fingerprints = [source.fingerprint() for source in sources]
     sample = [options.samples, options.length] if job.inputs else []
     salt = json.dumps([model, asdict(recipe), piped, *sample], default=str)
-    return str(
-        provenance(replace(job, options={}), "layer_error", fingerprints, salt)["fingerprint"]
-    )
+    record = provenance(replace(job, options={}), "layer_error", fingerprints, salt)
+    return str(record["fingerprint"])
 
 
 def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -155,6 +161,7 @@ def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
 
 
 def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
+    # torch is loaded only when a model is quantized
     from sabia.core.model.backend import load_ops
     from sabia.core.quant import hessians
     from sabia.core.quant.export import export
@@ -173,7 +180,10 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
     ops = load_ops("torch")
     quantized = quantize(spec, params, recipe, ops, batches)
     size = export(out, spec, quantized, options.model if has_tokenizer else None)
-    _check_reload(out, quantized)
+    _, loaded = hub.load_model(out)
+    for name, value in quantized.params.items():
+        if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
+            raise Failed(f"{out}: {name} does not load back as it was written (is the disk full?)")
     report: dict[str, Any] = {
         "schema_version": 1,
         "model": options.model,
@@ -193,28 +203,6 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
         measured = divergence(spec, original, stored, quantized.linears, ops, batches)
         report["divergence"] = asdict(measured)
     return report
-
-
-def _check_reload(out: Path, quantized: QuantizedModel) -> None:
-    """Raise Failed unless loading gives exactly the values that were measured."""
-    _, loaded = hub.load_model(out)
-    for name, value in quantized.params.items():
-        if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
-            raise Failed(f"{out}: {name} does not load back as it was written (is the disk full?)")
-
-
-def _summary(report: dict[str, Any]) -> None:
-    before, after = report["size_before_bytes"], report["size_after_bytes"]
-    size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
-    line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
-    if measured := report.get("divergence"):
-        line += (
-            f"; KL {measured['kl_nats']:.2g} nats, same top token "
-            f"{measured['same_top_share']:.1%}, loss {measured['loss_before_nats']:.4f} → "
-            f"{measured['loss_after_nats']:.4f} nats on "
-            f"{measured['tokens']:,} calibration tokens"
-        )
-    notes.note(f"{line}; loads back exactly; next: sabia eval --model ORIGINAL --model QUANTIZED")
 
 
 def _write(job: Job, report: dict[str, Any]) -> None:

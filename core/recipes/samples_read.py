@@ -31,23 +31,15 @@ def row_names(sources: Sequence[Source], rows: TokenRows) -> NameRows:
     names: list[str] = []
 
     def name(numbers: Sequence[int]) -> list[str]:
-        if not names:
-            names.extend(_names(sources))
+        for source in () if names else sources:
+            batches = source.batches(columns=["id", *COLUMNS])
+            ids = (row for batch in batches for row in batch.column("id").to_pylist())
+            # a row without an id is named by its number
+            named = (number if row is None else row for number, row in enumerate(ids))
+            names.extend(f"{source.name}:{row}" for row in named)
         return [names[rows.by_source[number]] for number in numbers]
 
     return name
-
-
-def _names(sources: Sequence[Source]) -> list[str]:
-    """`shard:id` of every usable row in the order of reading; its number where it has no id."""
-    names = []
-    for source in sources:
-        number = 0
-        for batch in source.batches(columns=["id", *COLUMNS]):
-            for row in batch.column("id").to_pylist():
-                names.append(f"{source.name}:{number if row is None else row}")
-                number += 1
-    return names
 
 
 def write_read_rows(
@@ -63,16 +55,12 @@ def write_read_rows(
             count = min(STEPS_AT_A_TIME, newest.step - first) * plan.batch_rows
             sample = np.arange(first * plan.batch_rows, first * plan.batch_rows + count)
             numbers = plan.order.rows(int(sample[0]), count)
-            writer.write(
-                pa.RecordBatch.from_pydict(
-                    {
-                        "step": sample // plan.batch_rows + 1,
-                        "sample": sample,
-                        "row": numbers,
-                        "name": name_rows(numbers.tolist()),
-                        "source": [rows.source_names[i] for i in rows.source_of(numbers)],
-                        "left_out": [int(n) in left_out for n in numbers],
-                    },
-                    SCHEMA,
-                )
-            )
+            columns = {
+                "step": sample // plan.batch_rows + 1,
+                "sample": sample,
+                "row": numbers,
+                "name": name_rows(numbers.tolist()),
+                "source": [rows.source_names[i] for i in rows.source_of(numbers)],
+                "left_out": [int(n) in left_out for n in numbers],
+            }
+            writer.write(pa.RecordBatch.from_pydict(columns, SCHEMA))

@@ -15,7 +15,7 @@ from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.storage import hub
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.recipes.classifier.token_windows import TextReader
+from sabia.core.recipes.classifier.token_windows import TextReader, means_by_text
 from sabia.core.recipes.pooled_model import PooledModel
 from sabia.core.shards.job import Job
 from sabia.core.spec.families import load_spec
@@ -36,7 +36,7 @@ class MeanStates(PooledModel):
 
     def __init__(self, path: str, backend: str) -> None:
         spec, params = hub.load_model(path)
-        super().__init__(spec, params, "mean", backend)
+        super().__init__(spec, params, "mean", backend, "fp32")
 
     def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
         """float32[B, D]; see PooledModel."""
@@ -58,13 +58,7 @@ class ModelEmbedder:
         rows, owner = self.reader.read(texts)
         model = _opened(self.path, self.backend)
         states = model.vectors(rows, model.spec.hidden_size)
-        # Σ over the windows of a text of tokens · mean state, divided by Σ tokens
-        sizes = np.array([len(row) for row in rows], np.float64)
-        sums = np.zeros((len(texts), states.shape[1]))
-        np.add.at(sums, owner, states * sizes[:, None])
-        total = np.bincount(owner, sizes, minlength=len(texts))
-        with np.errstate(invalid="ignore"):
-            return (sums / total[:, None]).astype(np.float32)
+        return means_by_text(states, rows, owner, len(texts))
 
 
 @functools.lru_cache(maxsize=1)

@@ -17,7 +17,6 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_rows
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.sft import SftOptions
-from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.rejected_rows import RejectRow, opened_rejects, warn_of_rejects
@@ -56,20 +55,6 @@ def run(job: Job, options: SftOptions) -> None:
     if call.already_done():
         return
     spec, load = model_for(tokenizer_path, options.model, bool(options.lora_rank))
-    rows, about = _rows(job, options, sources, tokenizer, world)
-    validation = None
-    if options.validation:
-        held_out = from_path(options.validation, "chat", "--validation")
-        refuse = warn_of_rejects("validation conversation")
-        validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
-    task = Task(spec, load, rows, validation, tokenizer_path, model=options.model, about=about)
-    training_run.run(call, task, options)
-
-
-def _rows(
-    job: Job, options: SftOptions, sources: Sequence[Source], tokenizer: Tokenizer, world: World
-) -> tuple[TokenRows, dict[str, str]]:
-    """The packed rows, and lines about them for the plan; raises BadData if none is usable."""
     with opened_rejects(job, world, "conversations") as rejects:
         rendered = list(_conversations(sources, tokenizer, options.length, rejects.add))
     if not rendered:
@@ -84,7 +69,15 @@ def _rows(
         f"{len(rendered):,} conversations in {len(rows):,} rows; {predicted:,} of {total:,} tokens "
         "are the assistant's"
     )
-    return rows, {"conversations": f"{len(rendered):,}", "assistant tokens": f"{predicted:,}"}
+    about = {"conversations": f"{len(rendered):,}", "assistant tokens": f"{predicted:,}"}
+    del rendered  # not needed in the training
+    validation = None
+    if options.validation:
+        held_out = from_path(options.validation, "chat", "--validation")
+        refuse = warn_of_rejects("validation conversation")
+        validation = _pack(options, _conversations(held_out, tokenizer, options.length, refuse))
+    task = Task(spec, load, rows, validation, tokenizer_path, model=options.model, about=about)
+    training_run.run(call, task, options)
 
 
 def _conversations(
@@ -124,13 +117,9 @@ def _packed(rendered: list[Rendered], length: int, packed: bool) -> Iterator[pa.
         window = rendered[start : start + WINDOW]
         sizes = [len(ids) for ids, _ in window]
         bins = best_fit(sizes, length) if packed else [[i] for i in range(len(window))]
-        yield pa.RecordBatch.from_pydict(
-            {
-                "input_ids": [np.concatenate([window[i][0] for i in one]) for one in bins],
-                "document_lengths": [[sizes[i] for i in one] for one in bins],
-                "loss_mask": [
-                    np.concatenate([window[i][1] for i in one]).astype(bool) for one in bins
-                ],
-            },
-            schema=ROWS,
-        )
+        columns = {
+            "input_ids": [np.concatenate([window[i][0] for i in one]) for one in bins],
+            "document_lengths": [[sizes[i] for i in one] for one in bins],
+            "loss_mask": [np.concatenate([window[i][1] for i in one]) > 0 for one in bins],
+        }
+        yield pa.RecordBatch.from_pydict(columns, schema=ROWS)

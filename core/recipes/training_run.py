@@ -31,17 +31,8 @@ from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World, detect
+from sabia.core.recipes import training_config
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.training_config import (
-    batch_rows,
-    check_experts,
-    check_texts,
-    data_order,
-    lora_config,
-    optimizer_config,
-    schedule_config,
-    step_count,
-)
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -147,7 +138,7 @@ class Plan:
 def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, World]:
     """The run directory of -o and the world of this process; raises UsageError."""
     if options is not None:
-        check_texts(options)
+        training_config.check_texts(options)
     if job.to_stdout or job.to_file or "://" in str(job.out):
         raise UsageError(
             f"-o: {job.out or 'missing'} (expected a local directory for the run; its metrics go "
@@ -177,13 +168,13 @@ def make_plan(task: Task, options: Training, seed: int) -> Plan:
         )
     if task.loss is None:
         check_predicts(spec)
-    check_experts(options, spec)
-    batch = batch_rows(options, rows.row_length)
-    steps = step_count(options, len(rows), rows.row_length, batch)
-    schedule = schedule_config(options, steps)
+    training_config.check_experts(options, spec)
+    batch = training_config.batch_rows(options, rows.row_length)
+    steps = training_config.step_count(options, len(rows), rows.row_length, batch)
+    schedule = training_config.schedule_config(options, steps)
     decayed = steps - decay_start(schedule)
     precision = precision_named(options.precision)
-    order = data_order(rows, task.mix, task.stages, seed, batch, schedule)
+    order = training_config.data_order(rows, task.mix, task.stages, seed, batch, schedule)
     return Plan(
         steps=steps,
         batch_rows=batch,
@@ -315,13 +306,12 @@ def loss_of(task: Task, options: Training) -> Callable[..., Any]:
     remat: Any = options.remat
     if task.loss is not None:
         return partial(task.loss, remat=remat)
-    return partial(
-        next_token_loss,
-        remat=remat,
-        z_loss=options.z_loss,
-        balance=options.balance,
-        router_z=options.router_z,
-    )
+    terms: Any = {
+        "z_loss": options.z_loss,
+        "balance": options.balance,
+        "router_z": options.router_z,
+    }
+    return partial(next_token_loss, remat=remat, **terms)
 
 
 def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: Any) -> Stepper:
@@ -331,7 +321,7 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
         task.spec,
         task.load_params(),
         loss_of(task, options),
-        optimizer_config(options, task.spec),
+        training_config.optimizer_config(options, task.spec),
         precision=plan.precision,
         micro_batch=options.micro_batch,
         compiled=options.compile,
@@ -347,7 +337,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     spares_memory = narrow or options.micro_batch > 0 or options.lora_rank > 0 or mesh.fsdp > 1
     if job.backend == "torch" and spares_memory:
         return_freed_memory()
-    lora = lora_config(options)
+    lora = training_config.lora_config(options)
     stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
     notes.note(
@@ -397,7 +387,7 @@ def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> di
     return {
         "model": spec_hash(task.spec),
         "config": dict(task.spec.config),
-        "optimizer": asdict(optimizer_config(options)),
+        "optimizer": asdict(training_config.optimizer_config(options)),
         "schedule": asdict(plan.schedule),
         "rng": {"seed": job.seed},
         "data": {
@@ -434,7 +424,7 @@ def export(directory: RunDirectory, task: Task, options: Training) -> None:
     Adapters are also written separately, to `adapter/`.
     """
     checkpoint = last_checkpoint(directory)
-    lora = lora_config(options)
+    lora = training_config.lora_config(options)
     if lora is not None:
         _export_adapter(directory, task, Reader(checkpoint), lora)
     with _tokenizer_directory(task.tokenizer) as tokenizer:

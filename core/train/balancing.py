@@ -14,15 +14,11 @@ from sabia.core.spec.model import ModelSpec
 
 def bias_names(spec: ModelSpec) -> tuple[str | None, ...]:
     """For each row of a loss's `expert_load`, the name of the bias (None: the layer has none)."""
-    routers = (
-        (index, layer.mlp.router)
-        for index, layer in enumerate(spec.layers)
-        if isinstance(layer.mlp, Experts)
-    )
-    names = spec.layer_names()
-    return tuple(
-        names[index]["mlp.correction"] if router.expert_bias else None for index, router in routers
-    )
+    biases: list[str | None] = []
+    for names, layer in zip(spec.layer_names(), spec.layers, strict=True):
+        if isinstance(layer.mlp, Experts):
+            biases.append(names["mlp.correction"] if layer.mlp.router.expert_bias else None)
+    return tuple(biases)
 
 
 def balanced_bias(bias: Any, load: Any, rate: float) -> Any:

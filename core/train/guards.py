@@ -100,8 +100,7 @@ def outliers(losses: np.ndarray, groups: np.ndarray, sigmas: float) -> np.ndarra
         if in_group.sum() < 4:
             continue
         median = np.median(losses[in_group])
-        spread = max(
-            MAD_TO_SIGMA * np.median(np.abs(losses[in_group] - median)), MIN_SPREAD["loss"] * median
-        )
+        deviation = np.median(np.abs(losses[in_group] - median))
+        spread = max(MAD_TO_SIGMA * deviation, MIN_SPREAD["loss"] * median)
         is_outlier |= in_group & (np.abs(losses - median) > sigmas * spread)
     return is_outlier

@@ -46,9 +46,8 @@ class LabelledRows(TokenRows):
         number = self.by_source[rows]  # [B]
         size = np.diff(self.row_start)[number]  # [B] tokens
         max_length = length or (self.row_length if self.few_shapes else None)
-        batch = super().batch(
-            rows, None if max_length is None else _shape(int(size.max()), max_length)
-        )
+        width = None if max_length is None else _shape(int(size.max()), max_length)
+        batch = super().batch(rows, width)
         batch.pop("targets")
         return batch | {
             "loss_mask": self.weights[number][:, None],
@@ -76,7 +75,5 @@ def labelled_rows(
     schema = ["input_ids", "document_lengths"]
     rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
     given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
-    label_arrays: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
-    return LabelledRows(
-        **given, **label_arrays, pooling=pooling, causal=causal, few_shapes=few_shapes
-    )
+    arrays: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
+    return LabelledRows(**given, **arrays, pooling=pooling, causal=causal, few_shapes=few_shapes)

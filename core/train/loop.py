@@ -11,6 +11,7 @@ update: the run repeats it without the outlier rows, or goes back to its last va
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,14 @@ from sabia.core.options.training import Training
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import agree, barrier
 from sabia.core.parallel.world import World
-from sabia.core.train import checkpoint
+from sabia.core.train import checkpoint, telemetry
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
 from sabia.core.train.optimizer.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
-from sabia.core.train.row_source import NameRows, RowSource, skipped_rows
+from sabia.core.train.row_source import Entry, NameRows, RowSource, skipped_rows
 from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.stepper import Stepper
-from sabia.core.train.telemetry import (
-    Meter,
-    ProgressLine,
-    RunLog,
-    expert_metrics,
-    memory_bytes,
-    progress_line,
-)
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import Tracker
 
@@ -58,7 +51,7 @@ class TrainingRun:
     source: RowSource
     run: RunDirectory
     world: World
-    meter: Meter
+    meter: telemetry.Meter
     meta: dict[str, Any]
     validation: TokenRows | None = None
     tracker: Tracker = field(default_factory=lambda: Tracker(()))
@@ -99,13 +92,13 @@ class TrainingRun:
             grace_s=options.grace or 0.0,
         )
         self.saved_at = time.monotonic()
-        self.log = RunLog(self.run.path, self.world.rank, self.step)
+        self.log = telemetry.RunLog(self.run.path, self.world.rank, self.step)
         try:
             # the first validation is of the initial model
             if self.step == 0:
                 self._validate()
             self.meter.start()
-            with progress_line(self.steps, self.step, "training") as line:
+            with telemetry.progress_line(self.steps, self.step, "training") as line:
                 while self.step < self.steps:
                     self._one_step(line)
             watchdog.enter_phase(self.step, "waiting for the upload", 86400.0)
@@ -125,33 +118,25 @@ class TrainingRun:
     # -- checkpoints
 
     def _latest(self) -> checkpoint.Checkpoint | None:
-        return checkpoint.latest(
-            self.run.checkpoints,
-            self.options.checkpoint_url,
-            self.world,
-            lambda flag: agree(self.world, self.backend, flag),
-        )
+        url, agreed = self.options.checkpoint_url, partial(agree, self.world, self.backend)
+        return checkpoint.latest(self.run.checkpoints, url, self.world, agreed)
 
-    def _restore(self, checkpoint_found: checkpoint.Checkpoint) -> None:
-        manifest = checkpoint_found.manifest
-        location = self.options.checkpoint_url or str(checkpoint_found.path)
+    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+        manifest = saved.manifest
+        location = self.options.checkpoint_url or str(saved.path)
         refuse_another(location, manifest["identity"], self.meta["identity"], "--checkpoint-url")
         if manifest["model"] != self.meta["model"]:
-            raise BadData(
-                f"checkpoint {checkpoint_found.path.name} is of another model; --force starts over"
-            )
+            raise BadData(f"checkpoint {saved.path.name} is of another model; --force starts over")
         # another batch size would read other rows
-        if manifest["data"]["rows"] != checkpoint_found.step * self.source.batch_rows:
-            raise BadData(
-                f"checkpoint {checkpoint_found.path.name}: its data position is not of this batch"
-            )
-        self.stepper.load(checkpoint.Reader(checkpoint_found).read)
+        if manifest["data"]["rows"] != saved.step * self.source.batch_rows:
+            raise BadData(f"checkpoint {saved.path.name}: its data position is not of this batch")
+        self.stepper.load(checkpoint.Reader(saved).read)
         self.guard.load(manifest.get("guard", {}))
         # skipped rows that skipped.jsonl lacks, as in a new directory
         lost = [row for row in manifest["left_out"] if int(row["row"]) not in self.source.skipped]
         if lost:
             self.source.skip(lost, self.run.path if self.world.leads else None)
-        self.step, self.tokens = checkpoint_found.step, int(manifest["data"]["tokens"])
+        self.step, self.tokens = saved.step, int(manifest["data"]["tokens"])
         self.working_s = float(manifest.get("working_s", 0.0))
         self.seconds_before = float(manifest["seconds"]) - (time.monotonic() - self.started)
 
@@ -176,7 +161,7 @@ class TrainingRun:
 
     # -- steps
 
-    def _one_step(self, line: ProgressLine) -> None:
+    def _one_step(self, line: telemetry.ProgressLine) -> None:
         self.saver.poll()
         rows = self.source.batch_rows
         if self.step in {-(-stage.start // rows) for stage in self.source.order.stages}:
@@ -187,18 +172,23 @@ class TrainingRun:
         batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.schedule)
         # summed over all processes with the losses, so that all decide alike
-        control_flags = np.array([stop.requested(), self._save_is_due()], np.float64)
+        flags = np.array([stop.requested(), self._save_is_due()], np.float64)
         watchdog.enter_phase(self.step + 1, "stepping")
-        result = self.stepper.step(
-            batch, lr, control_flags, limits=self.guard.limits(), number=self.step
-        )
+        result = self.stepper.step(batch, lr, flags, limits=self.guard.limits(), number=self.step)
         stopping, saving = result.pop("extra_sums")
         # a batch without weight makes no update, but is no spike
         if not result["updated"] and result["weight"] > 0:
             self._handle_refused_step(result)
             return
         self.working_s += time.monotonic() - since
-        self._accept_step(result, lr, line)
+        if result["weight"] > 0:
+            self.guard.accept(result)
+        self.step += 1
+        tokens = int(result.get("tokens", result["weight"]))
+        self.tokens += tokens
+        self.meter.tokens += tokens
+        self.profile.after(self.step)
+        self._report(result, lr, line)
         done, every = self.step == self.steps, self.options.eval_every
         if done or (every and self.step % every == 0):
             self._validate()
@@ -209,16 +199,6 @@ class TrainingRun:
                 f"stopped at step {self.step:,} of {self.steps:,}; the state is saved: run the "
                 "same command again to resume"
             )
-
-    def _accept_step(self, result: dict[str, Any], lr: float, line: ProgressLine) -> None:
-        if result["weight"] > 0:
-            self.guard.accept(result)
-        self.step += 1
-        tokens = int(result.get("tokens", result["weight"]))
-        self.tokens += tokens
-        self.meter.tokens += tokens
-        self.profile.after(self.step)
-        self._report(result, lr, line)
 
     # -- refused steps
 
@@ -266,11 +246,11 @@ class TrainingRun:
             return False
         self._restore(newest)
         self.log.close()
-        self.log = RunLog(self.run.path, self.world.rank, self.step)
+        self.log = telemetry.RunLog(self.run.path, self.world.rank, self.step)
         self.meter.start()
         return True
 
-    def _outlier_rows(self, steps: range) -> list[dict[str, Any]]:
+    def _outlier_rows(self, steps: range) -> list[Entry]:
         """The rows of these steps whose current losses are outliers."""
         numbers = np.concatenate([self.source.numbers(step) for step in steps])
         losses = []
@@ -283,26 +263,20 @@ class TrainingRun:
         is_outlier = outliers(loss, groups, self.guard_config.row_sigmas)
         return self._entries(numbers[is_outlier], step_of_row[is_outlier], loss[is_outlier])
 
-    def _all_rows(self, step: int) -> list[dict[str, Any]]:
+    def _all_rows(self, step: int) -> list[Entry]:
         numbers = self.source.numbers(step)
         return self._entries(numbers, np.full(len(numbers), step), np.full(len(numbers), np.nan))
 
-    def _entries(
-        self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray
-    ) -> list[dict[str, Any]]:
+    def _entries(self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> list[Entry]:
         """The records of skipped rows; a row that occurs twice has one record."""
         # reversed, so that the first occurrence of a row counts
         index_of_row = {int(number): index for index, number in reversed([*enumerate(numbers)])}
         names = self.name_rows(list(index_of_row))
-        return [
-            {
-                "row": row,
-                "name": name,
-                "step": int(steps[i]) + 1,
-                "loss": float(losses[i]) if np.isfinite(losses[i]) else None,  # JSON has no NaN
-            }
-            for (row, i), name in zip(index_of_row.items(), names, strict=True)
-        ]
+        entries: list[Entry] = []
+        for (row, i), name in zip(index_of_row.items(), names, strict=True):
+            loss = float(losses[i]) if np.isfinite(losses[i]) else None  # JSON has no NaN
+            entries.append({"row": row, "name": name, "step": int(steps[i]) + 1, "loss": loss})
+        return entries
 
     def _named(self, numbers: Sequence[int] | np.ndarray) -> str:
         # at most 8 names
@@ -312,22 +286,17 @@ class TrainingRun:
 
     # -- metrics
 
-    def _report(self, result: dict[str, Any], lr: float, line: ProgressLine) -> None:
-        row: dict[str, Any] = {
-            "step": self.step,
-            "loss": _cross_entropy(result),
-            "lr": lr,
-            "grad_norm": result["grad_norm"],
-            "tokens": self.tokens,
-        }
+    def _report(self, result: dict[str, Any], lr: float, line: telemetry.ProgressLine) -> None:
+        row: dict[str, Any] = {"step": self.step, "loss": _cross_entropy(result), "lr": lr}
+        row |= {"grad_norm": result["grad_norm"], "tokens": self.tokens}
         every = self.options.log_every
         if self.step % every == 0 or self.step in (1, self.steps):
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
-            row |= memory_bytes(self.backend) | watchdog.figures()
+            row |= telemetry.memory_bytes(self.backend) | watchdog.figures()
             # seconds of the steps that count, as a share of all time since the first start
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
             if "expert_load" in result:
-                row |= expert_metrics(result["expert_load"])
+                row |= telemetry.expert_metrics(result["expert_load"])
             if "nll" in result:
                 row["objective"] = result["loss"]
             row |= _by_source("loss_by_source", result, self.source.rows)
@@ -339,18 +308,22 @@ class TrainingRun:
         if self.validation is None:
             return
         since = time.monotonic()
-        total = _Sums()
+        loss_sum = weight = 0.0
+        by_source: dict[str, Any] = {"source_loss": 0.0, "source_weight": 0.0}
         for batch in self.source.validation(self.validation):
             watchdog.enter_phase(self.step, "validating")
-            total.add(self.stepper.evaluate(batch))
-        loss = total.loss / max(total.weight, 1.0)
-        row = {"step": self.step, "validation_loss": loss}
-        row |= {"validation_tokens": int(total.weight)}
-        self._write_metrics(row | _by_source("validation_by_source", total.extras, self.validation))
+            sums = self.stepper.evaluate(batch)
+            weight += sums["weight"]
+            loss_sum += _cross_entropy(sums) * sums["weight"] if sums["weight"] else 0.0
+            # in float64, because the sums are over many batches
+            by_source = {k: v + sums[k].astype(np.float64) for k, v in by_source.items()}
+        loss = loss_sum / max(weight, 1.0)
+        row = {"step": self.step, "validation_loss": loss, "validation_tokens": int(weight)}
+        self._write_metrics(row | _by_source("validation_by_source", by_source, self.validation))
         self.last |= {"validation_loss": loss}
         notes.note(f"step {self.step:,}: validation loss {loss:.4f}")
         # validation is not training time
-        self.meter.since += time.monotonic() - since  # not training time
+        self.meter.since += time.monotonic() - since
 
     def _write_metrics(self, row: dict[str, Any]) -> None:
         self.log.write(row)
@@ -363,19 +336,6 @@ class TrainingRun:
 def _cross_entropy(result: dict[str, Any]) -> float:
     """The mean cross-entropy, without auxiliary losses."""
     return float(result["nll"] / result["weight"]) if "nll" in result else float(result["loss"])
-
-
-class _Sums:
-    def __init__(self) -> None:
-        self.loss = self.weight = 0.0
-        self.extras: dict[str, Any] = {}
-
-    def add(self, result: dict[str, Any]) -> None:
-        """Add the sums of one evaluated batch."""
-        self.loss += _cross_entropy(result) * result["weight"] if result["weight"] else 0.0
-        self.weight += result["weight"]
-        for name in ("source_loss", "source_weight"):
-            self.extras[name] = self.extras.get(name, 0.0) + result[name].astype(np.float64)
 
 
 def _by_source(label: str, sums: dict[str, Any], rows: TokenRows) -> dict[str, Any]:

@@ -90,9 +90,8 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Rank correlation of two samples, without correction for ties."""
     ranks = [np.argsort(np.argsort(x)).astype(float) for x in (a, b)]
     ranks = [r - r.mean() for r in ranks]
-    return float(
-        ranks[0] @ ranks[1] / max(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()), 1e-12)
-    )
+    norm = np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum())
+    return float(ranks[0] @ ranks[1] / max(norm, 1e-12))
 
 
 def draw_mixes(prior: Sequence[float] | np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -117,9 +116,8 @@ def best_mix(
     limits [S]: the largest allowed share of each source (1: any).
     """
     # mixes around the prior and around the uniform mix
-    candidates = np.concatenate(
-        (draw_mixes(prior, DRAWS, seed), draw_mixes(np.ones(len(prior)), DRAWS, seed))
-    )
+    uniform = np.ones(len(prior))
+    candidates = np.concatenate([draw_mixes(base, DRAWS, seed) for base in (prior, uniform)])
     allowed = candidates[(candidates <= limits + 1e-9).all(1)]
     if not len(allowed):
         allowed = np.minimum(limits, 1.0)[None] / np.minimum(limits, 1.0).sum()
@@ -159,10 +157,6 @@ def row_weights(weights: np.ndarray, source: np.ndarray, tokens: np.ndarray) -> 
     present = source_tokens > 0
     present_weights = np.where(present, weights, 0.0)
     # weight of a source divided by its tokens in the batch
-    per_token = np.divide(
-        present_weights / present_weights.sum(),
-        source_tokens,
-        out=np.zeros(len(weights)),
-        where=present,
-    )
+    share, zeros = present_weights / present_weights.sum(), np.zeros(len(weights))
+    per_token = np.divide(share, source_tokens, out=zeros, where=present)
     return (per_token[source] * tokens.sum()).astype(np.float32)

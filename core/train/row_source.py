@@ -20,9 +20,10 @@ from sabia.core.train.token_rows import TokenRows
 
 FILE = "skipped.jsonl"
 NameRows = Callable[[Sequence[int]], Sequence[str]]
+Entry = dict[str, Any]  # of one skipped row: row, name, step, loss
 
 
-def skipped_rows(directory: Path) -> list[dict[str, Any]]:
+def skipped_rows(directory: Path) -> list[Entry]:
     """The skipped rows of a run, in the order in which they were found."""
     path = directory / FILE
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
@@ -76,11 +77,9 @@ class RowSource:
         One pass without gradients over all processes, in which each row is a source of its own.
         """
         part, parts = self.stepper.row_part
-        batch = self.batch(step) | {
-            # [B, batch_rows]: row r is its own source
-            "source": np.eye(self.batch_rows, dtype=np.float32)[part::parts]
-        }
-        sums = self.stepper.evaluate(batch)
+        # [B, batch_rows]: row r is its own source
+        source = np.eye(self.batch_rows, dtype=np.float32)[part::parts]
+        sums = self.stepper.evaluate(self.batch(step) | {"source": source})
         weight = np.asarray(sums["source_weight"], np.float64)
         loss = np.asarray(sums["source_loss"], np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -88,7 +87,7 @@ class RowSource:
         # an infinite or undefined loss of a row with tokens counts as infinite
         return np.where((weight > 0) & ~np.isfinite(mean), np.inf, mean)
 
-    def skip(self, entries: Sequence[dict[str, Any]], directory: Path | None) -> None:
+    def skip(self, entries: Sequence[Entry], directory: Path | None) -> None:
         """Skip rows from now on; they are recorded if `directory` is given."""
         self.skipped |= {int(entry["row"]) for entry in entries}
         if directory is not None:

@@ -83,15 +83,13 @@ class JaxStepper:
         """The sharding of every array of a TrainState."""
         params: dict[str, Any] = {}
         parts: dict[str, Any] = {}
+        replicated: Any = self._sharding()
         for name, tensor in self.table.items():
             split = NamedSharding(self.devices, partition(weight_split(tensor, self.mesh)))
             params[name] = split
             kept = state_parts(self.rules[name], tensor.shape)
-            parts[name] = {
-                k: self._sharding() if whole else split for k, (_, whole) in kept.items()
-            }
-        count: Any = self._sharding()
-        return TrainState(params, parts, count)
+            parts[name] = {k: replicated if whole else split for k, (_, whole) in kept.items()}
+        return TrainState(params, parts, replicated)
 
     @staticmethod
     def _sharded(
@@ -156,9 +154,8 @@ class JaxStepper:
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
         gradients = self._function("gradients", self._precision(number))
-        gradient_sums, sums = gradients(
-            self._state.params, self._sharded_batch(batch), np.int32(number)
-        )
+        rows = self._sharded_batch(batch)
+        gradient_sums, sums = gradients(self._state.params, rows, np.int32(number))
         return {k: np.asarray(g) / float(sums["weight"]) for k, g in gradient_sums.items()}
 
     def _precision(self, number: int) -> Precision:
@@ -169,13 +166,10 @@ class JaxStepper:
         if (name, precision) not in self._jitted:
             run = _Run(self, precision)
             whole = self._sharding()
-            self._jitted[name, precision] = {
-                "update": lambda: jax.jit(
-                    run.update, donate_argnums=0, out_shardings=(self._layouts, whole)
-                ),
-                "measure": lambda: jax.jit(run.measure, out_shardings=whole),
-                "gradients": lambda: jax.jit(run.gradients),
-            }[name]()
+            options: dict[str, Any] = {"out_shardings": whole} if name == "measure" else {}
+            if name == "update":
+                options = {"donate_argnums": 0, "out_shardings": (self._layouts, whole)}
+            self._jitted[name, precision] = jax.jit(getattr(run, name), **options)
         return self._jitted[name, precision]
 
     # -- state
@@ -231,9 +225,8 @@ class _Run:
     def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
         """(loss sum, all sums) of a micro-batch."""
         # fp32 master weights, BF16 for the computation
-        params = {
-            k: p.astype(jnp.bfloat16) if k in self.bf16_weights else p for k, p in params.items()
-        }
+        rounded = self.bf16_weights
+        params = {k: p.astype(jnp.bfloat16) if k in rounded else p for k, p in params.items()}
         if self.setup.lora is not None:
             ops = LoraOps(ops, params, self.setup.lora)
         loss, weight, extras = self.setup.loss(self.setup.spec, params, micro, ops)
@@ -306,10 +299,8 @@ def _whole(array: Array, name: str) -> np.ndarray:
 def _device_mesh(mesh: Mesh, world: World) -> JaxMesh:
     devices = jax.devices()
     if mesh.size > len(devices) or (world.size > 1 and mesh.size != len(devices)):
-        kind = devices[0].platform
-        raise UsageError(
-            f"--mesh: {mesh} needs {mesh.size} devices (there are {len(devices)}, {kind})"
-        )
+        there = f"{len(devices)}, {devices[0].platform}"
+        raise UsageError(f"--mesh: {mesh} needs {mesh.size} devices (there are {there})")
     return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
 
 

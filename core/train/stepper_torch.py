@@ -18,15 +18,10 @@ import torch
 from sabia.core.model.backend import load_ops
 from sabia.core.model.precision import Precision, precision_at
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.parallel import pipe_torch
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.ops_torch import OPS_GROUPS
-from sabia.core.parallel.pipe_torch import (
-    MICRO_BATCHES_PER_STAGE,
-    Pipeline,
-    stage_layers,
-    stages_of,
-)
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
@@ -39,6 +34,7 @@ from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards
 
 Tensor = torch.Tensor
+Tensors = dict[str, Tensor]
 ALIGNED = 64  # bytes, as torch allocates on a CPU
 WITHOUT_TOKENS = ("source",)  # arrays of a batch whose second axis is never that of tokens
 
@@ -53,18 +49,19 @@ class TorchStepper:
         rank = self.world.rank
         self.row_part = (mesh.row_part(rank), mesh.rows)
         self.table, self.rules = setup.table(), setup.rules()
-        layers = stage_layers(self.spec, mesh.pipe)
-        self.shards = Shards(self.table, mesh, rank, stages_of(self.spec, self.table, layers))
+        layers = pipe_torch.stage_layers(self.spec, mesh.pipe)
+        stages = pipe_torch.stages_of(self.spec, self.table, layers)
+        self.shards = Shards(self.table, mesh, rank, stages)
         self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.gradient_groups()))
         self.params = self._local_shards(params)
         self.device = next(iter(self.params.values())).device
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
-        self._pipeline: Pipeline | None = None
+        self._pipeline: pipe_torch.Pipeline | None = None
         self._layers: range | None = None
         if mesh.pipe > 1:
             self._layers = layers[self.shards.stage]
-            self._pipeline = Pipeline(mesh, rank, self.device, self.spec.tied)
+            self._pipeline = pipe_torch.Pipeline(mesh, rank, self.device, self.spec.tied)
         self._losses: dict[Precision, ShardedLoss] = {}
         self._biases = bias_names(self.spec) if setup.bias_rate else ()
 
@@ -88,9 +85,8 @@ class TorchStepper:
         precision = schedule.precision if number is None else precision_at(number, schedule)
         if precision not in self._losses:
             last = self.shards.stage == self.mesh.pipe - 1
-            self._losses[precision] = ShardedLoss(
-                self.setup, precision, self.groups, self._layers, last
-            )
+            loss = ShardedLoss(self.setup, precision, self.groups, self._layers, last)
+            self._losses[precision] = loss
         return self._losses[precision]
 
     # -- the step
@@ -123,7 +119,7 @@ class TorchStepper:
         self._forget_gradients()
         return fetched
 
-    def _gradients(self, batch: Batch, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _gradients(self, batch: Batch, number: int) -> tuple[Tensors, Tensors]:
         """Gradients of this process's shards over all tokens, and this process's own sums."""
         sums = self._passes(batch, self._loss(number), number, train=True)
         trained = (item for item in self.params.items() if self.rules[item[0]].trained)
@@ -134,12 +130,10 @@ class TorchStepper:
             self._pipeline.sum_tied(gradients["embed"])
         return gradients, sums
 
-    def _passes(
-        self, batch: Batch, loss: ShardedLoss, number: int, train: bool
-    ) -> dict[str, Tensor]:
+    def _passes(self, batch: Batch, loss: ShardedLoss, number: int, train: bool) -> Tensors:
         """Sums over the micro-batches; with `train`, gradients accumulate in `.grad`."""
         micro_batches = self._micro_batches(batch)
-        sums: dict[str, Tensor] = {}
+        sums: Tensors = {}
 
         def forward(index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             part = index * self.world.size + self.world.rank  # a different number in every process
@@ -208,23 +202,19 @@ class TorchStepper:
             whole = self._pipeline.joined(whole)
         return whole
 
-    def _micro_batches(self, batch: Batch) -> list[dict[str, Tensor]]:
+    def _micro_batches(self, batch: Batch) -> list[Tensors]:
         length = batch["input_ids"].shape[1] if self.mesh.context > 1 else 0
-        arrays = {
-            k: torch.from_numpy(np.ascontiguousarray(self._own_tokens(k, v, length)))
-            for k, v in batch.items()
-        }
+        own = {k: self._own_tokens(k, v, length) for k, v in batch.items()}
+        arrays = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in own.items()}
         rows = len(next(iter(arrays.values())))
         size = self.micro_batch or rows
         if not self.micro_batch and self._pipeline is not None:
-            size = max(1, rows // (MICRO_BATCHES_PER_STAGE * self.mesh.pipe))
-        return [
-            {
-                k: v[start : start + size].to(self.device, non_blocking=True)
-                for k, v in arrays.items()
-            }
-            for start in range(0, rows, size)
-        ]
+            size = max(1, rows // (pipe_torch.MICRO_BATCHES_PER_STAGE * self.mesh.pipe))
+
+        def on_device(part: slice) -> Tensors:
+            return {k: v[part].to(self.device, non_blocking=True) for k, v in arrays.items()}
+
+        return [on_device(slice(start, start + size)) for start in range(0, rows, size)]
 
     def _own_tokens(self, name: str, array: np.ndarray, length: int) -> np.ndarray:
         """This process's tokens of each row; `length`: tokens in a row (0: it has all of them)."""
@@ -236,9 +226,7 @@ class TorchStepper:
         return array[:, start : start + part]
 
     @torch.no_grad()
-    def _global(
-        self, sums: dict[str, Tensor], gradients: Mapping[str, Tensor] | None = None
-    ) -> dict[str, Tensor]:
+    def _global(self, sums: Tensors, gradients: Tensors | None = None) -> Tensors:
         """The sums over all processes and, as `grad_norm`, the norm of all gradients."""
         if self.mesh.size == 1:
             if gradients:

@@ -22,17 +22,14 @@ from sabia.core.spec.tensors import TensorSpec
 Tensor = torch.Tensor
 TOKEN_AXES = ("data", "fsdp", "expert", "context")
 BUCKET_BYTES = 64 << 20
+Stages = tuple[int, ...]
 
 
 class Shards:
     """The shards of process `rank`; `stages`: tensor → the pipeline stages that hold it."""
 
     def __init__(
-        self,
-        table: Mapping[str, TensorSpec],
-        mesh: Mesh,
-        rank: int,
-        stages: Mapping[str, tuple[int, ...]],
+        self, table: Mapping[str, TensorSpec], mesh: Mesh, rank: int, stages: Mapping[str, Stages]
     ) -> None:
         self.mesh, self.rank = mesh, rank
         self.shapes = {name: tensor.shape for name, tensor in table.items()}
@@ -93,9 +90,7 @@ class Shards:
             # gradients with the same group share flat buckets
             by_axes.setdefault(self._summed(name), []).append(gradient)
         for axes in (axes for axes in self.gradient_groups() if axes and axes in by_axes):
-            for bucket in batches_by_size(
-                by_axes[axes], lambda tensor: tensor.nbytes, BUCKET_BYTES
-            ):
+            for bucket in batches_by_size(by_axes[axes], lambda g: g.nbytes, BUCKET_BYTES):
                 _all_reduce_flat(bucket, groups.along(*axes))
 
     def square_sum(self, gradients: Mapping[str, Tensor], device: torch.device) -> Tensor:

@@ -111,14 +111,8 @@ class TokenRows:
         has_target[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
         if len(self.mask):
             has_target[:, :-1] &= self.mask[flat_index[:, 1:]]
-        return {
-            "input_ids": ids,
-            "targets": targets,
-            "loss_mask": has_target.astype(np.float32),
-            "segments": segments,
-            "positions": positions,
-            "source": self._one_hot(rows),
-        }
+        batch = {"input_ids": ids, "targets": targets, "loss_mask": has_target.astype(np.float32)}
+        return batch | {"segments": segments, "positions": positions, "source": self._one_hot(rows)}
 
     def _documents(self, number: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """(segments, positions) [B, width] of the rows; 0 after the last document."""

@@ -73,9 +73,8 @@ class _Wandb:
     def __init__(self, directory: Path, identity: str, config: Row) -> None:
         import wandb
 
-        self.run = wandb.init(
-            dir=str(directory), id=identity[:16], resume="allow", config=dict(config)
-        )
+        settings: Any = {"id": identity[:16], "resume": "allow", "config": dict(config)}
+        self.run = wandb.init(dir=str(directory), **settings)
         self.sent = 0.0
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:

@@ -149,14 +149,12 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
     table = {tensor.name: tensor for tensor in spec.tensors()}
     unmatched = set(params) ^ set(table)
     if unmatched:
-        raise UsageError(
-            f"model: parameters do not match the spec at {min(unmatched)} (expected its table)"
-        )
-    named = dict(
-        pair for name, tensor in table.items() for pair in _file_tensors(tensor, params[name])
-    )
+        first = min(unmatched)
+        raise UsageError(f"model: parameters do not match the spec at {first} (expected its table)")
+    named: dict[str, Any] = {}
     fused: dict[str, list[tuple[FusedPart, Any]]] = {}
     for name, tensor in table.items():
+        named |= _file_tensors(tensor, params[name])
         if isinstance(tensor.hf, FusedPart):
             fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[name]))
     for file, parts in fused.items():
@@ -193,13 +191,9 @@ def save_model(
     model was loaded from, whose tensors that the computation does not use are copied.
     """
     config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
-    write_checkpoint(
-        directory,
-        config,
-        to_hf(spec, params) | (unused_tensors(spec, kept_from) if kept_from else {}),
-        tokenizer_from=tokenizer_from,
-        max_shard_bytes=max_shard_bytes,
-    )
+    tensors = to_hf(spec, params) | (unused_tensors(spec, kept_from) if kept_from else {})
+    more: Any = {"tokenizer_from": tokenizer_from, "max_shard_bytes": max_shard_bytes}
+    write_checkpoint(directory, config, tensors, **more)
 
 
 def write_checkpoint(

@@ -104,7 +104,7 @@ class Connection:
         self.socket.close()
 
 
-class WakeupSocket:
+class WakeSocket:
     """A pair of sockets that wakes a thread waiting in a selector."""
 
     def __init__(self) -> None:

@@ -96,11 +96,8 @@ class HeartbeatTable:
         # time passes after a heartbeat was sent, too: a rank that sends none stays idle
         idle_s = {rank: newest.idle_s + now - at for rank, (newest, at) in self.newest.items()}
         front = max(heartbeat.step for heartbeat, _ in self.newest.values())
-        ranks = [
-            rank
-            for rank, (heartbeat, _) in self.newest.items()
-            if idle_s[rank] > limit_s and heartbeat.step <= front - 2
-        ]
+        late = {rank for rank, (heartbeat, _) in self.newest.items() if heartbeat.step <= front - 2}
+        ranks = [rank for rank in idle_s if rank in late and idle_s[rank] > limit_s]
         if not ranks and min(idle_s.values()) > limit_s:
             ranks = self._ranks_behind(now)
         if not ranks:
@@ -133,9 +130,8 @@ class HeartbeatTable:
 
     def _work_s(self) -> dict[int, float]:
         # a copy of the items: the main thread calls this while the monitor's thread updates
-        return {
-            rank: newest.work_s for rank, (newest, _) in list(self.newest.items()) if newest.work_s
-        }
+        items = list(self.newest.items())
+        return {rank: newest.work_s for rank, (newest, _) in items if newest.work_s}
 
     def straggler(self) -> str:
         """A note that names the slowest process; '' if none is much slower than the others."""
@@ -143,10 +139,8 @@ class HeartbeatTable:
         if len(work_s) < max(2, len(self.hosts) // 2):
             return ""
         # the lower median: with two processes the faster one is the measure
-        median_s, slowest = (
-            statistics.median_low(work_s.values()),
-            max(work_s, key=work_s.__getitem__),
-        )
+        median_s = statistics.median_low(work_s.values())
+        slowest = max(work_s, key=work_s.__getitem__)
         if work_s[slowest] < max(STRAGGLER_RATIO * median_s, median_s + STRAGGLER_S):
             return ""
         return (

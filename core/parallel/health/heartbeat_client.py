@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted
-from sabia.core.parallel.health.connection import Connection, PeerDisconnected, WakeupSocket
+from sabia.core.parallel.health.connection import Connection, PeerDisconnected, WakeSocket
 from sabia.core.parallel.health.progress_tracker import ProgressTracker
 from sabia.core.parallel.health.shutdown import MAX_REASON_CHARS, RESUME_HINT, Termination
 from sabia.core.parallel.slurm_hosts import describe_ranks
@@ -28,7 +28,7 @@ class HeartbeatClient:
         """`host`: that of process 0; `on_termination` must return at once."""
         self.connection, self.progress, self.interval_s = connection, progress, interval_s
         self.on_termination, self.leader = on_termination, describe_ranks([0], {0: host})
-        self._wakeup = WakeupSocket()
+        self._wakeup = WakeSocket()
         self._shutdown_request: tuple[int, str] | None = None
         self._thread = threading.Thread(target=self._run, name="sabia heartbeat", daemon=True)
 

@@ -15,12 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.parallel.health.connection import (
-    Connection,
-    Message,
-    PeerDisconnected,
-    WakeupSocket,
-)
+from sabia.core.parallel.health.connection import Connection, Message, PeerDisconnected, WakeSocket
 from sabia.core.parallel.health.heartbeat import Heartbeat, HeartbeatTable
 from sabia.core.parallel.health.rendezvous import RankRegistry, RankReport
 from sabia.core.parallel.health.shutdown import RESUME_HINT, Termination
@@ -62,12 +57,18 @@ class RankMonitor:
         self.accepted = 0
         self._shutdown_request: tuple[int, str] | None = None
         self._checked = self._noted = 0.0
-        self._listener, self._wakeup = listener, WakeupSocket()
+        self._listener, self._wakeup = listener, WakeSocket()
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wakeup.socket, selectors.EVENT_READ)
-        _raise_file_limit(registry.size)
+        # let this process hold a connection to each other one, as far as the hard limit allows
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        needed = registry.size + 2 * SPARE_FILES
+        if hard != resource.RLIM_INFINITY:
+            needed = min(needed, hard)
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         self._thread = threading.Thread(target=self._run, name="sabia monitor", daemon=True)
 
     def start(self) -> None:
@@ -192,9 +193,8 @@ class RankMonitor:
 
     def _drop(self, connection: Connection) -> None:
         self.pending.pop(connection, None)
-        self.connections = {
-            r: known for r, known in self.connections.items() if known is not connection
-        }
+        items = self.connections.items()
+        self.connections = {rank: known for rank, known in items if known is not connection}
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection)
         connection.close()
@@ -230,9 +230,8 @@ class RankMonitor:
             self._terminate(Termination(1, f"{name} died before the start; find out why"))
             return
         last = self.heartbeats.drop(min(self.dead))
-        self._terminate(
-            Termination(75, f"{name} died, last heartbeat at {last.where}; {RESUME_HINT}")
-        )
+        reason = f"{name} died, last heartbeat at {last.where}; {RESUME_HINT}"
+        self._terminate(Termination(75, reason))
 
     def _check_registration(self, now: float) -> None:
         """Release all once every rank is registered and none differs; give up at the deadline."""
@@ -301,13 +300,3 @@ class RankMonitor:
 
 def _stopped_early(name: str) -> Termination:
     return Termination(75, f"{name} was stopped before the start: run again")
-
-
-def _raise_file_limit(size: int) -> None:
-    """Let this process hold a connection to each other one, as far as the hard limit allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = size + 2 * SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sabia.core.parallel.health.heartbeat import WAITING_PHASES, Heartbeat
 
@@ -58,10 +58,7 @@ class ProgressTracker:
 
     def restart_clock(self) -> None:
         """The same phase continues, but the process has made progress in it."""
-        old = self._position
-        self._position = _Position(
-            old.step, old.phase, old.phases, time.monotonic(), old.patience_s
-        )
+        self._position = replace(self._position, since=time.monotonic())
 
     def heartbeat(self) -> Heartbeat:
         """The progress as it is reported."""

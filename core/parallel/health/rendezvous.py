@@ -94,7 +94,6 @@ class RankReport:
 
     rank: int
     host: str = field(default_factory=socket.gethostname)
-    local_rank: int = 0
     pid: int = field(default_factory=os.getpid)
     must_match: dict[str, str] = field(default_factory=dict)
     settings: str = ""
@@ -111,8 +110,8 @@ class RankReport:
         if not hmac.compare_digest(str(message.get("job")).encode(), token.encode()):
             raise PeerDisconnected("it belongs to another job")
         kinds: dict[str, Callable] = {
-            "rank": int, "host": str, "local_rank": int, "pid": int, "must_match": _texts,
-            "settings": str, "nonce": str,
+            "rank": int, "host": str, "pid": int, "must_match": _texts, "settings": str,
+            "nonce": str,
         }  # fmt: skip
         try:
             return cls(**{name: kind(message[name]) for name, kind in kinds.items()})

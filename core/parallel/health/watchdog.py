@@ -76,7 +76,6 @@ class Watchdog:
         size = {"number of processes": str(world.size)}
         report = RankReport(
             world.rank,
-            local_rank=world.local_rank,
             must_match={**rendezvous.versions(), **size, **config.must_match},
             settings=rendezvous.settings_fingerprint(),
         )

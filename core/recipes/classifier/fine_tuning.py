@@ -87,7 +87,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
         _show(job, json.loads(report.read_text("utf-8")), world)
         return
     training, held = _read(job, options, sources, reader, world)
-    task, labels = make_task(job, options, reader, training, held)
+    task, labels = make_task(job, options, reader.tokenizer.pad_id, training, held)
     if not done:
         report.unlink(missing_ok=True)
         training_run.train(RunCall(job, identity, directory, world), task, trained_by)
@@ -128,11 +128,7 @@ def _read(
 
 
 def make_task(
-    job: Job,
-    options: ClassifyTrainOptions,
-    reader: TextReader,
-    training: Documents,
-    held: Documents,
+    job: Job, options: ClassifyTrainOptions, pad_id: int, training: Documents, held: Documents
 ) -> tuple[Task, Labels]:
     """The training task and its labels; drops held-out documents with labels not in the training.
 
@@ -141,7 +137,10 @@ def make_task(
     if not len(training):
         raise BadData(f"no document with a label (expected values in --label {options.label})")
     labels = labels_of(training.values, options.label, options.regression)
-    spec = classifier_spec(options, labels, reader)
+    # the model with a head over the labels in place of its own head
+    base = load_spec(options.model)
+    config = classifier_config(base.config, labels.names, labels.problem, pad_id)
+    spec = with_classifier(base, config | {"classifier_length": options.length})
     if options.length > spec.max_positions:
         raise UsageError(
             f"--length: {options.length} tokens (expected at most the model's {spec.max_positions})"
@@ -184,13 +183,6 @@ def _rows(
         spec.causal,
         few_shapes,
     )
-
-
-def classifier_spec(options: ClassifyTrainOptions, labels: Labels, reader: TextReader) -> ModelSpec:
-    """The model with a head over the labels in place of its own head."""
-    base = load_spec(options.model)
-    config = classifier_config(base.config, labels.names, labels.problem, reader.tokenizer.pad_id)
-    return with_classifier(base, config | {"classifier_length": options.length})
 
 
 def start_params(model: str, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:

@@ -62,15 +62,13 @@ class Labels:
         self, values: Sequence[Any], scores: np.ndarray
     ) -> tuple[held_out_metrics.OverallMetrics, list[held_out_metrics.LabelMetrics]]:
         """The agreement of scores[n, L] of documents with their values, in all and by label."""
-        if self.problem == NUMBER:
-            return held_out_metrics.regression_metrics(
-                self.encoded(values)[:, 0].astype(np.float64), scores[:, 0]
-            ), []
+        if self.problem == SINGLE:
+            return held_out_metrics.single_label_metrics(self.names, list(values), scores)
+        targets = self.encoded(values)
         if self.problem == MULTI:
-            return held_out_metrics.multi_label_metrics(
-                self.names, self.encoded(values) > 0, scores
-            )
-        return held_out_metrics.single_label_metrics(self.names, list(values), scores)
+            return held_out_metrics.multi_label_metrics(self.names, targets > 0, scores)
+        numbers = targets[:, 0].astype(np.float64)
+        return held_out_metrics.regression_metrics(numbers, scores[:, 0]), []
 
 
 def usable(value: Any, regression: bool) -> Any:

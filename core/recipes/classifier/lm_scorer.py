@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,19 +31,6 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 GROUP = 64  # documents of a local model whose answers are kept at once
 
 
-class Backend(Protocol):
-    """A model that is asked."""
-
-    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """float64[n, answers]: the probability of each answer; a row of NaN where unknown."""
-
-    def summary(self) -> str:
-        """What it did, for a line on stderr."""
-
-    def close(self) -> None:
-        """Release what it holds."""
-
-
 class EndpointBackend:
     """An OpenAI-compatible server; the answer that it gives has probability 1."""
 
@@ -51,7 +38,7 @@ class EndpointBackend:
         self.prompt, self.client = prompt, client
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """See Backend."""
+        """float64[n, answers]: the probability of each answer; a row of NaN where unknown."""
         limit = self.prompt.max_tokens
         requests = [ChatRequest(self.prompt.messages(text), max_tokens=limit) for text in texts]
         by_text = np.full((len(texts), len(self.prompt.answers)), np.nan)
@@ -62,13 +49,13 @@ class EndpointBackend:
         return by_text
 
     def summary(self) -> str:
-        """See Backend."""
+        """What it did, for a line on stderr."""
         stats = self.client.stats
         cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
         return f"{stats.calls:,} calls, {stats.cached:,} cached, {stats.failed:,} failed{cost}"
 
     def close(self) -> None:
-        """See Backend."""
+        """Close the client."""
         self.client.close()
 
 
@@ -88,11 +75,10 @@ class LocalBackend:
         return Scorer(spec, params, self.backend)
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
-        """See Backend; unknown where a prompt does not fit the model's context."""
+        """As EndpointBackend's; unknown where a prompt does not fit the model's context."""
         body = {"model": self.fingerprint, "prompt": self.prompt.digest}
-        keys = [
-            content_key("answers", body | {"text": text[: self.prompt.max_chars]}) for text in texts
-        ]
+        limit = self.prompt.max_chars
+        keys = [content_key("answers", body | {"text": text[:limit]}) for text in texts]
         known = {key: row["logprobs"] for key in keys if (row := self.cache.get(key))}
         missing = [(k, t) for k, t in dict(zip(keys, texts, strict=True)).items() if k not in known]
         self.cached += len(known)
@@ -126,11 +112,11 @@ class LocalBackend:
         return encode_options(self.tokenizer, context, answers, special=True)
 
     def summary(self) -> str:
-        """See Backend."""
+        """What it did, for a line on stderr."""
         return f"{self.computed:,} documents computed, {self.cached:,} cached"
 
     def close(self) -> None:
-        """See Backend."""
+        """Close the cache."""
         self.cache.close()
 
 
@@ -158,7 +144,7 @@ class LmScorer:
         return LmScorer, (self.prompt, self.options)
 
     @cached_property
-    def backend(self) -> Backend:
+    def backend(self) -> EndpointBackend | LocalBackend:
         """The backend that the options name, opened when first used."""
         options = self.options
         if options.url:

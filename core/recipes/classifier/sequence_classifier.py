@@ -15,8 +15,8 @@ from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.storage import hub
-from sabia.core.recipes.classifier.token_windows import TextReader
-from sabia.core.recipes.pooled_model import BATCH_TOKENS, PooledModel
+from sabia.core.recipes.classifier.token_windows import TextReader, means_by_text
+from sabia.core.recipes.pooled_model import PooledModel
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.heads import ClassifierHead, label_names, problem_of
 from sabia.core.spec.model import ModelSpec
@@ -26,17 +26,11 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 class ClassifierModel(PooledModel):
     """A model directory with a classification head."""
 
-    def __init__(
-        self,
-        path: str,
-        backend: str = "torch",
-        precision: str = "fp32",
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> None:
+    def __init__(self, path: str, backend: str = "torch", precision: str = "fp32") -> None:
         spec, params = hub.load_model(path)
         self.head = _head(spec, path)
         self.problem = problem_of(spec.config)
-        super().__init__(spec, params, self.head.pooling, backend, precision, batch_tokens)
+        super().__init__(spec, params, self.head.pooling, backend, precision)
 
     def scores(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """float32[n, L] of rows of token ids: probabilities, or numbers of a regression."""
@@ -73,7 +67,6 @@ class ModelScorer:
         length: int = 0,
         long: str = "truncate",
         precision: str = "fp32",
-        batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         """length: most tokens of a text or a window (0: as in the model's training)."""
         spec = load_spec(path)
@@ -85,7 +78,7 @@ class ModelScorer:
         self.path, self.names = path, label_names(spec.config)
         trained = int(spec.config.get("classifier_length") or spec.max_positions)
         self.reader = TextReader(load_tokenizer(path), length or trained, long)
-        self._opening = (path, backend, precision, batch_tokens)
+        self._opening = (path, backend, precision)
         settings = f"{model_fingerprint(path)} {self.reader.length} {long} {precision}"
         self.digest = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
 
@@ -93,17 +86,10 @@ class ModelScorer:
         """float32[n] of every label; NaN for a text without tokens."""
         rows, owner = self.reader.read(texts)
         scores = _opened(*self._opening).scores(rows)
-        sizes = np.array([len(row) for row in rows], np.float64)
-        # Σ over the windows of a text of size · score, divided by Σ size
-        total = np.bincount(owner, sizes, minlength=len(texts))
-        with np.errstate(invalid="ignore"):
-            return {
-                name: (np.bincount(owner, sizes * scores[:, i], minlength=len(texts)) / total)
-                .astype(np.float32)
-                for i, name in enumerate(self.names)
-            }  # fmt: skip
+        means = means_by_text(scores, rows, owner, len(texts))
+        return dict(zip(self.names, np.ascontiguousarray(means.T), strict=True))
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(path: str, backend: str, precision: str, batch_tokens: int) -> ClassifierModel:
-    return ClassifierModel(path, backend, precision, batch_tokens)
+def _opened(path: str, backend: str, precision: str) -> ClassifierModel:
+    return ClassifierModel(path, backend, precision)

@@ -55,3 +55,18 @@ class TextReader:
                     rows.append(np.array(window.ids, np.int32))
                     owner.append(number)
         return rows, np.array(owner, np.int64)
+
+
+def means_by_text(
+    vectors: np.ndarray, rows: Sequence[np.ndarray], owner: np.ndarray, texts: int
+) -> np.ndarray:
+    """The mean of the vectors[rows, D] of each text's rows, float32[texts, D]; NaN without rows.
+
+    Σ over the rows of a text of tokens · vector, divided by Σ tokens.
+    """
+    sizes = np.array([len(row) for row in rows], np.float64)
+    sums = np.zeros((texts, vectors.shape[1]))
+    np.add.at(sums, owner, vectors * sizes[:, None])
+    total = np.bincount(owner, sizes, minlength=texts)
+    with np.errstate(invalid="ignore"):
+        return (sums / total[:, None]).astype(np.float32)

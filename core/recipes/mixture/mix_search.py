@@ -31,7 +31,6 @@ from sabia.core.shards.order import parse_weights
 from sabia.core.shards.outputs import open_output
 from sabia.core.spec import parameter_count
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
-from sabia.core.train.stepper import Stepper
 
 ANSWER = "mixture.json"
 
@@ -128,30 +127,22 @@ def _reweighted(proxies: Proxies) -> np.ndarray:
         for step in range(proxies.plan.steps):
             stop.check()
             numbers = proxies.numbers(order, step)
-            excess = _reweighted_step(proxies, reference, stepper, numbers, step, weights.weights)
-            weights.update(excess)
+            batch = proxies.batch(stepper, numbers)
+            # one source per row: losses come by row
+            batch["source"] = np.eye(len(numbers), dtype=np.float32)
+            source, tokens = proxies.task.rows.source_of(numbers), batch["loss_mask"].sum(1)
+            expected = _row_losses(reference.evaluate(batch))
+            row_weight = row_weights(weights.weights, source, tokens)
+            batch["loss_mask"] = batch["loss_mask"] * row_weight[:, None]
+            figures = stepper.step(batch, proxies.rate(step), number=step)
+            # excess of a source = Σ over its rows of tokens · max(loss - reference loss, 0) / its
+            # tokens
+            excess = np.maximum(_row_losses(figures) - expected, 0.0)
+            total = np.bincount(source, excess * tokens, minlength=count)
+            seen = np.bincount(source, tokens, minlength=count)
+            weights.update(np.divide(total, seen, out=np.full(count, np.nan), where=seen > 0))
             bar.advance(1)
     return weights.mean
-
-
-def _reweighted_step(
-    proxies: Proxies, reference: Stepper, stepper: Stepper, numbers: np.ndarray, step: int,
-    weights: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """Train on rows weighted by their sources; returns the excess loss of each source [S]."""
-    batch = proxies.batch(stepper, numbers)
-    batch["source"] = np.eye(
-        len(numbers), dtype=np.float32
-    )  # one source per row: losses come by row
-    source, tokens = proxies.task.rows.source_of(numbers), batch["loss_mask"].sum(1)
-    expected = _row_losses(reference.evaluate(batch))
-    batch["loss_mask"] = batch["loss_mask"] * row_weights(weights, source, tokens)[:, None]
-    figures = stepper.step(batch, proxies.rate(step), number=step)
-    # excess of a source = Σ over its rows of tokens · max(loss - reference loss, 0) / its tokens
-    excess = np.maximum(_row_losses(figures) - expected, 0.0)
-    total = np.bincount(source, excess * tokens, minlength=len(weights))
-    seen = np.bincount(source, tokens, minlength=len(weights))
-    return np.divide(total, seen, out=np.full(len(weights), np.nan), where=seen > 0)
 
 
 def _row_losses(figures: dict[str, Any]) -> np.ndarray:

@@ -31,6 +31,7 @@ FORMAT = 2
 MANIFEST, COMMITTED = "manifest.json", "COMMITTED"
 READERS = 4  # files that are checked at the same time
 _PREFIX = "step-"
+Entry = Mapping[str, Any]  # part of a manifest
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def steps(directory: Path) -> list[int]:
     return sorted((step for step in steps_there if step is not None), reverse=True)
 
 
-def merge(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def merge(entries: Iterable[Entry]) -> dict[str, Any]:
     """Files and tensors of all processes; raises Failed unless the pieces form whole tensors."""
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
@@ -96,9 +97,7 @@ def merge(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"files": files, "tensors": tensors}
 
 
-def commit(
-    directory: Path, step: int, entries: Iterable[Mapping[str, Any]], meta: Mapping[str, Any]
-) -> None:
+def commit(directory: Path, step: int, entries: Iterable[Entry], meta: Entry) -> None:
     """Write manifest and commit mark next to the synced files, and rename the directory."""
     saving, final = saving_path(directory, step), path_of(directory, step)
     manifest = {"format": FORMAT, "step": step, **meta, **merge(entries)}
@@ -143,9 +142,8 @@ def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, Any]:
 def open_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint with a valid manifest, its files not yet checked; BadData otherwise."""
     try:
-        manifest = read_manifest(
-            path.name, (path / MANIFEST).read_bytes(), (path / COMMITTED).read_bytes()
-        )
+        text, mark = ((path / name).read_bytes() for name in (MANIFEST, COMMITTED))
+        manifest = read_manifest(path.name, text, mark)
     except (OSError, ValueError) as error:
         raise BadData(f"checkpoint {path.name}: not readable ({error})") from error
     return Checkpoint(path, manifest)
@@ -169,9 +167,7 @@ def check_file(checkpoint: Checkpoint, name: str) -> None:
     except OSError as error:
         raise BadData(f"checkpoint {checkpoint.path.name}: not readable ({error})") from error
     if not same:
-        raise BadData(
-            f"checkpoint {checkpoint.path.name}: {name} is corrupt (size or hash differs)"
-        )
+        raise BadData(f"checkpoint {path.parent.name}: {name} is corrupt (size or hash differs)")
 
 
 def discard(path: Path) -> None:

@@ -24,9 +24,8 @@ def jax_pieces(name: str, array: jax.Array, dtype: DTypeLike | None = None) -> I
         # each shard is written once, by its first device
         if shard.replica_id == 0:
             offset = tuple(cut.start or 0 for cut in shard.index)
-            lazy = LazyArray(
-                shard.data.shape, numpy_dtype, partial(_fetch, shard.data, numpy_dtype)
-            )
+            fetch = partial(_fetch, shard.data, numpy_dtype)
+            lazy = LazyArray(shard.data.shape, numpy_dtype, fetch)
             yield Piece(name, lazy, offset, array.shape)
 
 

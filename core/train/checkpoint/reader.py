@@ -73,12 +73,9 @@ class Reader(Mapping[str, LazyArray]):
     def _copy(self, piece: Mapping[str, Any], offset: Sequence[int], result: np.ndarray) -> None:
         """Copy the overlap of a piece and the result, whose box begins at `offset`."""
         begin = [max(a, b) for a, b in zip(offset, piece["offset"], strict=True)]
-        end = [
-            min(a + n, b + m)
-            for a, n, b, m in zip(
-                offset, result.shape, piece["offset"], piece["shape"], strict=True
-            )
-        ]
+        box_end = [a + n for a, n in zip(offset, result.shape, strict=True)]
+        piece_end = [a + n for a, n in zip(piece["offset"], piece["shape"], strict=True)]
+        end = [min(a, b) for a, b in zip(box_end, piece_end, strict=True)]
         # the overlap of both boxes in the coordinates of the whole tensor
         if any(b >= e for b, e in zip(begin, end, strict=True)):
             return
@@ -129,9 +126,8 @@ def _copy_box(
         # a map must start at a multiple of the page size
         start = position - position % mmap.ALLOCATIONGRANULARITY
         size = int(np.prod(shape, dtype=np.int64)) * item
-        with mmap.mmap(
-            file.fileno(), position - start + size, access=mmap.ACCESS_READ, offset=start
-        ) as m:
+        end = position - start + size
+        with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ, offset=start) as m:
             flat = np.frombuffer(m, np.uint8, size, position - start).view(result.dtype)
             result[target] = flat.reshape(shape)[source]
             del flat  # the map cannot be closed while a view of it exists

@@ -47,10 +47,9 @@ class Remote:
 
     def steps(self) -> list[int]:
         """Steps with a commit mark, newest first."""
-        steps_there = {
-            step_of(path.rpartition("/")[2]) for path in self._retry(self._list, self.root)
-        }
-        committed = [s for s in steps_there if s is not None and self._committed(s)]
+        paths, exists = self._retry(self._list, self.root), self.files.exists
+        steps = [s for s in {step_of(path.rpartition("/")[2]) for path in paths} if s is not None]
+        committed = (step for step in steps if self._retry(exists, self._key(step, COMMITTED)))
         return sorted(committed, reverse=True)
 
     def manifest(self, step: int) -> tuple[dict[str, Any], bytes, bytes]:
@@ -119,9 +118,6 @@ class Remote:
 
     def _key(self, step: int, name: str) -> str:
         return f"{self.root}/{name_of(step)}/{name}"
-
-    def _committed(self, step: int) -> bool:
-        return bool(self._retry(self.files.exists, self._key(step, COMMITTED)))
 
     def _list(self, path: str) -> list[str]:
         self.files.invalidate_cache()

@@ -99,7 +99,17 @@ class Saver:
         self.poll()
         started_at = time.monotonic()
         job = _Job(step, meta)
-        saving = self._make_directory(job)
+        saving = local.saving_path(self.directory, step)
+        mark = saving / _UPLOAD
+        if self.world.leads:
+            shutil.rmtree(saving, ignore_errors=True)
+            saving.mkdir(parents=True)
+            # no upload is running: this one will be uploaded
+            if self.remote is not None and self._upload is None:
+                mark.touch()
+        # the directory and the mark exist for all processes after the barrier
+        self._barrier()
+        job.uploaded = mark.exists()
         with self._removes_on_failure(saving):
             job.entry = write_pieces(saving, self.world.rank, pieces)
         self.blocking_s = time.monotonic() - started_at
@@ -146,21 +156,6 @@ class Saver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_directory(self, job: _Job) -> Path:
-        """The directory to write to; the leader makes it and decides whether to upload it."""
-        saving = local.saving_path(self.directory, job.step)
-        mark = saving / _UPLOAD
-        if self.world.leads:
-            shutil.rmtree(saving, ignore_errors=True)
-            saving.mkdir(parents=True)
-            # no upload is running: this one will be uploaded
-            if self.remote is not None and self._upload is None:
-                mark.touch()
-        # the directory and the mark exist for all processes after the barrier
-        self._barrier()
-        job.uploaded = mark.exists()
-        return saving
-
     @contextlib.contextmanager
     def _removes_on_failure(self, saving: Path) -> Iterator[None]:
         """Remove an incomplete checkpoint if the work on it fails."""
@@ -172,7 +167,8 @@ class Saver:
             else:
                 _report_failure(saving, "entry", self.world.rank, error)
             if isinstance(error, OSError):
-                raise Failed(_cannot_write(saving, error)) from error
+                reason = f"{error.strerror or error} (free disk space, then run again)"
+                raise Failed(f"checkpoint: cannot write {saving.parent}: {reason}") from error
             raise
 
     def _finish(self, job: _Job) -> None:
@@ -186,7 +182,13 @@ class Saver:
             else:
                 file_barrier.write_note(saving, "entry", self.world.rank, job.entry)
         self.commit_s = time.monotonic() - started_at
-        self._compare_with_grace()
+        took = (self.blocking_s or 0.0) + self.commit_s
+        if self.grace_s and took > self.grace_s and self.world.leads:
+            notes.warn(
+                f"a save takes {units.format_duration(took)}, more than the grace time of "
+                f"{units.format_duration(self.grace_s)} after a stop signal: a stopped run would "
+                "lose the steps since the previous checkpoint (expected a longer grace time)"
+            )
 
     def _commit_all(self, saving: Path, job: _Job) -> None:
         others = file_barrier.read_notes(saving, "entry", self.world, self.world.timeout_s)
@@ -222,7 +224,15 @@ class Saver:
         file_barrier.read_notes(path, "uploaded", self.world, _UPLOAD_TIMEOUT_S)
         self.remote.commit(job.step, path)
         self._upload_s = time.monotonic() - self._upload_started
-        self._delete_old(job.step)
+        # delete the checkpoints that are not needed any more
+        rule = self.keep, self.keep_every
+        for old in local.steps_to_delete(self.remote.steps(), job.step, *rule):
+            self.remote.discard(old)
+        # newer local ones may have been committed during the upload: keep them all
+        steps = local.steps(self.directory)
+        for old in local.steps_to_delete(steps, max(steps), *rule):
+            if old < job.step:
+                local.discard(local.path_of(self.directory, old))
 
     def _await_commit(self, path: Path, job: _Job) -> None:
         """Wait until the leader has committed the files of this save, not of an earlier one."""
@@ -239,27 +249,6 @@ class Saver:
             return False
         return all(files.get(name) == file_entry for name, file_entry in job.entry["files"].items())
 
-    def _delete_old(self, step: int) -> None:
-        """Delete the checkpoints that are not needed after the upload of `step`."""
-        assert self.remote is not None
-        rule = self.keep, self.keep_every
-        for old in local.steps_to_delete(self.remote.steps(), step, *rule):
-            self.remote.discard(old)
-        # newer local ones may have been committed during the upload: keep them all
-        steps = local.steps(self.directory)
-        for old in local.steps_to_delete(steps, max(steps), *rule):
-            if old < step:
-                local.discard(local.path_of(self.directory, old))
-
-    def _compare_with_grace(self) -> None:
-        took = (self.blocking_s or 0.0) + (self.commit_s or 0.0)
-        if self.grace_s and took > self.grace_s and self.world.leads:
-            notes.warn(
-                f"a save takes {units.format_duration(took)}, more than the grace time of "
-                f"{units.format_duration(self.grace_s)} after a stop signal: a stopped run would "
-                "lose the steps since the previous checkpoint (expected a longer grace time)"
-            )
-
     def _wait_for_commit(self) -> None:
         if self._commit is not None:
             self._commit.exception()
@@ -267,11 +256,6 @@ class Saver:
     def _wait_for_upload(self) -> None:
         if self._upload is not None:
             self._upload.exception()
-
-
-def _cannot_write(path: Path, error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return f"checkpoint: cannot write {path.parent}: {reason} (free disk space, then run again)"
 
 
 def _report_failure(directory: Path, kind: str, rank: int, error: BaseException) -> None:

@@ -6,36 +6,21 @@ core.train.losses.next_token does. Their quotient is the weighted mean over rows
 (and of torch with class weights).
 """
 
-from collections.abc import Mapping
-
 from sabia.core.errors import UsageError
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.ops import Array, Ops, Params, Remat
 from sabia.core.spec.heads import Problem
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses.next_token import sum_by_source
+from sabia.core.train.losses.next_token import Batch, Sums, sum_by_source
 
 
 def classification_loss(
-    spec: ModelSpec,
-    params: Params,
-    batch: Mapping[str, Array],
-    ops: Ops,
-    *,
-    problem: Problem,
-    remat: Remat = "none",
-) -> tuple[Array, Array, dict[str, Array]]:
+    spec: ModelSpec, params: Params, batch: Batch, ops: Ops, problem: Problem, remat: Remat = "none"
+) -> Sums:
     """Sums of loss and weight over rows; extras: the same by source, and the number of tokens."""
-    x = hidden(
-        spec,
-        params,
-        batch["input_ids"],
-        ops,
-        positions=batch.get("positions"),
-        segments=batch.get("segments"),
-        remat=remat,
-    )
+    packing = {name: batch.get(name) for name in ("positions", "segments")}
+    x = hidden(spec, params, batch["input_ids"], ops, remat=remat, **packing)
     scores = class_logits(spec, params, x, batch["pool"], ops)  # [B, L]
     weights = batch["loss_mask"][:, 0]  # [B]
     rows = row_losses(scores, batch["labels"], problem, ops) * weights

@@ -13,7 +13,6 @@ clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (d
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from sabia.core.model.forward import KVCache, hidden, token_losses
 from sabia.core.model.ops import Array, Ops, Params, Remat, dtype_name
 from sabia.core.options.grpo import PolicyLoss
 from sabia.core.spec.model import ModelSpec
+from sabia.core.train.losses.next_token import Batch, Sums
 
 CORRECTION_CAP = 2.0
 STD_EPSILON = 1e-4
@@ -85,7 +85,8 @@ def policy_losses(
         log_ratio = log_ratio.sum(-1)[..., None] / ops.where(lengths > 0, lengths, 1.0)
     rho = ops.exp(log_ratio)
     # clip(rho, 1 - low, 1 + high)
-    clipped_rho = _at_least(_at_most(rho, 1 + options.clip_high, ops), 1 - options.clip_low, ops)
+    least, clipped_rho = 1 - options.clip_low, _at_most(rho, 1 + options.clip_high, ops)
+    clipped_rho = ops.where(clipped_rho < least, least, clipped_rho)
     # -min(rho A, clip(rho) A) = max(-rho A, -clip(rho) A)
     clipped = -clipped_rho * advantage > -rho * advantage
     loss = ops.where(clipped, -clipped_rho * advantage, -rho * advantage)
@@ -101,10 +102,6 @@ def policy_losses(
 
 def _at_most(x: Any, bound: float, ops: Any) -> Any:
     return ops.where(x > bound, bound, x)
-
-
-def _at_least(x: Any, bound: float, ops: Any) -> Any:
-    return ops.where(x < bound, bound, x)
 
 
 def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
@@ -127,7 +124,7 @@ def _correction(old: Any, sampler: Any, mask: Any, options: PolicyLoss, ops: Any
 def sample_logprobs(
     spec: ModelSpec,
     params: Params,
-    batch: Mapping[str, Array],
+    batch: Batch,
     ops: Ops,
     temperature: float = 1.0,
     remat: Remat = "none",
@@ -140,25 +137,21 @@ def sample_logprobs(
     whose hidden state predicts each target. Rows are padded at the end; a negative target is
     padding.
     """
-    states = _shared_prompt_states if "prompt_ids" in batch else _row_states
+    states = _prompt_states if "prompt_ids" in batch else _row_states
     targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
     x = states(spec, params, batch, ops, remat) * (1.0 / temperature)  # [R·g, C, D]
     nll, _ = token_losses(spec, params, x, targets, ops)
     return -nll
 
 
-def _row_states(
-    spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops, remat: Remat
-) -> Array:
+def _row_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
     """Hidden states [R, C, D] that predict the samples, from whole rows."""
     x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
     rows = ops.arange(x.shape[0], x)[:, None]  # [R, 1]
     return x[rows, ops.integers(batch["completion_at"], x)]
 
 
-def _shared_prompt_states(
-    spec: ModelSpec, params: Params, batch: Mapping[str, Array], ops: Ops, remat: Remat
-) -> Array:
+def _prompt_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
     """Hidden states [R·g, C, D]: each prompt once, then its samples with copies of its cache."""
     prompts_count, per_prompt, length = batch["targets"].shape
     prompts, embed = batch["prompt_ids"], params["embed"]
@@ -174,27 +167,20 @@ def _shared_prompt_states(
     ids = ops.integers(batch["targets"], x).reshape(-1, length)[:, :-1]  # [R·g, C - 1]
     ids = ops.where(ids < 0, 0, ids)
     positions = lengths[prompt_of_sample] + ops.arange(length - 1, x)  # [R·g, C - 1]
-    rest = hidden(
-        spec,
-        params,
-        ids,
-        ops,
-        positions=positions,
-        cache=cache.select(prompt_of_sample),
-        remat=remat,
-    )
+    copies = cache.select(prompt_of_sample)
+    rest = hidden(spec, params, ids, ops, positions=positions, cache=copies, remat=remat)
     return ops.concat([first, rest], 1)
 
 
 def grpo_loss(
     spec: ModelSpec,
     params: Params,
-    batch: Mapping[str, Array],
+    batch: Batch,
     ops: Ops,
     *,
     options: PolicyLoss,
     remat: Remat = "none",
-) -> tuple[Array, Array, dict[str, Array]]:
+) -> Sums:
     """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
 
     Besides the arrays of `sample_logprobs`: loss_mask, weights (of the aggregation), sampler
@@ -204,32 +190,17 @@ def grpo_loss(
     (|logp - sampler|), gap_max[M], k3.
     """
     # [R, g, C] → [R·g, C]
-    flat = {
-        name: batch[name].reshape(-1, batch[name].shape[-1])
-        for name in (*_BY_SAMPLE, "old", "ref")
-        if name in batch
-    }
+    given = {name: batch[name] for name in (*_BY_SAMPLE, "old", "ref") if name in batch}
+    flat = {name: x.reshape(-1, x.shape[-1]) for name, x in given.items()}
     logp = sample_logprobs(spec, params, batch, ops, options.temperature, remat)
     mask, sampler = flat["loss_mask"], flat["sampler"]
     constant = ops.stop_gradient(logp)
-    losses, clipped = policy_losses(
-        logp,
-        flat.get("old", constant),
-        mask,
-        flat["advantage"],
-        options,
-        ops,
-        sampler=sampler,
-        ref=flat.get("ref"),
-    )
+    old, others = flat.get("old", constant), {"sampler": sampler, "ref": flat.get("ref")}
+    losses, clipped = policy_losses(logp, old, mask, flat["advantage"], options, ops, **others)
     gap = (constant - sampler) * mask
     gap = ops.where(gap < 0, -gap, gap)  # |logp - sampler|
-    sums = {
-        "tokens": mask.sum(),
-        "clipped": clipped.sum(),
-        "gap": gap.sum(),
-        "gap_max": gap.max() * batch["slot"][0],
-    }
+    sums = {"tokens": mask.sum(), "clipped": clipped.sum(), "gap": gap.sum()}
+    sums["gap_max"] = gap.max() * batch["slot"][0]
     if "ref" in flat:
         sums["k3"] = (_k3(constant, flat["ref"], mask, ops) * mask).sum()
     return (losses * flat["weights"]).sum(), flat["share"].sum(), sums

@@ -13,9 +13,9 @@ from sabia.core.model.forward import Stats, hidden_and_stats, token_losses
 from sabia.core.model.ops import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
 
-Loss = Callable[
-    [ModelSpec, Params, Mapping[str, Array], Ops], tuple[Array, Array, dict[str, Array]]
-]
+Batch = Mapping[str, Array]
+Sums = tuple[Array, Array, dict[str, Array]]
+Loss = Callable[[ModelSpec, Params, Batch, Ops], Sums]
 
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 
@@ -23,14 +23,14 @@ _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 def next_token_loss(
     spec: ModelSpec,
     params: Params,
-    batch: Mapping[str, Array],
+    batch: Batch,
     ops: Ops,
     *,
     remat: Remat = "none",
     balance: float = 0.0,
     router_z: float = 0.0,
     z_loss: float = 0.0,
-) -> tuple[Array, Array, dict[str, Array]]:
+) -> Sums:
     """Cross-entropy (nats) of targets[B, T] given input_ids[B, T], weighted by loss_mask[B, T].
 
     Optional in the batch: segments and positions [B, T] of packed documents, and source[B, S]
@@ -42,16 +42,10 @@ def next_token_loss(
     sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
     assignments of each expert in the rows with weight.
     """
-    x, stats = hidden_and_stats(
-        spec,
-        params,
-        batch["input_ids"],
-        ops,
-        positions=batch.get("positions"),
-        segments=batch.get("segments"),
-        remat=remat,
-        wanted=_wanted(balance, router_z),
-    )
+    requested = {"expert_load": True, "balance": balance, "router_z": router_z}
+    options: Any = {"wanted": frozenset(name for name, flag in requested.items() if flag)}
+    options |= {name: batch.get(name) for name in ("positions", "segments")}
+    x, stats = hidden_and_stats(spec, params, batch["input_ids"], ops, remat=remat, **options)
     nll, lse = token_losses(spec, params, x, batch["targets"], ops)  # [B, T] each
     mask = batch["loss_mask"]
     rows, weights = (nll * mask).sum(-1), mask.sum(-1)  # [B] each
@@ -76,11 +70,6 @@ def next_token_loss(
 def sum_by_source(figures: Array, source: Array, ops: Ops) -> Array:
     """Sums [S] of figures[B] by one-hot source[B, S]; NaN affects only its own source."""
     return ops.where(source > 0, figures[:, None] * source, 0.0).sum(0)
-
-
-def _wanted(balance: float, router_z: float) -> frozenset[str]:
-    requested = {"expert_load": True, "balance": balance, "router_z": router_z}
-    return frozenset(name for name, flag in requested.items() if flag)
 
 
 def _layer_mean(stats: Stats, name: str) -> Array:

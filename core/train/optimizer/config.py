@@ -101,31 +101,23 @@ def rules(
     table = (*spec.tensors(), *adapters)
     frozen = {t.name for t in table} - {t.name for t in (*own, *adapters)}
     frozen |= {t.name for t in table if not t.trained}
-    if config.freeze:
-        matches = {t.name for t in table if re.search(config.freeze, t.name)}
+    freeze = config.freeze
+    if freeze:
+        matches = {t.name for t in table if re.search(freeze, t.name)}
         if not matches:
             names = f"{table[0].name} … {table[-1].name}"
-            raise UsageError(
-                f"--freeze: {config.freeze!r} matches no tensor (expected some of {names})"
-            )
+            raise UsageError(f"--freeze: {freeze!r} matches no tensor (expected some of {names})")
         frozen |= matches
     unknown = set(config.lr_scales) - {t.name for t in table}
     if unknown:
         raise UsageError(f"learning-rate scale: no tensor is called {min(unknown)!r}")
     if len(frozen) == len(table):
-        raise UsageError(
-            f"--freeze: {config.freeze!r} matches all tensors (expected some left to train)"
-        )
-    return {
-        t.name: Rule(
-            kind=_kind(t, config.name),
-            decay=config.weight_decay if t.decay else 0.0,
-            config=config,
-            lr_scale=config.lr_scales.get(t.name, 1.0),
-            trained=t.name not in frozen,
-        )
-        for t in table
-    }
+        raise UsageError(f"--freeze: {freeze!r} matches all tensors (expected some left to train)")
+    by_name: dict[str, Rule] = {}
+    for t in table:
+        decay, lr_scale = config.weight_decay if t.decay else 0.0, config.lr_scales.get(t.name, 1.0)
+        by_name[t.name] = Rule(_kind(t, config.name), decay, config, lr_scale, t.name not in frozen)
+    return by_name
 
 
 def _kind(tensor: TensorSpec, name: str) -> str:
@@ -163,13 +155,11 @@ def init_state(
     shapes: Mapping[str, Shape], rules: Mapping[str, Rule], zeros: Callable[[str, Shape, bool], Any]
 ) -> dict[str, dict[str, Any]]:
     """Name → part → `zeros(name, shape, whole)`: the state before the first update."""
-    return {
-        name: {
-            part: zeros(name, size, whole)
-            for part, (size, whole) in state_parts(rules[name], tuple(shape)).items()
-        }
-        for name, shape in shapes.items()
-    }
+    state: dict[str, dict[str, Any]] = {}
+    for name, shape in shapes.items():
+        parts = state_parts(rules[name], tuple(shape)).items()
+        state[name] = {part: zeros(name, size, whole) for part, (size, whole) in parts}
+    return state
 
 
 def soap_sides(rule: Rule, shape: Shape) -> dict[str, int]:

@@ -51,9 +51,8 @@ def mup(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> Mup:
             stds[tensor.name] = std
         rule = base_rules[tensor.name]
         # rate · r^exponent
-        scales[tensor.name] = rule.lr_scale * width_ratio ** (
-            _RATE_EXPONENTS[rule.kind] * rate_falls
-        )
+        exponent = _RATE_EXPONENTS[rule.kind] * rate_falls
+        scales[tensor.name] = rule.lr_scale * width_ratio**exponent
     return Mup(stds, scales)
 
 
@@ -86,9 +85,8 @@ def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> None:
             "without)"
         )
     if config.name not in _RATE_EXPONENTS:
-        raise UsageError(
-            f"--mup-base: optimizer {config.name} (expected one of {', '.join(_RATE_EXPONENTS)})"
-        )
+        names = ", ".join(_RATE_EXPONENTS)
+        raise UsageError(f"--mup-base: optimizer {config.name} (expected one of {names})")
     unsupported = next((t for t in spec.tensors() if not set(t.axes) <= _AXES), None)
     if unsupported is not None:
         raise UsageError(

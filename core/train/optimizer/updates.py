@@ -23,6 +23,7 @@ soap (arXiv 2409.11321, algorithm 3): Adam's v in the eigenbases of L = E[g gᵀ
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sabia.core.train.optimizer.config import Rule, soap_sides
@@ -90,11 +91,23 @@ def update(
     """One tensor and its state after an update; `count` is the number of updates before it."""
     if not rule.trained:
         return p, dict(state)
-    direction, new = _DIRECTIONS[rule.kind](rule, xp, g, state, count, gather, own)
+    step = _Step(rule, xp, count, gather, own)
+    direction, new = _DIRECTIONS[rule.kind](step, g, state)
     return p - lr * (rule.lr_scale * direction + rule.decay * p), new
 
 
 DirectionAndState = tuple[Array, dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The arguments that all rules have in common; see `update`."""
+
+    rule: Rule
+    xp: ArrayFunctions
+    count: Any
+    gather: TensorFunction
+    own: TensorFunction
 
 
 def _moving_average(old: Array, new: Array, beta: Any) -> Array:
@@ -106,58 +119,34 @@ def _bias_correction(xp: ArrayFunctions, beta: float, t: Any) -> Any:
     return -xp.expm1(t * math.log(beta)) if beta else 1.0
 
 
-def _adam_direction(rule: Rule, xp: ArrayFunctions, m: Array, v: Array, t: Any) -> Array:
+def _adam_direction(step: _Step, m: Array, v: Array, t: Any) -> Array:
     """Adam's bias-corrected mean divided by the root of the bias-corrected mean square."""
-    config = rule.config
+    config, xp = step.rule.config, step.xp
     root = xp.sqrt(v / _bias_correction(xp, config.beta2, t))
     return m / _bias_correction(xp, config.beta1, t) / (root + config.eps)
 
 
-def _adamw(
-    rule: Rule,
-    xp: ArrayFunctions,
-    g: Array,
-    state: State,
-    count: Any,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> DirectionAndState:
-    m, v = (
-        _moving_average(state["m"], g, rule.config.beta1),
-        _moving_average(state["v"], g * g, rule.config.beta2),
-    )
-    return _adam_direction(rule, xp, m, v, count + 1), {"m": m, "v": v}
+def _adamw(step: _Step, g: Array, state: State) -> DirectionAndState:
+    config = step.rule.config
+    m = _moving_average(state["m"], g, config.beta1)
+    v = _moving_average(state["v"], g * g, config.beta2)
+    return _adam_direction(step, m, v, step.count + 1), {"m": m, "v": v}
 
 
-def _lion(
-    rule: Rule,
-    xp: ArrayFunctions,
-    g: Array,
-    state: State,
-    count: Any,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> DirectionAndState:
-    direction = xp.sign(_moving_average(state["m"], g, rule.config.beta1))
-    return direction, {"m": _moving_average(state["m"], g, rule.config.beta2)}
+def _lion(step: _Step, g: Array, state: State) -> DirectionAndState:
+    config = step.rule.config
+    direction = step.xp.sign(_moving_average(state["m"], g, config.beta1))
+    return direction, {"m": _moving_average(state["m"], g, config.beta2)}
 
 
-def _muon(
-    rule: Rule,
-    xp: ArrayFunctions,
-    g: Array,
-    state: State,
-    count: Any,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> DirectionAndState:
-    momentum = rule.config.muon_momentum
+def _muon(step: _Step, g: Array, state: State) -> DirectionAndState:
+    config, momentum = step.rule.config, step.rule.config.muon_momentum
     m = _moving_average(state["m"], g, momentum)
     # μ m + (1 - μ) g
-    whole = gather(_moving_average(m, g, momentum) if rule.config.muon_nesterov else m)
+    whole = step.gather(_moving_average(m, g, momentum) if config.muon_nesterov else m)
     # orthogonal [a, b] has rms 1 / sqrt(max(a, b)); the scale makes it 0.2
     scale = MUON_RMS * math.sqrt(max(whole.shape[-2:]))
-    return own(scale * newton_schulz(xp, whole)), {"m": m}
+    return step.own(scale * newton_schulz(step.xp, whole)), {"m": m}
 
 
 def newton_schulz(xp: ArrayFunctions, x: Array) -> Array:
@@ -175,21 +164,14 @@ def newton_schulz(xp: ArrayFunctions, x: Array) -> Array:
     return xp.repeat(NEWTON_SCHULZ_STEPS, step, x / xp.floor(norm, TINY))
 
 
-def _adafactor(
-    rule: Rule,
-    xp: ArrayFunctions,
-    g: Array,
-    state: State,
-    count: Any,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> DirectionAndState:
-    beta = 1 - (count + 1) ** -ADAFACTOR_DECAY  # b2 = 1 - t^-0.8
+def _adafactor(step: _Step, g: Array, state: State) -> DirectionAndState:
+    xp = step.xp
+    beta = 1 - (step.count + 1) ** -ADAFACTOR_DECAY  # b2 = 1 - t^-0.8
     if "v" in state:  # a vector
         v = _moving_average(state["v"], g * g + ADAFACTOR_EPS, beta)
         direction = g / xp.sqrt(v)
-        return direction / _rms_clip(xp, gather(direction), (-1,)), {"v": v}
-    whole = gather(g)
+        return direction / _rms_clip(xp, step.gather(direction), (-1,)), {"v": v}
+    whole = step.gather(g)
     square = whole * whole + ADAFACTOR_EPS
     # row means [..., a] and column means [..., b] of g²
     row = _moving_average(state["row"], xp.mean(square, (-1,))[..., 0], beta)
@@ -198,7 +180,7 @@ def _adafactor(
     rows = xp.sqrt(row / xp.mean(row, (-1,)))[..., None]
     direction = whole / rows / xp.sqrt(column)[..., None, :]
     direction = direction / _rms_clip(xp, direction, (-2, -1))
-    return own(direction), {"row": row, "column": column}
+    return step.own(direction), {"row": row, "column": column}
 
 
 def _rms_clip(xp: ArrayFunctions, x: Array, axes: tuple[int, ...]) -> Array:
@@ -206,20 +188,13 @@ def _rms_clip(xp: ArrayFunctions, x: Array, axes: tuple[int, ...]) -> Array:
     return xp.floor(xp.sqrt(xp.mean(x * x, axes)) / ADAFACTOR_CLIP, 1.0)
 
 
-def _soap(
-    rule: Rule,
-    xp: ArrayFunctions,
-    g: Array,
-    state: State,
-    count: Any,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> DirectionAndState:
+def _soap(step: _Step, g: Array, state: State) -> DirectionAndState:
+    xp, count, gather, own = step.xp, step.count, step.gather, step.own
     whole = gather(g)
-    sides = soap_sides(rule, whole.shape)
+    sides = soap_sides(step.rule, whole.shape)
     if not sides:
-        return _adamw(rule, xp, g, state, count, gather, own)
-    config, bases = rule.config, {side: state[f"{side}_basis"] for side in sides}
+        return _adamw(step, g, state)
+    config, bases = step.rule.config, {side: state[f"{side}_basis"] for side in sides}
     # before the first bases, which are zero, this is zero, and so are v and u
     rotated_gradient = own(_to_eigenbasis(whole, bases))
     # not updated by the first gradient
@@ -227,24 +202,23 @@ def _soap(
     # of (Qlᵀ g Qr)²
     v = _moving_average(state["v"], rotated_gradient * rotated_gradient, config.beta2)
     # Qlᵀ m Qr / sqrt(v); t counts from the second update
-    rotated_direction = _adam_direction(
-        rule, xp, own(_to_eigenbasis(gather(m), bases)), v, count + (count == 0)
-    )
-    direction = own(_from_eigenbasis(gather(rotated_direction), bases))  # Ql … Qrᵀ
+    rotated_m = own(_to_eigenbasis(gather(m), bases))
+    rotated_direction = _adam_direction(step, rotated_m, v, count + (count == 0))
+    # Ql … Qrᵀ, the inverse rotation
+    inverses = {side: basis.mT for side, basis in bases.items()}
+    direction = own(_to_eigenbasis(gather(rotated_direction), inverses))
     # L = E[g gᵀ] [..., a, a], R = E[gᵀ g] [..., b, b]
-    outer_products = {"left": whole @ whole.mT, "right": whole.mT @ whole}
-    factors = {
-        side: _moving_average(state[side], outer_products[side], config.beta2) for side in sides
-    }
-    v, bases = xp.cond(
-        count == 0,
-        lambda: (v, {side: xp.eigenvectors(factors[side]) for side in sides}),
-        lambda: xp.cond(
-            count % config.soap_every == 0,
-            lambda: _refresh(xp, factors, bases, v, gather, own),
-            lambda: (v, bases),
-        ),
-    )
+    outer = {"left": whole @ whole.mT, "right": whole.mT @ whole}
+    factors = {side: _moving_average(state[side], outer[side], config.beta2) for side in sides}
+
+    def first() -> Any:
+        return v, {side: xp.eigenvectors(factors[side]) for side in sides}
+
+    def later() -> Any:
+        due = count % config.soap_every == 0
+        return xp.cond(due, lambda: _refresh(step, factors, bases, v), lambda: (v, bases))
+
+    v, bases = xp.cond(count == 0, first, later)
     return direction, {"m": m, "v": v, **factors} | {f"{s}_basis": bases[s] for s in sides}
 
 
@@ -254,22 +228,9 @@ def _to_eigenbasis(x: Array, bases: Mapping[str, Array]) -> Array:
     return x @ bases["right"] if "right" in bases else x
 
 
-def _from_eigenbasis(x: Array, bases: Mapping[str, Array]) -> Array:
-    if "left" in bases:
-        x = bases["left"] @ x
-    return x @ bases["right"].mT if "right" in bases else x
-
-
-def _refresh(
-    xp: ArrayFunctions,
-    factors: Mapping[str, Array],
-    bases: Mapping[str, Array],
-    v: Array,
-    gather: TensorFunction,
-    own: TensorFunction,
-) -> tuple[Array, dict[str, Array]]:
+def _refresh(step: _Step, factors: State, bases: State, v: Array) -> DirectionAndState:
     """One step of power iteration from the sorted bases; sorts v's rows and columns alike."""
-    whole, new = gather(v), {}
+    xp, whole, new = step.xp, step.gather(v), {}
     for side, factor in factors.items():
         basis = bases[side]
         # diag(Qᵀ L Q), the estimated eigenvalues
@@ -277,7 +238,7 @@ def _refresh(
         order = xp.argsort(-eigenvalues)
         new[side] = xp.orthonormal(factor @ xp.take(basis, order, -1))  # Q = qr(L Q)
         whole = xp.take(whole, order.mT, -2) if side == "left" else xp.take(whole, order, -1)
-    return own(whole), new
+    return step.own(whole), new
 
 
 _DIRECTIONS: Mapping[str, Callable[..., DirectionAndState]] = {

@@ -19,6 +19,7 @@ from sabia.core.train.optimizer.config import Rule, init_state
 from sabia.core.train.optimizer.updates import update
 
 Tensor = torch.Tensor
+Group = list[tuple[Tensor, Tensor, dict[str, Tensor]]]  # (weight, gradient, state) of tensors
 NamedTensorFunction = Callable[[str, Tensor], Tensor]
 GROUP_ELEMENTS = 1 << 26  # Lion's temporary copy is at most this, or one tensor
 
@@ -86,13 +87,13 @@ def apply_torch(
             groups.setdefault(rules[name], []).append(name)
     for rule, names in groups.items():
         if rule.kind == "adamw" and all(params[name].is_contiguous() for name in names):
-            _adamw(rule, names, params, grads, state, count, lr, scale)
+            _adamw(rule, [(params[n], grads[n], state[n]) for n in names], count, lr, scale)
             continue
         if scale != 1.0:
             torch._foreach_mul_([grads[name] for name in names], scale)
         if rule.kind == "lion":
             for batch in batches_by_size(names, lambda name: params[name].numel(), GROUP_ELEMENTS):
-                _lion(rule, batch, params, grads, state, lr)
+                _lion(rule, [(params[n], grads[n], state[n]) for n in batch], lr)
             continue
         for name in names:
             changes: dict[str, Any] = {}
@@ -105,23 +106,14 @@ def apply_torch(
                 state[name][part].copy_(value)
 
 
-def _adamw(
-    rule: Rule,
-    names: list[str],
-    params: Mapping[str, Tensor],
-    grads: Mapping[str, Tensor],
-    state: Mapping[str, dict[str, Tensor]],
-    count: int,
-    lr: float,
-    scale: float,
-) -> None:
-    device = params[names[0]].device
-    steps = torch.full((len(names),), float(count), device=device).unbind()
+def _adamw(rule: Rule, group: Group, count: int, lr: float, scale: float) -> None:
+    device = group[0][0].device
+    steps = torch.full((len(group),), float(count), device=device).unbind()
     adamw(
-        [params[name] for name in names],
-        [grads[name].contiguous() for name in names],  # the kernel ignores strides
-        [state[name]["m"] for name in names],
-        [state[name]["v"] for name in names],
+        [weight for weight, _, _ in group],
+        [gradient.contiguous() for _, gradient, _ in group],  # the kernel ignores strides
+        [parts["m"] for _, _, parts in group],
+        [parts["v"] for _, _, parts in group],
         [],
         list(steps),
         fused=True,
@@ -136,16 +128,9 @@ def _adamw(
     )
 
 
-def _lion(
-    rule: Rule,
-    names: list[str],
-    params: Mapping[str, Tensor],
-    grads: Mapping[str, Tensor],
-    state: Mapping[str, dict[str, Tensor]],
-    lr: float,
-) -> None:
-    weights, gradients = [params[name] for name in names], [grads[name] for name in names]
-    moments = [state[name]["m"] for name in names]
+def _lion(rule: Rule, group: Group, lr: float) -> None:
+    weights, gradients = [item[0] for item in group], [item[1] for item in group]
+    moments = [parts["m"] for _, _, parts in group]
     # u = sign(b1 m + (1 - b1) g), p = p (1 - lr decay) - lr u, then m = b2 m + (1 - b2) g
     directions = torch._foreach_lerp(moments, gradients, 1 - rule.config.beta1)
     torch._foreach_sign_(directions)

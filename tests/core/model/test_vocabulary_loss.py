@@ -57,8 +57,13 @@ def computed(ops: Any, **options: Any) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("cap", [None, 2.5])
 @pytest.mark.parametrize("chunk_bytes", [None, 4 * 53 * 4])  # all at once; 4 tokens of 14
-def test_loss_and_gradients(cap: float | None, chunk_bytes: int | None, ops: Any) -> None:
-    ours = computed(ops, softcap=cap, chunk_bytes=chunk_bytes)
+def test_loss_and_gradients(
+    cap: float | None, chunk_bytes: int | None, ops: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunk_bytes is not None:
+        module = "ops_jax" if ops.name == "jax" else "ops_torch_loss"
+        monkeypatch.setattr(f"sabia.core.model.{module}.DEFAULT_CHUNK_BYTES", chunk_bytes)
+    ours = computed(ops, softcap=cap)
     for mine, right in zip(ours, expected(cap), strict=True):
         assert mine.dtype == np.float32
         assert np.abs(mine - right).max() <= 2e-5 * np.abs(right).max()
@@ -75,9 +80,10 @@ def test_a_loss_can_be_differentiated_twice_over_the_same_graph() -> None:
     assert (h.grad == 2 * first).all()
 
 
-def test_long_rows_never_hold_all_logits() -> None:
+def test_long_rows_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     ops = pytest.importorskip("sabia.core.model.ops_torch")
+    monkeypatch.setattr("sabia.core.model.ops_torch_loss.DEFAULT_CHUNK_BYTES", 32 * 4000)
     largest = 0
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -91,9 +97,7 @@ def test_long_rows_never_hold_all_logits() -> None:
     h = torch.zeros(1, 512, 8, requires_grad=True)
     w = torch.zeros(1000, 8, requires_grad=True)
     with Sizes():
-        nll, _ = ops.linear_cross_entropy(
-            h, w, torch.zeros(1, 512, dtype=torch.long), chunk_bytes=32 * 4000
-        )
+        nll, _ = ops.linear_cross_entropy(h, w, torch.zeros(1, 512, dtype=torch.long))
         nll.sum().backward()
     assert largest <= 32 * 4000 < 512 * 4000
 

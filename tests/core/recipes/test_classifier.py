@@ -13,6 +13,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.options.classify_train import ClassifyTrainOptions
+from sabia.core.recipes import pooled_model
 from sabia.core.recipes.classifier import fine_tuning
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
 from sabia.core.shards.job import Job
@@ -97,10 +98,13 @@ def test_exports_score_alike_in_transformers(tmp_path: Path, config: dict[str, A
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
-def test_scores_do_not_depend_on_company(tmp_path: Path, name: str) -> None:
+def test_scores_do_not_depend_on_company(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled_model, "BATCH_TOKENS", 100)
     run = trained(tmp_path, ENCODER, steps=2)
     many = [*texts(30, 5)[0], "", "theorem"]
-    scorer = ModelScorer(str(run / "final"), name, batch_tokens=100)
+    scorer = ModelScorer(str(run / "final"), name)
     together = scorer.score(many)
     assert np.isnan(together["good"][30]) and np.isfinite(together["good"][31])
     for number in (0, 7, 31):
