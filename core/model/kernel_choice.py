@@ -22,21 +22,16 @@ from typing import Any
 
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.kernels.runtime.dispatch import IMPLEMENTATIONS, Unavailable
+from sabia.kernels.table import KERNELS, Implementations
 
 VARIABLE = "SABIA_KERNELS"
-_ALL, _OWN = ("reference", "library"), ("reference",)
-OFFERED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "torch": {
-        "attention": (*_ALL, "triton"),
-        "grouped_matmul": (*_ALL, "triton"),
-        "rms_norm": (*_ALL, "triton"),
-        "vocabulary_loss": (*_OWN, "triton"),
-    },
-    "jax": {
-        "attention": (*_ALL, "pallas"),
-        "grouped_matmul": (*_ALL, "pallas"),
-        "vocabulary_loss": (*_OWN, "pallas"),
-    },
+_OPERATIONS = {
+    "torch": ("attention", "grouped_matmul", "rms_norm", "vocabulary_loss"),
+    "jax": ("attention", "grouped_matmul", "vocabulary_loss"),
+}
+OFFERED: Mapping[str, Implementations] = {
+    backend: {name: KERNELS[name].implementations[backend] for name in names}
+    for backend, names in _OPERATIONS.items()
 }
 _DEFAULT_PLATFORMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torch": dict.fromkeys(OFFERED["torch"], ("cuda",)),

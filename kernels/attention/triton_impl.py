@@ -7,8 +7,9 @@ pass runs two kernels that recompute the weights p = exp(s - lse): one like the 
 their group up to `until`, for dk and dv. With ds = p * (dout.v - delta), through the cap
 ds * (1 - (s / cap)^2), and dz = -sum exp(z - lse) * delta for the sinks.
 
-Registered as operators of torch, so torch.compile carries them as they are. The block sizes below
-are chosen by counting shared memory and have not been tuned on a GPU.
+Registered as operators of torch, so torch.compile carries them as they are. The default block sizes
+below are chosen by counting shared memory; `kernels.runtime.tuned` has those measured on a device,
+by the padded width of the widest head and the dtype: "128 bfloat16".
 """
 
 from typing import Any
@@ -18,15 +19,18 @@ import triton
 import triton.language as tl
 
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
 
 Tensor = torch.Tensor
 LOG2E = tl.constexpr(1.4426950408889634)
 
-# Widest padded head → (BLOCK_M, BLOCK_N, warps, stages), for H100, H200 and B200: untuned.
-_BLOCKS = {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)}
-_BLOCKS_BACKWARD = {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)}
+# Widest padded head → (BLOCK_M, BLOCK_N, warps, stages), for H100, H200 and B200.
+BLOCKS = {
+    "forward": {64: (128, 64, 4, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
+    "backward": {64: (64, 64, 4, 2), 128: (64, 64, 8, 2), 256: (32, 32, 8, 1)},
+}
 INTERPRETED_BLOCK = 16
 
 
@@ -212,12 +216,15 @@ def _width(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def _launch(q: Tensor, v: Tensor, table: dict[int, tuple[int, int, int, int]]) -> dict[str, Any]:
-    """Block sizes and compiler options for these head sizes."""
+def launch_options(q: Tensor, v: Tensor, kernel: str) -> dict[str, Any]:
+    """Block sizes and compiler options of a kernel in `BLOCKS` for these head sizes."""
     widths = _width(q.shape[-1]), _width(v.shape[-1])
-    rows, keys, warps, stages = table[max(64, *widths)]
+    rows, keys, warps, stages = BLOCKS[kernel][max(64, *widths)]
     if q.dtype == torch.float32:  # twice the bytes
         rows, keys = rows // 2, max(16, keys // 2)
+    key = f"{max(widths)} {str(q.dtype).removeprefix('torch.')}"
+    default = (rows, keys, warps, stages)
+    rows, keys, warps, stages = tuned_blocks(f"attention.{kernel}", key, q, default)
     if q.device.type == "cpu":
         rows = keys = INTERPRETED_BLOCK
     return {
@@ -244,7 +251,7 @@ def _forward(
     batch, length, heads, size = q.shape
     out = q.new_empty(batch, length, heads, v.shape[-1])  # [B, T, H, M]
     lse = q.new_empty(batch, length, heads, dtype=torch.float32)  # [B, T, H]
-    options = _launch(q, v, _BLOCKS)
+    options = launch_options(q, v, "forward")
     _forward_kernel[triton.cdiv(length, options["BLOCK_M"]), batch * heads](
         q, k, v, first, sinks, out, lse, *_strides(q, k, v), _rows(first),
         length, k.shape[1], start, heads, heads // k.shape[2], scale, cap, size, v.shape[-1],
@@ -268,7 +275,7 @@ def _backward(
     keys, groups = k.shape[1], k.shape[2]
     delta = torch.empty_like(lse)  # [B, T, H]
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    options = _launch(q, v, _BLOCKS_BACKWARD) | {"CAPPED": cap > 0}
+    options = launch_options(q, v, "backward") | {"CAPPED": cap > 0}
     sizes = (length, keys, start, heads, heads // groups, scale, cap, size, v.shape[-1])
     _queries_kernel[triton.cdiv(length, options["BLOCK_M"]), batch * heads](
         q, k, v, first, out, lse, grad, delta, dq, *_strides(q, k, v), _rows(first), *sizes,

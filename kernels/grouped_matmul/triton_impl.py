@@ -3,7 +3,8 @@
 A table maps tile t to the group it belongs to and its first row; it is made on the device from the
 counts (at most M / BLOCK_M + E tiles, empty groups have none), so the host does not wait for them.
 dx is the same kernel with transposed matrices; dw has a program for each tile of each matrix that
-walks the group's rows (an empty group gets zeros). Sums in fp32. The block sizes are untuned.
+walks the group's rows (an empty group gets zeros). Sums in fp32. `kernels.runtime.tuned` has block
+sizes measured on a device, by dtype.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
 
@@ -71,14 +73,16 @@ def _matrices_kernel(
              acc.to(dw.dtype.element_ty), mask=(f < F)[:, None] & (d < D)[None, :])  # fmt: skip
 
 
-def _launch(x: Tensor) -> dict[str, Any]:
-    sizes = (128, 128, 64) if x.element_size() == 2 else (64, 64, 32)
+def launch_options(x: Tensor, kernel: str) -> dict[str, Any]:
+    """Block sizes and compiler options of the kernel `rows` or `matrices`."""
+    default = (*((128, 128, 64) if x.element_size() == 2 else (64, 64, 32)), 8, 3)
+    key = str(x.dtype).removeprefix("torch.")
+    blocks = tuned_blocks(f"grouped_matmul.{kernel}", key, x, default)
     if x.device.type == "cpu":
-        sizes = (INTERPRETED_BLOCK,) * 3
-    names = ("BLOCK_M", "BLOCK_F", "BLOCK_D")
+        blocks = (*(INTERPRETED_BLOCK,) * 3, *blocks[3:])
+    names = ("BLOCK_M", "BLOCK_F", "BLOCK_D", "num_warps", "num_stages")
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    options = {"num_warps": 8, "num_stages": 3, "PRECISION": precision}
-    return dict(zip(names, sizes, strict=True)) | options
+    return dict(zip(names, blocks, strict=True)) | {"PRECISION": precision}
 
 
 def _bounds(counts: Tensor) -> Tensor:
@@ -105,7 +109,7 @@ def _rows(x: Tensor, weight: Tensor, counts: Tensor, across: bool) -> Tensor:
     """x[M, D] by weight[E, F, D] to [M, F]; `across`: x[M, F] by the same, to [M, D]."""
     width = weight.shape[2 if across else 1]
     out = x.new_zeros(x.shape[0], width)  # rows beyond the counts stay 0
-    options = _launch(x)
+    options = launch_options(x, "rows")
     groups, starts, ends = _tiles(counts, x.shape[0], options["BLOCK_M"])
     grid = (groups.shape[0], triton.cdiv(width, options["BLOCK_F"]))
     _rows_kernel[grid](
@@ -124,7 +128,7 @@ def _(x, weight, counts, across):
 def _matrices(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     """Σ over a group's rows of grad[M, F]ᵀ x[M, D]: [E, F, D]."""
     dw = x.new_empty(counts.shape[0], grad.shape[1], x.shape[1])
-    options = _launch(x)
+    options = launch_options(x, "matrices")
     grid = (
         counts.shape[0],
         triton.cdiv(grad.shape[1], options["BLOCK_F"]),

@@ -18,47 +18,43 @@ tile (power2) or of the matrix (tensor, e4m3), so that later checks detect it.
 NVFP4: NVIDIA, arXiv 2509.25149. FP8 by tiles: DeepSeek-V3, arXiv 2412.19437 §3.3, with the powers
 of two of its §3.3.3, which a change of tiling (x, then xᵀ) cannot round twice. `mix` has the
 constants of C. Wellons' hash prospector (16, 0x21f0aaad, 15, 0xd35a2d97, 15).
-Engines: torch and jax are the plain references; triton and pallas write codes in one pass.
+
+Order of choice
+    torch on CUDA       triton, which writes scales and codes in one pass; else reference.
+    torch on CPU        reference.
+    JAX                 reference: XLA fuses it with its neighbours. pallas by name, on TPU.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
-from sabia.kernels.quantize.definitions import (
-    Layout,
-    Quantized,
-)
-
-ENGINES = ("torch", "triton", "jax", "pallas")
+from sabia.kernels.quantize.definitions import Layout, Quantized
+from sabia.kernels.runtime.dispatch import Choice, framework
 
 
-def engine_for(x: Any) -> str:
-    """triton for a CUDA tensor where it is installed, else the plain engine of the library.
+def _library_module(x: Any) -> Any:
+    if framework(x) == "torch":
+        from sabia.kernels.quantize import torch_impl
 
-    XLA fuses the plain engine with the surrounding operations, so pallas must be named.
-    """
-    if type(x).__module__.partition(".")[0] != "torch":
-        return "jax"
-    return "triton" if x.is_cuda and importlib.util.find_spec("triton") else "torch"
+        return torch_impl
+    from sabia.kernels.quantize import jax_impl
+
+    return jax_impl
 
 
-def quantize(x: Any, layout: Layout, key: Any = None, engine: str | None = None) -> Quantized:
+def choose_quantize(x: Any, *, implementation: str | None = None) -> Choice:
+    """The implementation that `quantize` uses for this array, and the reason."""
+    return _library_module(x).choose_quantize(x, implementation)
+
+
+def quantize(
+    x: Any, layout: Layout, key: Any = None, *, implementation: str | None = None
+) -> Quantized:
     """x[R, C] (float) in `layout`; stochastically where a key is given (two 32-bit words).
 
-    engine: one of ENGINES, of the library that x belongs to; None takes the fastest.
+    Raises dispatch.Unavailable if the named implementation is unavailable.
     """
-    engine = engine or engine_for(x)
-    # imported by statements: torch.compile does not trace importlib.import_module
-    if engine == "torch":
-        from sabia.kernels.quantize.torch_impl import quantize as run
-    elif engine == "triton":
-        from sabia.kernels.quantize.triton_impl import quantize as run
-    elif engine == "jax":
-        from sabia.kernels.quantize.jax_impl import quantize as run
-    elif engine == "pallas":
-        from sabia.kernels.quantize.pallas_impl import quantize as run
-    else:
-        raise ValueError(f"engine {engine!r} (expected one of {', '.join(ENGINES)})")
-    return run(x, layout, key)
+    module = _library_module(x)
+    name = module.choose_quantize(x, implementation).implementation
+    return module.IMPLEMENTATIONS[name](x, layout, key)

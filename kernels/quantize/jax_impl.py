@@ -26,6 +26,13 @@ from sabia.kernels.quantize.definitions import (
     Layout,
     Quantized,
 )
+from sabia.kernels.runtime.dispatch import (
+    Choice,
+    Option,
+    choose,
+    pallas_interpret,
+    pallas_obstacle,
+)
 
 Array = jax.Array
 
@@ -230,3 +237,19 @@ def _decode(codes: Array, element: str) -> Array:
     if NAN[element]:
         values = jnp.where(field == NAN[element], jnp.nan, values)
     return jnp.where(wide >> (exponent + mantissa) > 0, -values, values)
+
+
+def choose_quantize(x: Array, implementation: str | None) -> Choice:
+    """See quantize.choose_quantize."""
+    plain = Option("reference", "XLA fuses the plain expression with its neighbours")
+    own = Option("pallas", "scales and codes in one pass", pallas_obstacle(), automatic=False)
+    return choose("quantize", [plain, own], implementation)
+
+
+def _pallas(x: Array, layout: Layout, key: Any = None) -> Quantized:
+    from sabia.kernels.quantize.pallas_impl import quantize as kernel
+
+    return kernel(x, layout, key, interpret=pallas_interpret())
+
+
+IMPLEMENTATIONS = {"reference": quantize, "pallas": _pallas}

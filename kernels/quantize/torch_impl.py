@@ -23,6 +23,7 @@ from sabia.kernels.quantize.definitions import (
     Layout,
     Quantized,
 )
+from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
 Tensor = torch.Tensor
 
@@ -211,3 +212,23 @@ def _decode(codes: Tensor, element: str) -> Tensor:
     if not NAN[element]:
         values = whole.float() * steps
     return torch.where(wide >> (exponent + mantissa) > 0, -values, values)
+
+
+def choose_quantize(x: Tensor, implementation: str | None) -> Choice:
+    """See quantize.choose_quantize."""
+    own = Option(
+        "triton",
+        "scales and codes in one pass",
+        triton_obstacle(x),
+        automatic=x.device.type == "cuda",
+    )
+    return choose("quantize", [own, reference_option()], implementation)
+
+
+def _triton(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
+    from sabia.kernels.quantize.triton_impl import quantize as kernel
+
+    return kernel(x, layout, key)
+
+
+IMPLEMENTATIONS = {"reference": quantize, "triton": _triton}

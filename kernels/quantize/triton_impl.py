@@ -15,11 +15,13 @@ import triton.language as tl
 from sabia.kernels.quantize.definitions import BITS, LARGEST, MIX, NAN, Layout, Quantized
 from sabia.kernels.quantize.torch_impl import global_scale, key_tensor
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
 
+Tensor = torch.Tensor
 _KINDS = {"tensor": 0, "power2": 1, "e4m3": 2}
-_BLOCK = (16, 128)  # rows, columns of a program at least: whole tiles of every layout
+BLOCKS = (16, 128, 4)  # rows, columns of a program at least (whole tiles of every layout), warps
 _E4M3 = tl.constexpr((4, 3, 7, 448.0, 0x7F))
 _MIX = tl.constexpr(MIX)
 _SMALLEST_NORMAL = tl.constexpr(2.0**-126)
@@ -130,8 +132,8 @@ def encode_block(
     tl.store(codes + index, _code(value, count, power, format), mask=inside)
 
 
-def constants(layout: Layout, stochastic: bool) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+def launch_options(layout: Layout, stochastic: bool, blocks: tuple[int, ...] = BLOCKS) -> Any:
+    """The constants that the kernel is compiled for, and compiler options."""
     height, width = layout.tile or (1, 1)
     largest = LARGEST[layout.element]
     return {
@@ -141,25 +143,53 @@ def constants(layout: Layout, stochastic: bool) -> dict[str, Any]:
         "stochastic": stochastic,
         "height": height,
         "width": width,
-        "block_rows": max(height, _BLOCK[0]),
-        "block_columns": max(width, _BLOCK[1]),
+        "block_rows": max(height, blocks[0]),
+        "block_columns": max(width, blocks[1]),
+        "num_warps": blocks[2],
     }
 
 
-def quantize(x: torch.Tensor, layout: Layout, key: Any = None) -> Quantized:
-    """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
-    x = x.contiguous()
+@torch.library.custom_op("sabia::quantize_matrix", mutates_args=())
+def _quantize(
+    x: Tensor, element: str, kind: str, tile: list[int], key: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x[R, C] → codes[R, C], tile scales (empty if the layout has no tiles), scale []."""
+    layout = _layout(element, kind, tile)
     rows, columns = x.shape
     scale = global_scale(x, layout)
-    down, across = layout.tiles(rows, columns)
-    kind = torch.float32 if layout.scale == "power2" else torch.uint8
-    tiles = x.new_empty((down, across), dtype=kind) if layout.tile else None
-    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    fixed = constants(layout, key is not None)
+    codes, tiles = _outputs(x, layout)
+    blocks = tuned_blocks("quantize", f"{element} {kind} {layout.tile or ''}".strip(), x, BLOCKS)
+    fixed = launch_options(layout, key is not None, blocks)
     grid = triton.cdiv(rows, fixed["block_rows"]), triton.cdiv(columns, fixed["block_columns"])
-    encode_block[grid](
-        x, codes, codes if tiles is None else tiles, scale,
-        scale if key is None else key_tensor(key, x.device), rows, columns, across,
-        float(1 / torch.tensor(LARGEST[layout.element])), **fixed,
-    )  # fmt: skip
-    return Quantized(codes, tiles, scale)
+    if x.numel():
+        encode_block[grid](
+            x, codes, tiles if layout.tile else codes, scale, scale if key is None else key,
+            rows, columns, layout.tiles(rows, columns)[1],
+            float(1 / torch.tensor(LARGEST[element])), **fixed,
+        )  # fmt: skip
+    return codes, tiles, scale
+
+
+@_quantize.register_fake
+def _(x, element, kind, tile, key):
+    return *_outputs(x, _layout(element, kind, tile)), x.new_empty((), dtype=torch.float32)
+
+
+def _layout(element: str, kind: str, tile: list[int]) -> Layout:
+    return Layout(element, kind, (tile[0], tile[1]) if tile else None)
+
+
+def _outputs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Empty codes and tile scales."""
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    shape = layout.tiles(*x.shape) if layout.tile else (0,)
+    kind = torch.float32 if layout.scale == "power2" else torch.uint8
+    return codes, x.new_empty(shape, dtype=kind)
+
+
+def quantize(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
+    """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
+    words = None if key is None else key_tensor(key, x.device)
+    tile = list(layout.tile or ())
+    codes, tiles, scale = _quantize(x.contiguous(), layout.element, layout.scale, tile, words)
+    return Quantized(codes, tiles if layout.tile else None, scale)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
 
@@ -66,9 +67,13 @@ def _backward_kernel(
     tl.store(shares + tl.program_id(0).to(tl.int64) * D + columns, share, mask=inside)
 
 
-def _launch(columns: int) -> dict[str, int]:
-    width = triton.next_power_of_2(columns)
-    return {"WIDTH": width, "num_warps": min(16, max(1, width // 512))}
+def launch_options(x: Tensor, kernel: str) -> dict[str, int]:
+    """Block size and compiler options of the kernel `forward` or `backward` for x[R, D]."""
+    width = triton.next_power_of_2(x.shape[1])
+    key = f"{width} {str(x.dtype).removeprefix('torch.')}"
+    default = (min(16, max(1, width // 512)),)
+    (warps,) = tuned_blocks(f"rms_norm.{kernel}", key, x, default)
+    return {"WIDTH": width, "num_warps": warps}
 
 
 def _programs(x: Tensor, rows: int) -> int:
@@ -85,7 +90,7 @@ def _forward(
     """x[R, D] → y[R, D], h[R, D] (empty without a residual), 1 / rms [R]."""
     y, inverse = torch.empty_like(x), x.new_empty(x.shape[0], dtype=torch.float32)
     h = x.new_empty(0) if residual is None else torch.empty_like(x)
-    options = _launch(x.shape[1]) | {"ADD": residual is not None, "PLUS_ONE": plus_one}
+    options = launch_options(x, "forward") | {"ADD": residual is not None, "PLUS_ONE": plus_one}
     if x.shape[0]:
         _forward_kernel[(x.shape[0],)](
             x, residual, weight, y, h, inverse, x.shape[1], eps, **options
@@ -105,7 +110,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     dx, programs = torch.empty_like(h), _programs(h, h.shape[0])
     shares = h.new_empty(programs, h.shape[1], dtype=torch.float32)
-    options = _launch(h.shape[1]) | {"ADD": grad_h is not None, "PLUS_ONE": plus_one}
+    options = launch_options(h, "backward") | {"ADD": grad_h is not None, "PLUS_ONE": plus_one}
     if programs:
         _backward_kernel[(programs,)](
             grad, grad_h, h, weight, inverse, dx, shares, *h.shape, **options

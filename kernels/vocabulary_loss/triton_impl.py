@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
 
 Tensor = torch.Tensor
-BLOCK, INTERPRETED_BLOCK = 4096, 128
+BLOCKS = (4096, 8)  # columns, warps
+INTERPRETED_BLOCK = 128
 
 
 @triton.jit
@@ -71,9 +73,12 @@ def _gradient_kernel(
         tl.store(pointers, d.to(scores.dtype.element_ty), mask=columns < V)
 
 
-def _launch(scores: Tensor, cap: float) -> dict[str, Any]:
-    block = BLOCK if scores.is_cuda else INTERPRETED_BLOCK
-    return {"CAPPED": cap > 0, "BLOCK": block, "num_warps": 8}
+def launch_options(scores: Tensor, cap: float, kernel: str) -> dict[str, Any]:
+    """Block size and compiler options of the kernel `loss` or `gradient`."""
+    key = str(scores.dtype).removeprefix("torch.")
+    block, warps = tuned_blocks(f"vocabulary_loss.{kernel}", key, scores, BLOCKS)
+    block = block if scores.is_cuda else INTERPRETED_BLOCK
+    return {"CAPPED": cap > 0, "BLOCK": block, "num_warps": warps}
 
 
 def _chunks(tokens: int, rows: int) -> Iterator[slice]:
@@ -91,8 +96,9 @@ def _forward(
         # [rows, V]
         scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         _loss_kernel[(scores.shape[0],)](
-            scores, targets[part], nll[part], lse[part], vocabulary, cap, **_launch(scores, cap)
-        )
+            scores, targets[part], nll[part], lse[part], vocabulary, cap,
+            **launch_options(scores, cap, "loss"),
+        )  # fmt: skip
     return nll, lse
 
 
@@ -115,7 +121,7 @@ def _backward(
         scores = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         _gradient_kernel[(scores.shape[0],)](
             scores, targets[part], lse[part], grad_nll[part], grad_lse[part], vocabulary, cap,
-            **_launch(scores, cap),
+            **launch_options(scores, cap, "gradient"),
         )  # fmt: skip
         torch.mm(scores, weight, out=d_hidden[part])  # d_hidden = du W: [rows, D]
         d_weight += scores.t() @ hidden[part]  # d_weight = sum of du^T h: [V, D]

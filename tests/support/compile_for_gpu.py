@@ -59,23 +59,25 @@ def main(capability: int) -> None:
 
     for size, size_v in ((64, 64), (128, 128), (192, 128)):
         shape = {"N": size, "M": size_v, "CAPPED": True}
-        forward = attention._launch(like(size), like(size_v), attention._BLOCKS) | shape
-        blocks = attention._BLOCKS_BACKWARD
-        backward = attention._launch(like(size), like(size_v), blocks) | shape
+        forward, backward = (
+            attention.launch_options(like(size), like(size_v), kernel) | shape
+            for kernel in ("forward", "backward")
+        )
         compile_kernel(attention._forward_kernel, capability, forward | {"SINKS": True})
         compile_kernel(attention._queries_kernel, capability, dict(backward))
         compile_kernel(attention._keys_kernel, capability, dict(backward))
     for across in (False, True):
-        settings = grouped_matmul._launch(like(64)) | {"ACROSS": across}
+        settings = grouped_matmul.launch_options(like(64), "rows") | {"ACROSS": across}
         compile_kernel(grouped_matmul._rows_kernel, capability, settings)
-    settings = grouped_matmul._launch(like(64))
+    settings = grouped_matmul.launch_options(like(64), "matrices")
     compile_kernel(grouped_matmul._matrices_kernel, capability, settings)
-    for kernel in (rms_norm._forward_kernel, rms_norm._backward_kernel):
-        settings = rms_norm._launch(7168) | {"ADD": True, "PLUS_ONE": True}
-        compile_kernel(kernel, capability, settings)
+    row = like(7168).view(1, -1)
+    for name in ("forward", "backward"):
+        settings = rms_norm.launch_options(row, name) | {"ADD": True, "PLUS_ONE": True}
+        compile_kernel(getattr(rms_norm, f"_{name}_kernel"), capability, settings)
+    block, warps = vocabulary_loss.BLOCKS
     for kernel in (vocabulary_loss._loss_kernel, vocabulary_loss._gradient_kernel):
-        block = vocabulary_loss.BLOCK
-        compile_kernel(kernel, capability, {"CAPPED": True, "BLOCK": block, "num_warps": 8})
+        compile_kernel(kernel, capability, {"CAPPED": True, "BLOCK": block, "num_warps": warps})
 
 
 if __name__ == "__main__":

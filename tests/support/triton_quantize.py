@@ -39,7 +39,7 @@ def main(given: str, path: str) -> None:
     for name, x in np.load(given).items():
         layout, *rest = name.split(".")[1:]
         key = KEY if rest else None
-        parts = quantize(torch.from_numpy(x), LAYOUTS[int(layout)], key, "triton")
+        parts = quantize(torch.from_numpy(x), LAYOUTS[int(layout)], key, implementation="triton")
         for field, part in parts._asdict().items():
             if part is not None:
                 found[f"{name}/{field}"] = part.numpy()

@@ -1,0 +1,262 @@
+"""One command that shows what a GPU can show: correctness, speed, tuning, memory, the planner.
+
+    python tests/gpu/run.py --out DIR                    everything, once
+    python tests/gpu/run.py --out DIR --budget 9m        what fits into nine minutes
+    python tests/gpu/run.py --out DIR --budget 9m --resume     the rest of it, call after call
+    python tests/gpu/run.py --out DIR --only kernels,models    some parts
+    python tests/gpu/run.py --out DIR --resume --compare OLD/results.jsonl
+    python tests/gpu/run.py --out DIR --resume --only none --record    a table of DIR in RESULTS.md
+    python tests/gpu/run.py --carry WHEELS               what a machine without a network lacks
+
+The parts run in the order of the table PARTS, each in a process of its own that is ended at its
+limit. DIR gets results.jsonl (a row per case, on disk after each), report.md, log.txt, the block
+sizes of the device (DEVICE.json) and one profiler trace. A case that fails, hangs or ends its
+process is reported with its message and does not stop the rest. Nothing has to be installed beyond
+torch and NumPy: a part that needs more is skipped, and says what is missing. Without a GPU the
+kernels run interpreted at tiny sizes, and all other parts as a dry run on the CPU.
+
+Exit status: 0 all cases hold, 1 a case failed, 2 wrong usage, 75 cases are left (--resume).
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+
+import reports  # noqa: E402
+from carry import carry  # noqa: E402
+from cases import RESULTS, append_row, in_progress, read_rows  # noqa: E402
+from run_part import DEVICE_ERROR, OUT_OF_TIME  # noqa: E402
+
+RESTARTS = 5  # of a part whose process ended by itself
+SLOWER = 10  # times the limit without a GPU, on a machine that may be busy
+GRACE_S = 20.0  # between the end of a part's time for new cases and its end by force
+
+
+@dataclass(frozen=True)
+class Part:
+    """file: of the cases, in parts/. limit_s: seconds until it is ended. needs: packages."""
+
+    file: Path
+    limit_s: float
+    needs: tuple[str, ...] = ()
+
+
+def _part(name: str, limit_s: float, *needs: str) -> Part:
+    return Part(HERE / "parts" / f"{name}.py", limit_s, needs)
+
+
+PARTS: Mapping[str, Part] = {
+    "environment": _part("environment", 60),
+}
+
+
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options; see the module's text."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--only", default="", help=f"parts of {','.join(PARTS)}, or none")
+    parser.add_argument("--budget", default="", help="time for this call, such as 9m or 90s")
+    parser.add_argument("--resume", action="store_true", help="leave out cases that have a result")
+    parser.add_argument("--record", action="store_true", help="append a table to RESULTS.md")
+    parser.add_argument("--compare", type=Path, help="results.jsonl of an earlier run")
+    parser.add_argument("--carry", type=Path, help="collect missing pure-Python wheels here")
+    options = parser.parse_args(words)
+    unknown = set(filter(None, options.only.split(","))) - {*PARTS, "none"}
+    if unknown:
+        parser.error(f"--only: {', '.join(sorted(unknown))} (expected {', '.join(PARTS)} or none)")
+    if options.out is None and options.carry is None:
+        parser.error("--out: missing (expected a folder)")
+    if options.compare and not options.compare.is_file():
+        parser.error(f"--compare: {options.compare} is not a file (expected results.jsonl)")
+    try:
+        options.seconds = seconds_of(options.budget)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.out and (options.out / RESULTS).exists() and not options.resume:
+        parser.error(f"--out: {options.out} holds results (expected --resume or another folder)")
+    return options
+
+
+def seconds_of(text: str) -> float:
+    """`9m` → 540.0; no text: no limit. Raises ValueError."""
+    if not text:
+        return float("inf")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None:
+        raise ValueError(f"--budget: {text!r} (expected a time such as 9m, 90s or 1h)")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def environment(scratch: Path, cuda: bool) -> dict[str, str]:
+    """The environment of the parts: `sabia` of this source tree, whether installed or not."""
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version is not None
+    metadata = scratch / f"sabia-{version[1]}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: sabia\nVersion: {version[1]}\n")
+    paths = [str(scratch), str(ROOT / ".mypy"), str(HERE), str(HERE.parent / "support")]
+    more = {"PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    more |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if not cuda:
+        more["TRITON_INTERPRET"] = "1"
+    return os.environ | more
+
+
+def missing(part: Part) -> list[str]:
+    """Packages that a part needs and that are not installed."""
+    return [name for name in part.needs if importlib.util.find_spec(name) is None]
+
+
+def run_part(name: str, part: Part, out: Path, seconds: float, settings: Mapping[str, str]) -> bool:
+    """Run the cases of a part that have no result; whether none is left to a later call.
+
+    seconds: left to this call. A case that is running at the part's own limit is recorded as a
+    timeout; one that is running when the call's time is over is left to the next call.
+    """
+    lacking = missing(part)
+    if lacking:
+        message = f"{', '.join(lacking)} not installed (see --carry)"
+        append_row(out, {"part": name, "case": "all", "status": "skipped", "seconds": 0,
+                         "message": message, "figures": {}})  # fmt: skip
+        print(f"{name}: skipped: {message}", flush=True)
+        return True
+    own = part.limit_s * (1 if "TRITON_INTERPRET" not in settings else SLOWER)
+    begin, own_limit = time.monotonic(), own <= seconds
+    limit = min(own, seconds)
+    for _ in range(RESTARTS + 1):
+        left = limit - (time.monotonic() - begin)
+        code = _process(name, part, out, left, settings)
+        if code in (0, OUT_OF_TIME):
+            return code == 0
+        rows = read_rows(out / RESULTS)
+        running = in_progress(rows, name)
+        if code is None:
+            # a case that was cut off twice by the ends of calls hangs
+            if running and (own_limit or running[1] > 1):
+                _record(out, name, running[0], "timeout", f"ended after {limit:.0f} s of the part")
+            return False
+        if running:
+            _record(out, name, running[0], "crashed", reports.exit_text(code) + "; see log.txt")
+        elif code != DEVICE_ERROR:
+            _record(out, name, "all", "crashed", reports.exit_text(code) + "; see log.txt")
+            return True
+    return False
+
+
+def _record(out: Path, part: str, case: str, status: str, message: str) -> None:
+    append_row(out, {"part": part, "case": case, "status": status, "seconds": 0,
+                     "message": message, "figures": {}})  # fmt: skip
+    print(f"{part}: {case}: {status}: {message}", flush=True)
+
+
+def _process(
+    name: str, part: Part, out: Path, seconds: float, settings: Mapping[str, str]
+) -> int | None:
+    """The exit status of a part's process; None: it was ended after `seconds`."""
+    soft = max(seconds - GRACE_S, seconds / 2)
+    words = [sys.executable, str(HERE / "run_part.py"), name, str(part.file), str(out), f"{soft}"]
+    with (out / "log.txt").open("ab") as log:
+        log.write(f"== {name}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            words, env=dict(settings), cwd=ROOT, stdout=subprocess.PIPE, stderr=log,
+            start_new_session=True, text=True,
+        )  # fmt: skip
+    try:
+        return _wait(process, seconds)
+    finally:
+        _end(process)
+
+
+def _wait(process: "subprocess.Popen[str]", seconds: float) -> int | None:
+    """Pass on the lines of a process until it ends or the time is over."""
+    assert process.stdout is not None
+    lines = process.stdout
+
+    def pass_on() -> None:
+        for line in lines:
+            print(line, end="", flush=True)
+
+    reader = threading.Thread(target=pass_on, daemon=True)
+    reader.start()
+    try:
+        code: int | None = process.wait(timeout=max(seconds, 0.1) if seconds < 1e9 else None)
+    except subprocess.TimeoutExpired:
+        code = None
+        _end(process)
+    reader.join(timeout=5)
+    return code
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End a process and those that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def has_cuda() -> bool:
+    """Whether torch finds a GPU; asked in a process of its own, which then releases it."""
+    words = [sys.executable, "-c", "import torch, sys; sys.exit(not torch.cuda.is_available())"]
+    return subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def run(options: argparse.Namespace, parts: Mapping[str, Part]) -> bool:
+    """Run the parts; whether no case is left."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    end, complete = time.monotonic() + options.seconds, True
+    with tempfile.TemporaryDirectory(prefix="sabia-gpu-") as scratch:
+        settings = environment(Path(scratch), has_cuda()) if parts else {}
+        for name, part in parts.items():
+            left = end - time.monotonic()
+            if left <= 1:
+                print(f"{name}: not begun: the budget of {options.budget} is used up", flush=True)
+                complete = False
+                continue
+            complete &= run_part(name, part, options.out, left, settings)
+            reports.write_report(options.out)
+    return complete
+
+
+def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) -> int:
+    """Run the command; the exit status."""
+    options = parse_arguments(words)
+    if options.carry is not None:
+        carry(options.carry, sorted({need for part in parts.values() for need in part.needs}))
+        return 0
+    chosen = [name for name in options.only.split(",") if name] or list(parts)
+    complete = run(options, {name: parts[name] for name in chosen if name != "none"})
+    rows = read_rows(options.out / RESULTS)
+    print(reports.summary(rows))
+    if options.compare:
+        print(reports.comparison(read_rows(options.compare), rows))
+    if options.record:
+        results: Any = ROOT / "tests" / "bench" / "RESULTS.md"
+        with results.open("a") as file:
+            file.write("\n" + reports.report(rows))
+        print(f"appended to {results.relative_to(ROOT)}")
+    if any(row["status"] in ("failed", "crashed", "timeout") for row in reports.last(rows)):
+        return 1
+    return 0 if complete else OUT_OF_TIME
+
+
+if __name__ == "__main__":
+    sys.exit(main())
