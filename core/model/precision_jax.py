@@ -27,7 +27,7 @@ from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_jax import fake
 from sabia.kernels.quantize.definitions import NVFP4, Layout
 from sabia.kernels.quantize.interface import quantize
-from sabia.kernels.quantize.jax_impl import hadamard, mix, rounded
+from sabia.kernels.quantize.jax_arithmetic import hadamard, mix, rounded
 
 Array = jax.Array
 WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient from the input's

@@ -24,7 +24,7 @@ from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_torch import fake
 from sabia.kernels.quantize.definitions import NVFP4, mix
-from sabia.kernels.quantize.torch_impl import hadamard, mix_tensor, rounded, signed
+from sabia.kernels.quantize.torch_arithmetic import hadamard, mix_tensor, rounded, signed
 
 Tensor = torch.Tensor
 WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient from the input's

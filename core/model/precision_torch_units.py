@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from sabia.core.model.precision import MatmulRecipe
 from sabia.kernels.quantize.definitions import Layout
 from sabia.kernels.quantize.interface import quantize
-from sabia.kernels.quantize.torch_impl import pack_fp4, rounded
+from sabia.kernels.quantize.torch_arithmetic import pack_fp4, rounded
 
 Tensor = torch.Tensor
 _DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

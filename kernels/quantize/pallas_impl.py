@@ -1,6 +1,6 @@
 """NVFP4 and FP8 as one Pallas kernel: scales and codes of a block of whole tiles in one pass.
 
-The body is the arithmetic of jax_impl on one block; the largest value of the matrix is found
+The body is the arithmetic of jax_arithmetic on one block; the largest value of the matrix is found
 first, where the layout needs it. `interpret` runs it without a TPU.
 """
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from sabia.kernels.quantize.definitions import Layout, Quantized
-from sabia.kernels.quantize.jax_impl import (
+from sabia.kernels.quantize.jax_arithmetic import (
     encode,
     flushed,
     global_scale,

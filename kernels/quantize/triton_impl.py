@@ -1,6 +1,6 @@
 """NVFP4 and FP8 as one Triton kernel: scales and codes of a block of whole tiles in one pass.
 
-The same arithmetic as torch_impl, bit for bit; the largest value of the matrix is found
+The same arithmetic as torch_arithmetic, bit for bit; the largest value of the matrix is found
 first, where the layout needs it. Runs on CUDA, and anywhere under TRITON_INTERPRET=1.
 """
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from sabia.kernels.quantize.definitions import BITS, LARGEST, MIX, NAN, Layout, Quantized
-from sabia.kernels.quantize.torch_impl import global_scale, key_tensor
+from sabia.kernels.quantize.torch_arithmetic import global_scale, key_tensor
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 from sabia.kernels.runtime.tuned import tuned_blocks
 

@@ -127,11 +127,11 @@ def test_rounded_values_are_the_decoded_codes(library: str, name: str) -> None:
     x, layout = matrix(50, 200, 2), LAYOUTS[name]
     implementation: Any
     if library == "torch":
-        from sabia.kernels.quantize import torch_impl as implementation
+        from sabia.kernels.quantize import torch_arithmetic as implementation
 
         given: Any = package.from_numpy(x)
     else:
-        from sabia.kernels.quantize import jax_impl as implementation
+        from sabia.kernels.quantize import jax_arithmetic as implementation
 
         given = package.numpy.asarray(x)
     compiled = package.jit if library == "jax" else lambda function: function
@@ -151,11 +151,11 @@ def test_hadamard_transform_equals_the_oracle(library: str) -> None:
     x, signs = matrix(64, 160, 3), hadamard.signs(7)
     x[np.abs(x) < 1e-30] = 0
     if library == "torch":
-        from sabia.kernels.quantize.torch_impl import hadamard as run
+        from sabia.kernels.quantize.torch_arithmetic import hadamard as run
 
         actual = run(module.from_numpy(x), module.from_numpy(signs)).numpy()
     else:
-        from sabia.kernels.quantize.jax_impl import hadamard as run  # type: ignore[assignment]
+        from sabia.kernels.quantize.jax_arithmetic import hadamard as run  # type: ignore[assignment]
 
         actual = np.asarray(module.jit(run)(x, signs))
     np.testing.assert_array_equal(actual, hadamard.transform(x, signs))

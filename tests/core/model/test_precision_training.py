@@ -97,7 +97,7 @@ def test_without_chance_and_transform_the_gradient_is_biased() -> None:
 
 
 def _rounded_weight(weight: torch.Tensor) -> torch.Tensor:
-    from sabia.kernels.quantize.torch_impl import rounded
+    from sabia.kernels.quantize.torch_arithmetic import rounded
 
     values, scale = rounded(weight, NVFP4.recipe.weight)
     return values * scale
