@@ -18,6 +18,7 @@ from sabia.core.options.shared import Call
 from sabia.core.shards.job import Job
 
 T = TypeVar("T", bound=Call)
+STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Command(NamedTuple):
@@ -89,6 +90,8 @@ def make_job(name: str, options: Call) -> Job:
             f"{name} needs all shards at once; run it as one job, not as an array{hint}"
         )
     fields = {k: v for k, v in values.items() if k in Job.__dataclass_fields__}
+    if fields.get("out") in STDOUT:
+        fields["out"] = "-"
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}
     if values.get("shard"):
         from sabia.core.shards.slices import parse_shard

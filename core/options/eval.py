@@ -6,6 +6,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.model_calls import ApiCalls, RubricJudge
 from sabia.core.options.option import changed, choice, integer, needs, number, several, text
 from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
+from sabia.core.shards.endings import check_ending
 
 TASKS = needs("task")
 ANSWERS = needs("model", "answers")
@@ -82,6 +83,7 @@ class EvalOptions(
     def check(self) -> None:
         """Refuse options that apply to no model of this call. UsageError."""
         super().check()
+        check_ending(self.out, "--out")
         endpoints = [bool(ENDPOINT.match(model)) for model in self.model]
         calls = self.judge_url or any(endpoints)
         for name in self.table.keys() & self.given:

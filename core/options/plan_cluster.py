@@ -13,6 +13,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, choice, needs, quantity, switch, text
 from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
+from sabia.core.shards.endings import check_ending
 
 TRAINING = needs(stage=(None, "pretrain", "sft"))
 TRAINED = needs(stage=(None, "pretrain", "sft", "grpo"))
@@ -427,8 +428,8 @@ class PlanOptions(
     out: str | None = changed(
         Output.out, help="Rows of the plan: FILE.parquet, a directory, or - (stdout)"
     )
-    """A path that ends in `.parquet` is written as one file, any other path is a directory. Without
-    the option the plan is a table on standard output, and rows only with `--to jsonl` or, into a
+    """The ending of the path is the format of the file, as in `sabia classify`. Without the option
+    the plan is a table on standard output, and rows only with `--to jsonl` or, into a
     pipe, `--to arrow`."""
 
     def check(self) -> None:
@@ -436,6 +437,7 @@ class PlanOptions(
         if self.json and (self.out == "-" or "to" in self.given):
             flag = "--out -" if self.out == "-" else "--to"
             raise UsageError(f"{flag}: not together with --json")
+        check_ending(self.out, "--out")
         if self.runs:
             return
         super().check()

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from sabia.core.options.option import changed, choice, integer, quantity, several, switch, text
 from sabia.core.options.table import Options
+from sabia.core.shards.endings import check_ending
 
 
 class Call(Options, group="General"):
@@ -35,8 +36,10 @@ class Output(Options, group="Input and output"):
     out: str | None = text("Output: FILE.parquet, a directory, or - for stdout (the default)",
                            "PATH", default=None, short="-o", common=True,
                            recorded=False)  # fmt: skip
-    """A path that ends in `.parquet` is written as one file. Any other path is a directory, which
-    gets one output shard for each input shard."""
+    """A path that ends in `.parquet`, `.arrow`, `.jsonl`, `.jsonl.gz` or `.jsonl.zst` is one file
+    of that format. The endings of other data formats, such as `.csv`, are errors. Any other path is
+    a directory, which gets one Parquet shard for each input shard; so is a path that ends with `/`.
+    A FIFO, or a pipe such as `>(COMMAND)`, is written as standard output is."""
     to: str = choice("Format of the rows on stdout; arrow can be read while it is written",
                      "parquet", "arrow", "jsonl", variable="SABIA_PIPE",
                      recorded=False)  # fmt: skip
@@ -97,6 +100,11 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
                              default=None, recorded=False, group="Parallelism",
                              unset="the slice of the Slurm array task")  # fmt: skip
     """Outside a Slurm array the default is all files."""
+
+    def check(self) -> None:
+        """The ending of `--out` is that of a format, or of a directory."""
+        super().check()
+        check_ending(self.out, "--out")
 
 
 class Backend(Options, group="Parallelism"):

@@ -30,7 +30,8 @@ from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
-from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.endings import EXPECTED
+from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
@@ -89,7 +90,7 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
     if options.answers and (kinds := [t.name for t in tasks if not t.generates]):
         raise UsageError(f"--answers: {kinds[0]} is scored by a model's probabilities, not by text")
     if job.to_directory:
-        raise UsageError(f"--out: {job.out} (expected a file ending in .parquet)")
+        raise UsageError(f"--out: {job.out} (expected a file ending in {EXPECTED})")
     rubrics = [task for task in tasks if task.kind == "rubric"]
     by_items = [task for task in rubrics if task.scoring == "items"]
     for what, having, names in (
@@ -188,11 +189,9 @@ def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) ->
 
 
 def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[Score] | None:
-    import pyarrow.parquet as pq
-
     if not holds(path, provenance_record):
         return None
-    batches = pq.read_table(path).to_batches()
+    batches = (batch for source in from_path(path, "score") for batch in source.batches())
     return [score for batch in batches for score in from_batch(batch, "")]
 
 

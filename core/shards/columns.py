@@ -21,7 +21,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.named_numbers import keys_of, names_of
-from sabia.core.shards.sources import Source, check_end_of_stream, decompressed, json_score_names
+from sabia.core.shards.sources import Source, decompressed, json_score_names, open_arrow
 
 
 def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
@@ -83,8 +83,7 @@ def _header(source: Source) -> pa.Schema:
             if source.form == "parquet":
                 schema = pq.ParquetFile(file).schema_arrow
             else:
-                check_end_of_stream(file, source.name)
-                schema = pa.ipc.open_stream(file).schema
+                schema, _ = open_arrow(file, source.name)
         source.must_have(schema.names)
         return schema
 

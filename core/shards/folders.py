@@ -17,7 +17,7 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SHOWN = 5
 BESIDE_ROWS = ("_manifest.json", "_tokenizer", "_SUCCESS", "_metadata", "_common_metadata")
 _PART = re.compile(r"(^|/)part-[^/]*\.parquet\Z")
-_FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.parquet")
+_FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.(parquet|arrow|jsonl.*)")
 
 
 def files_below(folder: str) -> Iterator[str]:

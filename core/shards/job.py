@@ -8,6 +8,8 @@ fast.
 from dataclasses import dataclass, field
 from typing import Any
 
+from sabia.core.shards.endings import file_ending, is_stream
+
 
 @dataclass(frozen=True)
 class Job:
@@ -16,7 +18,7 @@ class Job:
     command: str
     inputs: tuple[str, ...] = ()
     out: str | None = None
-    to: str = "parquet"  # format of stdout: parquet, arrow or jsonl
+    to: str = "parquet"  # format of streams: parquet, arrow or jsonl
     rejects: str | None = None
     max_rejects: float | None = None  # share of the rows
     jobs: int = 1
@@ -32,13 +34,13 @@ class Job:
 
     @property
     def to_stdout(self) -> bool:
-        """True when rows go to stdout."""
-        return self.out in (None, "-")
+        """True when rows go to stdout, or to another stream such as `-o >(…)`."""
+        return self.out in (None, "-") or is_stream(str(self.out))
 
     @property
     def to_file(self) -> bool:
-        """True when all rows go to one Parquet file."""
-        return not self.to_stdout and str(self.out).endswith(".parquet")
+        """True when all rows go to one file, in the format of its ending."""
+        return not self.to_stdout and bool(file_ending(str(self.out)))
 
     @property
     def to_directory(self) -> bool:

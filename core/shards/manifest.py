@@ -20,7 +20,7 @@ from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import is_url
 from sabia.core.shards.job import Job
-from sabia.core.shards.outputs import open_output, output_path, read_metadata
+from sabia.core.shards.outputs import open_output, output_path, read_metadata, rows_in
 from sabia.core.shards.sources import Source
 
 _DOCUMENTS = ("document", "removed")
@@ -61,7 +61,7 @@ def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
     """Rows of a file that can be opened and has the provenance `wanted`; else None."""
     if not holds(path, wanted):
         return None
-    return 0 if is_url(path) else int(pq.read_metadata(path).num_rows)
+    return 0 if is_url(path) else rows_in(path)
 
 
 def holds(path: str, wanted: dict[str, Any]) -> bool:

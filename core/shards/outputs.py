@@ -1,16 +1,19 @@
-"""Outputs of rows: a Parquet file, a directory of shards, an fsspec URL, stdout or a terminal.
+"""Outputs of rows: a file, a directory of Parquet shards, an fsspec URL, stdout or a terminal.
 
-Files are zstd Parquet in row groups of bounded size and appear atomically. stdout is one stream
-(Parquet, or Arrow IPC or JSON lines with `--to`); a terminal gets a short table, never binary data.
-The schema metadata of each file holds its provenance under the key `sabia`.
+Files appear atomically, in the format of their ending; Parquet is zstd in row groups of bounded
+size. stdout is one stream (Parquet, or Arrow IPC or JSON lines with `--to`), as is a FIFO or the
+pipe of `-o >(…)`; a terminal gets a short table, never binary data. The schema metadata of each
+Parquet or Arrow file holds its provenance under the key `sabia`.
 """
 
 import contextlib
+import gzip
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -21,6 +24,7 @@ import pyarrow.parquet as pq
 from sabia.core.errors import UsageError
 from sabia.core.shards import records
 from sabia.core.shards.atomic import atomic_path
+from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import is_url
 from sabia.core.shards.job import Job
 
@@ -45,7 +49,7 @@ class ParquetRows:
     takes 0.7 times the CPU time of level 3 with dictionaries, for 15 % more bytes.
     """
 
-    def __init__(self, target: BinaryIO | str, schema: pa.Schema) -> None:
+    def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
         self.target, self.schema = target, schema
         self.pending, self.rows = list[pa.RecordBatch](), 0
         self.file: pq.ParquetWriter | None = None  # opened with the first rows, which it depends on
@@ -82,11 +86,6 @@ class ParquetRows:
         """Write the rest and the footer."""
         self.flush()
         self._opened(self.schema.empty_table()).close()
-
-    def abandon(self) -> None:
-        """Close the target without completing it."""
-        if self.file is not None:
-            self.file.close()
 
 
 def _repeating(table: pa.Table) -> list[str]:
@@ -150,6 +149,7 @@ def _cell(value: Any, width: int = 40) -> str:
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
     "parquet": ParquetRows, "arrow": pa.ipc.new_stream, "jsonl": JsonRows,
 }  # fmt: skip
+FILES = STREAMS | {"arrow": pa.ipc.new_file}
 
 
 def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:
@@ -159,37 +159,70 @@ def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Sche
 
 
 def read_metadata(path: str) -> dict[str, Any] | None:
-    """What `with_metadata` wrote into a Parquet file; None if unreadable or not ours."""
+    """What `with_metadata` wrote into a Parquet or Arrow file; None if unreadable or not ours."""
     try:
-        metadata = pq.read_schema(path).metadata or {}
+        if file_ending(path) == ".arrow":
+            with pa.OSFile(path) as file:
+                metadata = pa.ipc.open_file(file).schema.metadata or {}
+        else:
+            metadata = pq.read_schema(path).metadata or {}
         return json.loads(metadata[METADATA_KEY])
     except (OSError, KeyError, ValueError, pa.ArrowException):
         return None
 
 
+def rows_in(path: str) -> int:
+    """The number of rows of a Parquet or Arrow file that `read_metadata` could read."""
+    if file_ending(path) != ".arrow":
+        return int(pq.read_metadata(path).num_rows)
+    with pa.memory_map(path) as file:
+        reader = pa.ipc.open_file(file)
+        return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+
+
 @contextlib.contextmanager
 def open_file(
     path: str, schema: pa.Schema, metadata: dict[str, Any] | None = None
-) -> Iterator[ParquetRows]:
-    """Write one Parquet file atomically, on a local path or an fsspec URL."""
-    full = with_metadata(schema, metadata)
-    with _url_path(path) if is_url(path) else atomic_path(path) as temporary:
-        writer = ParquetRows(str(temporary), full)
+) -> Iterator[Writer]:
+    """Write one file atomically, on a local path or an fsspec URL, in the format of its ending
+    (Parquet if it has none)."""
+    full, ending = with_metadata(schema, metadata), file_ending(path) or ".parquet"
+    with (
+        _url_path(path) if is_url(path) else atomic_path(path) as temporary,
+        open(temporary, "wb") as plain,
+        _compressed(plain, ending) as file,
+    ):
+        writer = FILES[FORMATS[ending]](file, full)
         try:
             yield writer
         except BaseException:
-            with contextlib.suppress(OSError, pa.ArrowException):
-                writer.abandon()
+            with contextlib.suppress(Exception):  # the file is removed
+                writer.close()
             raise
         writer.close()
 
 
+@contextlib.contextmanager
+def _compressed(file: BinaryIO, ending: str) -> Iterator[BinaryIO]:
+    """What is written to this file is compressed as the ending says; the same bytes each time."""
+    if ending.endswith(".gz"):
+        with gzip.GzipFile("", "wb", 6, file, mtime=0) as compressed:
+            yield compressed  # type: ignore[misc]  # typeshed has it as another base class
+    elif ending.endswith(".zst"):
+        import zstandard
+
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as compressed:
+            yield compressed
+    else:
+        yield file
+
+
 class RowsIfAny:
-    """A Parquet file that appears only if it gets rows; else that of an earlier run is removed."""
+    """A file that appears only if it gets rows; else that of an earlier run is removed."""
 
     def __init__(self, path: str) -> None:
         self.path, self._stack = path, contextlib.ExitStack()
-        self._writer: ParquetRows | None = None
+        self._writer: Writer | None = None
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append rows; the file is opened with the first."""
@@ -227,14 +260,26 @@ def _url_path(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def open_stdout(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
-    """The stream on stdout in the job's format; a table if a terminal would get binary data."""
-    out = sys.stdout.buffer
-    kind = TableRows if out.isatty() and job.to != "jsonl" else STREAMS[job.to]
-    writer = kind(out, with_metadata(schema, metadata))
-    yield writer
-    writer.close()
-    out.flush()
+def open_stream(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
+    """Stdout, or the stream of -o, in the format of its ending, else that of `--to`; a table if a
+    terminal would get binary data."""
+    stdout = job.out in (None, "-")
+    with contextlib.nullcontext(sys.stdout.buffer) if stdout else open(str(job.out), "wb") as out:
+        ending = "" if stdout else file_ending(str(job.out))
+        form = FORMATS.get(ending, job.to)
+        with _compressed(out, ending) as file:
+            kind = TableRows if out.isatty() and form != "jsonl" else STREAMS[form]
+            writer = kind(file, with_metadata(schema, metadata))
+            yield writer
+            writer.close()
+        out.flush()
+
+
+def open_stdout(
+    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None
+) -> contextlib.AbstractContextManager[Writer]:
+    """Stdout, also for a job whose -o is something else, such as a run directory."""
+    return open_stream(replace(job, out=None), schema, metadata)
 
 
 def open_output(
@@ -242,12 +287,12 @@ def open_output(
 ) -> contextlib.AbstractContextManager[Writer]:
     """The job's output: its file, part number `part` of its directory, or stdout."""
     if job.to_stdout:
-        return open_stdout(job, schema, metadata)
+        return open_stream(job, schema, metadata)
     return open_file(output_path(job, part), schema, metadata)
 
 
 def output_path(job: Job, part: int = 0) -> str:
-    """The path of part number `part`; raises UsageError for stdout, which has none."""
+    """The path of part number `part`; raises UsageError for a stream, which has none."""
     if job.out is None or job.to_stdout:
         raise UsageError("stdout has no path; give -o PATH")
     return job.out if job.to_file else f"{job.out.rstrip('/')}/part-{part:05d}.parquet"

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.shards import records
+from sabia.core.shards.endings import file_ending, without_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
 from sabia.core.shards.outputs import RowsIfAny
@@ -21,7 +22,7 @@ FLUSH_ROWS = 1_000
 def reject_path(job: Job, part: int = 0) -> str:
     """Where a part's rejects go: `--rejects`, else beside the output, for stdout in this folder.
 
-    Directories get OUT.rejects/part-NNNNN.parquet, OUT.parquet gets OUT.rejects.parquet, and stdout
+    Directories get OUT.rejects/part-NNNNN.parquet, OUT.jsonl gets OUT.rejects.jsonl, and stdout
     sabia-STAGE.rejects/ with a file for each process. Raises UsageError for a path among the
     shards of the output.
     """
@@ -32,7 +33,8 @@ def reject_path(job: Job, part: int = 0) -> str:
     if job.rejects:
         return job.rejects
     if job.to_file:
-        return f"{str(job.out).removesuffix('.parquet')}{REJECTS}.parquet"
+        out = str(job.out)
+        return f"{without_ending(out)}{REJECTS}{file_ending(out)}"
     return f"sabia-{job.command}{REJECTS}/{socket.gethostname()}-{os.getpid()}.parquet"
 
 

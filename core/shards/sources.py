@@ -182,9 +182,8 @@ class Source:
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         with self.open() as file:
-            check_end_of_stream(file, self.name)
-            stream = pa.ipc.open_stream(file)
-            self.must_have(stream.schema.names)
+            schema, stream = open_arrow(file, self.name)
+            self.must_have(schema.names)
             for batch in stream:
                 names = [n for n in columns or () if n in batch.schema.names]
                 kept = batch if columns is None else batch.select(names)
@@ -220,7 +219,20 @@ def batches_of(
             yield index, batch
 
 
-def check_end_of_stream(file: BinaryIO, name: str) -> None:
+def open_arrow(file: BinaryIO, name: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The schema and the batches of an Arrow IPC file (whose footer describes all of it) or stream;
+    BadData for a stream without its end mark."""
+    magic = file.read(6)
+    file.seek(0)
+    if magic == b"ARROW1":
+        reader = pa.ipc.open_file(file)
+        return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+    _check_end_of_stream(file, name)
+    stream = pa.ipc.open_stream(file)
+    return stream.schema, stream
+
+
+def _check_end_of_stream(file: BinaryIO, name: str) -> None:
     """Raise BadData unless the Arrow stream ends with its end mark; rewinds the file."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - 8))

@@ -16,6 +16,7 @@ from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
 from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.endings import without_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.slices import slurm_slice
@@ -145,7 +146,7 @@ def _beside(job: Job) -> str:
         return ""
     out = str(job.out).rstrip("/")
     if job.to_file:
-        return f"{out.removesuffix('.parquet')}.tokenizer"
+        return f"{without_ending(out)}.tokenizer"
     current, former = f"{out}/{TOKENIZER}", f"{out}/{FORMER_TOKENIZER}"
     not_moved = job.dry_run and not Path(current).exists() and Path(former).exists()
     return former if not_moved else current
