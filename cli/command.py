@@ -94,7 +94,7 @@ def make_job(name: str, options: Call) -> Job:
         fields["out"] = "-"
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}
     if values.get("shard"):
-        from sabia.core.shards.slices import parse_shard
+        from sabia.core.shards.job import parse_shard
 
         fields["shard"] = parse_shard(values["shard"])
     return Job(command=name, **fields)

@@ -26,10 +26,9 @@ from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import open_inputs
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sinks import ParquetSink, Sink
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source, rows_of
 from sabia.core.shards.summary import Summary
 

@@ -24,11 +24,10 @@ from sabia.core.options.crawl import CrawlOptions, Network, comma_separated
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest
 from sabia.core.shards.dry_run import planned
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.schemas import document as document_schema
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.summary import Summary
 from sabia.core.web.archives.stored_pages import read_stored_pages
 from sabia.core.web.archives.warc_writer import Archive, Position

@@ -20,10 +20,9 @@ from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import open_file
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.text import removed_rows
 from sabia.core.text.dedup import barrier, kept_index, lsh, redis_index, removal_pass

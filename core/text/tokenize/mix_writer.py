@@ -19,10 +19,9 @@ from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards import manifest, outputs, schemas
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.sinks import ParquetSink
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import Spool
 from sabia.core.shards.summary import Summary

@@ -17,9 +17,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.endings import without_ending
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import added_tokens, target, train

@@ -17,11 +17,10 @@ from sabia.core.errors import BadData
 from sabia.core.options.crawl import Focus
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import score_names
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.records import to_batch
-from sabia.core.shards.slices import slurm_slice
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
 from sabia.core.web.crawl_inputs import FolderRecords, is_document

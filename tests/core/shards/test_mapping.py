@@ -16,9 +16,8 @@ import pytest
 
 from sabia.core import progress
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, parse_shard, slurm_slice
 from sabia.core.shards.mapping import run_map
-from sabia.core.shards.slices import parse_shard, slurm_slice
 
 
 def upper(batches, context, fail_on: str = ""):
