@@ -118,7 +118,8 @@ class ByDocument:
     def cuts(self, units: Units, span: int) -> tuple[Spool, int]:
         """CUT of all runs of windows of `span` units, by document: a spool and their number.
 
-        Runs that continue one another within one document are merged first.
+        Runs that continue one another, as do their first occurrences, within one document each are
+        merged first.
         """
         cut_spool, cut_count = Spool(), 0
         for spool, number in zip(self.spools, self.counts.tolist(), strict=True):
@@ -126,12 +127,12 @@ class ByDocument:
                 continue
             runs = np.sort(np.array(spool.array(RUN, (number,))), order="start")
             start, count, first = (runs[name] for name in ("start", "count", "first"))
-            document = np.searchsorted(self.starts, start, side="right")
-            is_first = np.ones(len(runs), bool)
-            is_first[1:] = start[:-1] + count[:-1] != start[1:]
-            is_first[1:] |= first[:-1] + count[:-1] != first[1:]
-            is_first[1:] |= document[:-1] != document[1:]
-            heads = np.flatnonzero(is_first)
+            apart = np.zeros(len(runs) - 1, bool)
+            for position in (start, first):
+                document = np.searchsorted(self.starts, position, side="right")
+                apart |= position[:-1] + count[:-1] != position[1:]
+                apart |= document[:-1] != document[1:]
+            heads = np.flatnonzero(np.append(True, apart))
             merged = Repeats(start[heads], np.add.reduceat(count, heads), first[heads])
             cuts = as_cuts(merged, self.starts, units, span)
             cut_spool.append(cuts)

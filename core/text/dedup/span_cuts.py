@@ -107,6 +107,7 @@ def _cut_batches(
     for first, batch in numbered(batches, low, high, name):
         mine = cuts.of_rows(first, first + batch.num_rows)
         mine["row"] -= first
+        check_cuts(batch.column("text"), mine, f"{name}, rows from {first - low}")
         sizes = np.diff(text_buffers(batch.column("text"))[1])
         removed = np.bincount(mine["row"], mine["stop"] - mine["start"], minlength=batch.num_rows)
         share = removed / np.maximum(sizes, 1)
@@ -118,6 +119,26 @@ def _cut_batches(
             blank = pc.equal(pc.binary_length(pc.utf8_ltrim_whitespace(left)), 0)
             whole |= (removed > 0) & np.asarray(blank)
         yield _CutBatch(batch, mine, share, whole, left)
+
+
+def check_cuts(texts: pa.Array, cuts: np.ndarray, name: str) -> None:
+    """Raise AssertionError unless every cut is a range of whole characters of its text, after the
+    cut before it. Anything else would corrupt documents: it is an error of this program."""
+    data, bounds = text_buffers(texts)
+    row, start, stop = cuts["row"], cuts["start"], cuts["stop"]
+    size = np.diff(bounds)[row]
+    bad = (start < 0) | (start >= stop) | (stop > size)
+    bad[1:] |= (row[1:] < row[:-1]) | ((row[1:] == row[:-1]) & (start[1:] < stop[:-1]))
+    for edge in (start, stop):
+        inside = np.flatnonzero(~bad & (edge < size))
+        bad[inside] = (data[(bounds[row] + edge)[inside]] & 0xC0) == 0x80
+    if bad.any():
+        number = int(np.flatnonzero(bad)[0])
+        cut = f"bytes {start[number]} to {stop[number]} of a text of {size[number]} bytes"
+        raise AssertionError(
+            f"{name}: the cut {cut} (row {row[number]}) is not a range of whole characters after"
+            " the cut before it; nothing of this shard was written"
+        )
 
 
 def without(texts: pa.Array, cuts: np.ndarray) -> pa.Array:

@@ -1,19 +1,16 @@
 """Lines, paragraphs and sentences that occur before, against dictionaries in plain Python."""
 
 import random
-import re
-import unicodedata
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from in_process import stage
+from naive_cuts import expected, folded, lines_of, paragraphs_of, sentences_of
 
 from sabia.core.errors import UsageError
 from sabia.core.text.dedup import piece_bounds
-from sabia.core.text.sentences import sentences
 
 
 def write(path: Path, texts: list[str], parts: int = 1) -> list[str]:
@@ -31,56 +28,6 @@ def run(
     options = {"method": "line", "engine": "numpy"} | options
     stage("dedup", {"mem": mem}, inputs=paths, out=out, jobs=jobs, **options)
     return {row["id"]: row for row in pq.read_table(out).to_pylist()}
-
-
-def folded(piece: str) -> tuple[str, ...]:
-    """Words (Han characters are words) and marks; spacing, case and accents aside."""
-    plain = unicodedata.normalize("NFKD", piece.lower())
-    plain = "".join(c for c in plain if not unicodedata.combining(c))
-    return tuple(re.findall(r"[一-龯]|\w+|[^\w\s]", plain))
-
-
-def words_of(key: tuple[str, ...]) -> int:
-    return sum(token[0].isalnum() for token in key)
-
-
-def expected(pieces: list[list[str]], run_: int, min_copies: int, min_words: int) -> list[str]:
-    """What stays of documents given as lists of pieces."""
-    keys = [[folded(piece) for piece in document] for document in pieces]
-
-    def heads(document: list[tuple[str, ...]]) -> list[int]:
-        fit = [bool(key) and words_of(key) >= min_words for key in document]
-        return [i for i in range(len(document) - run_ + 1) if all(fit[i : i + run_])]
-
-    windows = [{i: tuple(keys[d][i : i + run_]) for i in heads(keys[d])} for d in range(len(keys))]
-    copies = Counter(window for document in windows for window in document.values())
-    first: dict[tuple, tuple[int, int]] = {}
-    left = []
-    for d, document in enumerate(windows):
-        gone = set()
-        for i, window in document.items():
-            where = first.setdefault(window, (d, i))
-            before = where[0] < d or where[1] + run_ <= i
-            if before and copies[window] >= min_copies:
-                gone |= set(range(i, i + run_))
-        left.append("".join(p for i, p in enumerate(pieces[d]) if i not in gone))
-    return left
-
-
-def lines_of(text: str) -> list[str]:
-    return re.findall(r"[^\n]*\n|[^\n]+$", text)
-
-
-def paragraphs_of(text: str) -> list[str]:
-    found: list[str] = []
-    blank_before = False
-    for line in lines_of(text):
-        blank = not line.strip(" \t\r\n\f\v")
-        if not found or (blank_before and not blank):
-            found.append("")
-        found[-1] += line
-        blank_before = blank
-    return found
 
 
 LINES = [
@@ -147,13 +94,7 @@ def test_three_sentences(tmp_path: Path) -> None:
     stock = [f"This is sentence number {i} of ação." for i in range(4)]
     texts = [" ".join(source.choices(stock, k=source.randrange(9))) for _ in range(80)]
     texts[5] += "\nA line.\n\nAnother one.  "
-    pieces = []
-    for text in texts:
-        starts = [0]
-        for sentence in sentences(text)[1:]:
-            starts.append(text.index(sentence, starts[-1] + 1))
-        ends = [*starts[1:], len(text)]
-        pieces.append([text[a:b] for a, b in zip(starts, ends, strict=True)])
+    pieces = [sentences_of(text) for text in texts]
     left = expected(pieces, 3, 2, 1)
     kept = run(write(tmp_path, texts), tmp_path / "o.parquet", unit="sentences")
     for i, text in enumerate(texts):
