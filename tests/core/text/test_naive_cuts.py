@@ -110,5 +110,5 @@ def test_a_cut_that_would_corrupt_a_document_is_an_error(cuts: list[tuple]) -> N
     texts = pa.array(["before", "ééé", "ab", "after"]).slice(1, 2)
     check_cuts(texts, np.array([(0, 0, 2, 0, 0), (0, 4, 6, 0, 0), (1, 0, 2, 0, 0)], CUT), "a")
     bad = np.array([(*cut, 0, 0) for cut in cuts], CUT)
-    with pytest.raises(AssertionError, match="in.parquet: the cut bytes .* of a text of"):
+    with pytest.raises(AssertionError, match=r"in\.parquet: the cut bytes .* of a text of"):
         check_cuts(texts, bad, "in.parquet")
