@@ -45,11 +45,8 @@ def call(name: str, command: Command, flags: Mapping[str, Any]) -> int:
 
     An error is printed as one line on stderr, with `--debug` as a traceback.
     """
-    from sabia.core import stop
-
     as_json = bool(flags.get("json"))
     notes.configure(name, bool(flags.get("quiet")), as_json)
-    stop.install()
     try:
         from sabia.core.options.resolve import resolve
 

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from sabia.cli.command import call, close_stdout, print_error
 from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls, called, find
+from sabia.core import stop
 from sabia.core.errors import ExitCode
 
 HELP = ("-h", "--help", "--help=json")
@@ -50,6 +50,9 @@ def show_help(name: str, word: str) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
+    stop.install()  # first: until then a signal such as USR1 ends the process
+    from sabia.cli.command import call, close_stdout, print_error
+
     words = sys.argv[1:]
     if "_SABIA_COMPLETE" not in os.environ:
         name, rest = called(words)

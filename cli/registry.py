@@ -1,9 +1,13 @@
 """The table of commands and subcommands; a command's module is imported only when it is used."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from sabia.cli.command import Command
+if TYPE_CHECKING:
+    from sabia.cli.command import Command
 
 # command → one line of help; its module is sabia.cli.<command with _ for ->
 COMMANDS = {

@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
 from sabia.core.files import unreadable
-from sabia.core.shards.sources import decompressed
+from sabia.core.shards.json_lines import decompressed
 
 Row = Mapping[str, Any]
 Message = dict[str, str]

@@ -226,8 +226,9 @@ class Policy:
         self.started = self.saved_at = time.monotonic()
         self.log = RunLog(self.directory.path, self.world.rank, self.step)
         try:
-            while self.step < self.options.steps:
-                self._one_step()
+            with stop.polling("training"):
+                while self.step < self.options.steps:
+                    self._one_step()
         finally:
             self.log.close()
             self.journal.close()

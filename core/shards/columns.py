@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
+from sabia.core.shards.json_lines import decompressed, json_score_names
 from sabia.core.shards.named_numbers import keys_of, names_of
-from sabia.core.shards.sources import Source, decompressed, json_score_names, open_arrow
+from sabia.core.shards.sources import Source, open_arrow
 
 
 def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:

@@ -10,6 +10,7 @@ stdin is BadData, because its producer has failed.
 
 import glob
 import os
+import select
 import stat
 import sys
 import tempfile
@@ -20,14 +21,17 @@ from typing import Any, BinaryIO
 
 import fsspec
 
+from sabia.core import stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.progress import waiting
 from sabia.core.shards.folders import files_below, is_hidden, keys_of, shards_among
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import Opener, Source, decompressed
+from sabia.core.shards.json_lines import decompressed
+from sabia.core.shards.sources import Opener, Source
 
 READABLE = (".parquet", ".arrow", ".arrows", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
 _LIST_LIMIT_BYTES = 64 << 20
+LOOK_S = 0.2  # interval at which a stage that waits checks for a stop signal
 
 
 def open_inputs(job: Job, kind: str) -> list[Source]:
@@ -137,6 +141,8 @@ def from_stdin(kind: str) -> list[Source]:
         if not is_url(line) and not os.path.exists(line):
             raise BadData(f"<stdin>: neither records nor a list of paths (line {line!r:.60})")
         sources += from_path(line, kind)
+    if not sources:
+        raise BadData("<stdin>: neither records nor a list of paths (only white space)")
     return sources
 
 
@@ -146,16 +152,16 @@ def spool_stdin() -> str:
     A regular file is read in place; anything else is copied to an unnamed temporary file, whose
     path under /proc is valid as long as this process runs (worker processes can open it too).
     """
-    stdin = sys.stdin.buffer
     try:
-        regular = stat.S_ISREG(os.fstat(stdin.fileno()).st_mode)
+        stdin = sys.stdin.fileno()
     except (OSError, ValueError):
-        regular = False
-    if regular:
-        kept = stdin.fileno()
+        raise BadData("<stdin>: it is not open") from None
+    if stat.S_ISREG(os.fstat(stdin).st_mode):
+        kept = stdin
     else:
         with tempfile.TemporaryFile() as spool:
-            while block := _waited_for(stdin):
+            while block := _arrived(stdin):
+                stop.check()
                 spool.write(block)
             spool.flush()
             kept = os.dup(spool.fileno())  # stays open, and readable, until the process ends
@@ -164,6 +170,9 @@ def spool_stdin() -> str:
     return f"/proc/{os.getpid()}/fd/{kept}"
 
 
-def _waited_for(stream: BinaryIO) -> bytes:
+def _arrived(file: int) -> bytes:
+    """What another process has written by now; b"" at the end. Raises Interrupted."""
     with waiting():
-        return stream.read(1 << 20)
+        while not select.select([file], [], [], LOOK_S)[0]:
+            stop.check()
+        return os.read(file, 1 << 20)

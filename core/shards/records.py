@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.shards import schemas
-from sabia.core.shards.named_numbers import MAP, as_dict
+from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict
 
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
@@ -26,7 +26,7 @@ def extra_fields(rows: Sequence[dict[str, Any]], kind: str) -> list[pa.Field]:
     types: dict[str, set[type]] = {}
     for row in rows:
         for name, value in row.items():
-            if name not in known and value is not None:
+            if name not in known and value is not None and _is_unicode(name):
                 types.setdefault(name, set()).add(type(value))
     return [pa.field(n, t) for n, seen in types.items() if (t := _common(seen)) is not None]
 
@@ -87,15 +87,30 @@ def _numbers(name: str, value: Any) -> list[tuple[str, float]] | None:
         return None
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {type(value).__name__} (expected an object)")
+    if (bad := unusable_names(value)) is not None:
+        raise ValueError(f"{name} has {bad}")
     return [(str(k), float(v)) for k, v in value.items() if v is not None]
+
+
+def unusable_names(numbers: dict[str, Any]) -> str | None:
+    """Why the names of one row's numbers cannot be columns, or None."""
+    if len(numbers) > MOST_NAMES:
+        return f"more than {MOST_NAMES:,} names"
+    return None if all(map(_is_unicode, numbers)) else "a name with a lone surrogate"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _as_text(name: str, value: Any) -> str:
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{name} holds a lone surrogate, which is not Unicode text") from error
+        if not _is_unicode(value):
+            raise ValueError(f"{name} holds a lone surrogate, which is not Unicode text")
         return value
     if name == "text":
         raise ValueError(f"text is {type(value).__name__} (expected a string)")
@@ -123,9 +138,14 @@ def to_batch(
 def to_json(row: dict[str, Any]) -> str:
     """One row of `RecordBatch.to_pylist` as a line of JSON; maps become objects.
 
-    Scores that the row does not have are left out.
+    Scores that the row does not have are left out, and values that are nested too deep.
     """
-    return json.dumps({k: _plain(k, v) for k, v in row.items()}, ensure_ascii=False, default=str)
+    plain = {k: _plain(k, v) for k, v in row.items()}
+    try:
+        return json.dumps(plain, ensure_ascii=False, default=str)
+    except RecursionError:
+        flat = {k: v for k, v in plain.items() if not isinstance(v, list | dict)}
+        return json.dumps(flat, ensure_ascii=False, default=str)
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -10,10 +10,8 @@ import contextlib
 import gzip
 import hashlib
 import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -22,16 +20,13 @@ import pyarrow.parquet as pq
 
 from sabia.core import stop
 from sabia.core.errors import BadData
-from sabia.core.shards import named_numbers, records, schemas
+from sabia.core.shards import named_numbers, schemas
+from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
 BATCH_ROWS = 2_000
-BATCH_BYTES = 8 << 20
-MAX_LINE_BYTES = 256 << 20
-TYPING_LINES = 2_000  # lines of JSON that decide the types of extra columns
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _EDGE_BYTES = 1 << 16
 
-Reject = Callable[[dict[str, Any], str], None]
 Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its start
 
 
@@ -195,7 +190,7 @@ class Source:
     ) -> Iterator[pa.RecordBatch]:
         del columns  # a line of JSON is parsed whole
         with self.open() as raw:
-            yield from _json_batches(decompressed(raw), self.kind, rows, reject)
+            yield from batches_of_json(decompressed(raw), self.kind, rows, reject)
 
     def must_have(self, names: Sequence[str]) -> None:
         for name in schemas.REQUIRED[self.kind]:
@@ -264,87 +259,6 @@ def _may_lack_ids(metadata: pq.FileMetaData) -> bool:
         if not ids or ids[0].statistics is None or ids[0].statistics.null_count:
             return True
     return False
-
-
-def decompressed(raw: BinaryIO) -> BinaryIO:
-    """Decompress gzip or zstd, recognised by the first bytes; return other files unchanged."""
-    magic = raw.read(4)
-    raw.seek(0)
-    if magic[:2] == b"\x1f\x8b":
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw))
-    if magic == b"\x28\xb5\x2f\xfd":
-        import zstandard
-
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-        return io.BufferedReader(reader)
-    return raw
-
-
-def json_score_names(file: BinaryIO) -> set[str]:
-    """The names of all scores in a file of JSON lines; lines without any are not parsed."""
-    names: set[str] = set()
-    lines = iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
-    for number, line in enumerate(lines):
-        if number % TYPING_LINES == 0:
-            stop.check()
-        if b'"scores"' not in line:
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # the line is rejected when it is read
-        scores = row.get("scores") if isinstance(row, dict) else None
-        pairs = scores.items() if isinstance(scores, dict) else ()
-        names.update(name for name, number in pairs if number is not None)
-    return names
-
-
-def _json_batches(file: BinaryIO, kind: str, rows: int, reject: Reject) -> Iterator[pa.RecordBatch]:
-    extras: list[pa.Field] | None = None
-    source = _json_rows(file, reject)
-    while True:
-        pending, size = [], 0
-        for row, row_bytes in source:
-            pending.append(row)
-            size += row_bytes
-            if len(pending) >= (TYPING_LINES if extras is None else rows) or size >= BATCH_BYTES:
-                break
-        if not pending:
-            return
-        extras = records.extra_fields(pending, kind) if extras is None else extras
-        yield from _rows_to_batches(pending, kind, extras, rows, reject)
-
-
-def _json_rows(file: BinaryIO, reject: Reject) -> Iterator[tuple[dict[str, Any], int]]:
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise BadData(f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB")
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # invalid JSON or invalid UTF-8
-            reject({"line": number, "bytes": line.decode("utf-8", "replace")}, f"not JSON: {error}")
-            continue
-        if isinstance(row, dict):
-            yield row, len(line)
-        else:
-            reject({"line": number, "value": row}, "not a JSON object")
-
-
-def _rows_to_batches(
-    rows: list[dict[str, Any]], kind: str, extras: list[pa.Field], limit: int, reject: Reject
-) -> Iterator[pa.RecordBatch]:
-    fitted = []
-    for row in rows:
-        try:
-            fitted.append(records.fit_row(row, kind, extras))
-        except (ValueError, TypeError) as error:
-            reject(row, str(error))
-    for start in range(0, len(fitted), limit):
-        yield records.to_batch(fitted[start : start + limit], kind, extras)
 
 
 def _drop_broken(batch: pa.RecordBatch, names: Sequence[str], reject: Reject) -> pa.RecordBatch:

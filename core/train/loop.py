@@ -98,7 +98,10 @@ class TrainingRun:
             if self.step == 0:
                 self._validate()
             self.meter.start()
-            with telemetry.progress_line(self.steps, self.step, "training") as line:
+            with (
+                stop.polling("training"),
+                telemetry.progress_line(self.steps, self.step, "training") as line,
+            ):
                 while self.step < self.steps:
                     self._one_step(line)
             watchdog.enter_phase(self.step, "waiting for the upload", 86400.0)

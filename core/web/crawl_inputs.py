@@ -24,7 +24,8 @@ from sabia.core.shards import schemas
 from sabia.core.shards.folders import files_below, is_hidden, say_left_out
 from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_stdin
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import BATCH_ROWS, Reject, Source, decompressed, ignore_reject
+from sabia.core.shards.json_lines import Reject, decompressed
+from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject
 from sabia.core.urls import canonical
 from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
 from sabia.core.web.archives.warc_reader import Decompressed, read_pages

@@ -10,6 +10,12 @@ fi
 launcher=()
 # one that ends first leaves the others ten minutes to save
 [ "${SLURM_NTASKS:-1}" -eq 1 ] || launcher=(srun --kill-on-bad-exit=0 --wait=600)
+limit=$((${SLURM_JOB_END_TIME:-0} - ${SLURM_JOB_START_TIME:-0}))
+if [ "$limit" -gt 0 ] && [ "$limit" -le "$lead" ]; then
+  echo "warning: the time limit is $limit s, and sabia is stopped $lead s before it (--signal)," \
+    "so before its first step; give a longer --time" >&2
+fi
+trap '' USR1 # the child inherits it: a signal before its own handler is installed is ignored
 "${launcher[@]}" "${sabia[@]}" "$@" &
 child=$!
 told=no

@@ -190,6 +190,7 @@ def slurm(plan: LaunchPlan) -> str:
         *header,
         "#SBATCH --requeue",
         f": ${{SABIA_RESTARTS:={_RESTARTS}}}",
+        f"lead={plan.lead_s}",
         f"set -- {shlex.join(plan.words_to(plan.outputs))}",
     ]
     return "\n".join(lines) + "\n" + body.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from sabia.core.errors import BadData
-from sabia.core.shards.sources import decompressed
+from sabia.core.shards.json_lines import decompressed
 
 _PACKED_BYTES = 64 << 10
 ENDINGS = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz")

@@ -1,6 +1,5 @@
 """The map stage: outputs, idempotence, slices, workers, rejects, interruption."""
 
-import io
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from sabia.core import progress
 from sabia.core.errors import BadData, UsageError
+from sabia.core.shards import inputs
 from sabia.core.shards.job import Job, parse_shard, slurm_slice
 from sabia.core.shards.mapping import run_map
 
@@ -223,27 +223,22 @@ def _peak_mib(job: Job) -> float:
     return float(done.stdout)
 
 
-class SlowProducer(io.BytesIO):
-    """A pipe whose writer takes 100 seconds of the test's clock before each piece."""
-
-    def __init__(self, clock: list[float], text: bytes) -> None:
-        super().__init__(text)
-        self.clock = clock
-
-    def read(self, size: int | None = -1) -> bytes:
-        self.clock[0] += 100
-        return super().read(7)
-
-
 def test_time_spent_waiting_for_the_producer_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     before = progress.waited_s()
-    text = b'{"text": "one"}\n{"text": "two"}\n'
-    reads = 100.0 * (-(-len(text) // 7) + 1)  # pieces, and the end
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SlowProducer(clock, text)))
+    reader, writer = os.pipe()
+    os.write(writer, b'{"text": "one"}\n{"text": "two"}\n')
+    os.close(writer)
+
+    def select(files, *_):
+        clock[0] += 300
+        return files, [], []
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(fileno=lambda: reader))
+    monkeypatch.setattr(inputs, "select", SimpleNamespace(select=select))
 
     def works(batches, context):
         for batch in batches:
@@ -253,6 +248,6 @@ def test_time_spent_waiting_for_the_producer_is_told_apart(
     job = Job("classify", out=str(tmp_path / "o.parquet"), stats=str(tmp_path / "s.json"))
     summary = run_map(job, works)
     assert (summary.rows_in, summary.seconds) == (2, 3.0)
-    assert summary.waited_seconds - before == reads
+    assert summary.waited_seconds - before == 600  # the text and the end
     assert "(3s, and 10m waiting for input)" in capsys.readouterr().err
-    assert json.loads((tmp_path / "s.json").read_text())["waited_seconds"] == before + reads
+    assert json.loads((tmp_path / "s.json").read_text())["waited_seconds"] == before + 600

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -97,6 +98,37 @@ def test_the_body_is_that_of_the_example() -> None:
     body = (ROOT / "core" / "plan" / "data" / "slurm_body.sh").read_text()
     assert example.endswith(body) and body.startswith("sabia=(sabia)")
     assert launch_script("slurm", planned("h100", 8)).endswith(body)
+
+
+def started(tmp_path: Path, program: str, **variables: str) -> subprocess.Popen[str]:
+    """The example's script with `sabia` replaced by a Python program."""
+    (tmp_path / "sabia").write_text(f"#!{sys.executable}\n{program}")
+    (tmp_path / "sabia").chmod(0o755)
+    return subprocess.Popen(
+        ["bash", str(ROOT / "examples" / "slurm" / "train.sbatch")], text=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_signal_before_the_handler_is_installed_does_not_end_the_run(tmp_path: Path) -> None:
+    """The program stands for the start of Python: it installs its handler later."""
+    program = "print('started', flush=True)\nimport time\ntime.sleep(1)\nraise SystemExit(7)\n"
+    script = started(tmp_path, program)
+    assert script.stdout is not None
+    assert script.stdout.readline() == "started\n"
+    children = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGUSR1)
+    assert script.wait(30) == 7
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(120, True), (180, True), (181, False), (0, False)])
+def test_a_time_limit_below_the_lead_is_warned_of(tmp_path: Path, limit: int, warned: bool) -> None:
+    times = {"SLURM_JOB_START_TIME": "1000", "SLURM_JOB_END_TIME": str(1000 + limit)}
+    script = started(tmp_path, "", **(times if limit else {}))
+    _, errors = script.communicate(timeout=30)
+    assert script.returncode == 0
+    assert (f"the time limit is {limit} s" in errors) is warned, errors
 
 
 def xpk_words(script: str, **variables: str) -> list[str]:
