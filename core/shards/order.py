@@ -10,15 +10,17 @@ slots lies at (k + 1/2)/c, so every prefix is within half a row per source of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.shares import apportion, fill
+
+Name = TypeVar("Name", str, int)
 
 PERIOD = 1 << 16
 ROUNDS = 8
@@ -280,3 +282,32 @@ def parse_weights(text: str, names: Sequence[str], flag: str = "--mix") -> tuple
         known = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
         raise UsageError(f"{flag}: no rows of source {unknown[0]!r} (expected some of {known})")
     return tuple(given.get(name, 0.0) for name in names)
+
+
+def apportion(weights: Mapping[Name, float], budget: int) -> dict[Name, int]:
+    """Whole numbers that sum to the budget, by largest remainder; ties in order of the names."""
+    total = sum(weights.values())
+    exact = {name: budget * weight / total for name, weight in weights.items()}
+    whole = {name: int(value) for name, value in exact.items()}
+    rest = sorted(exact, key=lambda name: (whole[name] - exact[name], name))
+    for name in rest[: budget - sum(whole.values())]:
+        whole[name] += 1
+    return whole
+
+
+def fill(weights: Mapping[Name, float], limits: Mapping[Name, int], budget: int) -> dict[Name, int]:
+    """Split a budget by weight; the excess over a limit is split over the others, by their weights.
+
+    The sum is the budget, or less if all limits are reached.
+    """
+    taken: dict[Name, int] = {}
+    free = dict(weights)
+    while free:
+        split = apportion(free, budget - sum(taken.values()))
+        over = [name for name in free if split[name] > limits[name]]
+        if not over:
+            return taken | split
+        for name in over:
+            taken[name] = limits[name]
+            del free[name]
+    return taken

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.order import Permutation, key64
-from sabia.core.shards.shares import apportion, fill
+from sabia.core.shards.order import Permutation, apportion, fill, key64
 
 CHUNK = 4096  # rows whose order is computed at once
 
