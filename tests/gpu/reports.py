@@ -17,6 +17,8 @@ BETTER = {
     "peak_bytes": -1, "idle_share": -1, "difference": -1, "step_s": -1, "seconds_per_layer": -1,
     "error_time": -1, "error_memory": -1,
 }  # fmt: skip
+COMPARED = {"difference", "of", "elements", "values"}  # figures of cases that compare results
+SPARSE = 0.4  # share of filled cells below which a table has one column of figures
 NOTICEABLE = 0.03  # relative change; the noise of repeated runs is below it
 
 
@@ -69,28 +71,40 @@ def report(rows: Sequence[Row], today: str = "") -> str:
 
 def _table(results: Sequence[Row]) -> list[str]:
     columns = list(dict.fromkeys(key for row in results for key in row["figures"]))
-    if all(len(row["figures"]) <= 2 and row["status"] == "ok" for row in results):
+    if columns and set(columns) <= COMPARED:
         return _condensed(results)
-    head = ["case", "", *columns]
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
+    cells = sum(len(row["figures"]) for row in results)
+    if cells < len(columns) * len(results) * SPARSE:
+        lines = ["| case | | figures |", "| --- | --- | --- |"]
+        for row in results:
+            text = ", ".join(f"{key} {_cell(value)}" for key, value in row["figures"].items())
+            lines.append(f"| {row['case']} | {_status(row)} | {text} |")
+        return lines
+    lines = [f"| case | | {' | '.join(columns)} |", f"| --- | --- |{' --- |' * len(columns)}"]
     for row in results:
-        cells = [_cell(row["figures"].get(key)) for key in columns]
-        status = row["status"] if not row["message"] else f"{row['status']}: {row['message']}"
-        lines.append("| " + " | ".join([row["case"], _escaped(status), *cells]) + " |")
+        figures = [_cell(row["figures"].get(key)) for key in columns]
+        lines.append(f"| {' | '.join([row['case'], _status(row), *figures])} |")
     return lines
+
+
+def _status(row: Row) -> str:
+    return _escaped(row["status"] if not row["message"] else f"{row['status']}: {row['message']}")
 
 
 def _condensed(results: Sequence[Row]) -> list[str]:
-    """One line per group of cases that hold: their number and the largest difference."""
+    """Cases by status and the largest difference of each group, then those that do not hold."""
     groups: dict[str, list[Row]] = {}
     for row in results:
         groups.setdefault(row["case"].split(" / ")[0], []).append(row)
-    lines = ["| cases | number | largest difference |", "| --- | --- | --- |"]
+    lines = ["| cases | ok | skipped | failed | largest difference |", "| --- |" + " --- |" * 4]
     for name, rows in groups.items():
-        differences = [r["figures"]["difference"] for r in rows if "difference" in r["figures"]]
-        worst = _cell(max(differences)) if differences else ""
-        lines.append(f"| {name} | {len(rows)} | {worst} |")
-    return lines
+        held = [row for row in rows if row["status"] == "ok"]
+        skipped = sum(row["status"] == "skipped" for row in rows)
+        worst = max((row["figures"].get("difference", 0.0) for row in held), default=0.0)
+        numbers = (len(held), skipped, len(rows) - len(held) - skipped, _cell(worst))
+        lines.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+    bad = [row for row in results if row["status"] in BAD]
+    return lines + ([""] if bad else []) + [f"- {row['case']}: {_status(row)}" for row in bad]
 
 
 def _cell(value: Any) -> str:

@@ -63,6 +63,9 @@ def _part(name: str, limit_s: float, *needs: str) -> Part:
 
 PARTS: Mapping[str, Part] = {
     "environment": _part("environment", 60),
+    "kernels": _part("kernels", 300, "triton"),
+    "codes": _part("codes", 120, "triton"),
+    "tuning": _part("tuning", 400, "triton"),
 }
 
 
