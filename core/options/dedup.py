@@ -116,7 +116,9 @@ class IndexOptions(Options, group="Index"):
     against: str = text("Drop documents that are duplicates of a document in this index", "DIR",
                         recorded=False)  # fmt: skip
     """The indexed document is kept regardless of `--keep`. Threshold, permutations, n-grams, seed,
-    verification and `--keep` must be those with which the index was created."""
+    verification and `--keep` must be those with which the index was created. The index contains
+    only kept documents, so a document that is similar only to one that an earlier run removed is
+    kept; a single run over all documents would remove it (in a test 2 or 3 of 8,500 documents)."""
     replaced: str = text("Let better documents replace indexed ones; list the replaced ones here",
                          "FILE.parquet", recorded=False, only=needs("against"))  # fmt: skip
     """A new document is kept if it is better according to `--keep` than all indexed documents that
@@ -188,7 +190,8 @@ class DedupOptions(
     keep: str = text("Document to keep of a cluster: longest, first, newest or best:SCORE", "RULE",
                      default="longest", common=True,
                      only=needs(method=("minhash", "exact", "url", "semantic")))  # fmt: skip
-    """`longest` compares bytes of text, `first` the order of the input, `newest` the column
+    """`longest` compares the number of characters of the text that deduplication compares, without
+    white space and accents, `first` the order of the input, `newest` the column
     `crawl_time`, and `best:SCORE` that entry of the column `scores`, of which the highest value is
     kept. If two documents are equal, the earlier one is kept."""
     removed: str = text("Where to write removed rows, with the reason and kept_id", "FILE.parquet",

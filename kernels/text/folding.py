@@ -1,7 +1,8 @@
 """How a text becomes words for hashing: one folding and one kind for each code point.
 
 Folding: compatibility decomposition (NFKD) with combining diacritics dropped, then lower case,
-where that leaves one code point; so `É`, `é`, `e` + U+0301 and full-width `Ｅ` are all `e`.
+where that leaves one code point; so `É`, `é`, `e` + U+0301 and full-width `Ｅ` are all `e`. A code
+point whose decomposition is several (`ﬁ`, `½`, a Hangul syllable) is only made lower case.
 Kinds: SPACE and MARK end a word (a mark is a token of the exact hash, a space is nothing), LETTER
 (letters, digits, `_`, vowel signs) makes words, SOLO is a word of its own (scripts written without
 spaces: Han, kana, Thai, Lao, Khmer, Burmese, so that word n-grams are character n-grams there),

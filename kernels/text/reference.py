@@ -1,8 +1,18 @@
 """UTF-8 decoding, folding and the 64-bit finaliser in plain Python and NumPy."""
 
+import functools
+
 import numpy as np
 
-from sabia.kernels.text.folding import MARK, SOLO, SOLO_END, TABLE_SIZE, folding_tables
+from sabia.kernels.text.folding import (
+    MARK,
+    SKIP,
+    SOLO,
+    SOLO_END,
+    SPACE,
+    TABLE_SIZE,
+    folding_tables,
+)
 
 MASK64 = (1 << 64) - 1
 _U = np.uint64
@@ -60,3 +70,39 @@ def folded(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     beyond = code >= TABLE_SIZE
     kind = np.where(beyond, np.where(code < SOLO_END, SOLO, MARK), kinds[small])
     return np.where(beyond, code, folds[small]), kind
+
+
+def compared_characters(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """int64[n]: code points of each document, of well-formed UTF-8, that words and marks consist
+    of: without white space, combining diacritics and format characters (SPACE and SKIP)."""
+    weights, first_bytes, ignored = _ignored_characters()
+    data = data[offsets[0] : offsets[-1]]
+    bounds = offsets - offsets[0]
+    result = np.zeros(len(bounds) - 1, np.int64)
+    some = np.flatnonzero(np.diff(bounds))
+    if len(some):
+        result[some] = np.add.reduceat(weights[data], bounds[some], dtype=np.int64)
+    at = np.flatnonzero(first_bytes[data])
+    first = data[at].astype(np.int64)
+    length = 2 + (first >= 0xE0) + (first >= 0xF0)
+    code = first & (0x7F >> length)
+    for step in range(1, 4):
+        longer = np.flatnonzero(length > step)
+        code[longer] = code[longer] << 6 | (data[at[longer] + step] & 0x3F)
+    at = at[ignored[np.minimum(code, TABLE_SIZE)]]
+    document = np.searchsorted(bounds, at, side="right") - 1
+    return result - np.bincount(document, minlength=len(result))
+
+
+@functools.lru_cache(maxsize=1)
+def _ignored_characters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(uint8[256]: 1 for the first bytes of characters, 0 for those of ASCII that are ignored;
+    bool[256]: first bytes of other ignored characters; bool[TABLE_SIZE + 1]: ignored ones)."""
+    kinds = folding_tables()[1]
+    ignored = np.append((kinds == SPACE) | (kinds == SKIP), False)
+    ignored[0xD800:0xE000] = False  # surrogates have no UTF-8
+    weights, first_bytes = np.ones(256, np.uint8), np.zeros(256, bool)
+    weights[:0x80], weights[0x80:0xC0] = ~ignored[:0x80], 0
+    others = np.flatnonzero(ignored[0x80:]) + 0x80
+    first_bytes[[chr(code).encode()[0] for code in others.tolist()]] = True
+    return weights, first_bytes, ignored

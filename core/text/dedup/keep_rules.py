@@ -1,7 +1,10 @@
 """`--keep RULE`: which document of a cluster is kept, as a priority of each row.
 
-Rules: longest (bytes of text), first (in input order), newest (crawl_time), or best:SCORE. The row
-of highest priority is kept, the earlier of equals; a missing time or score has the lowest.
+Rules: longest, first (in input order), newest (crawl_time), or best:SCORE. The row of highest
+priority is kept, the earlier of equals; a missing time or score has the lowest. The length of a
+text is the number of characters that are compared: of its words and punctuation, as folded
+(sabia.kernels.text.folding), without white space. So neither white space nor the Unicode form of
+accents or full-width letters makes a text longer, and exact duplicates are equally long.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,9 @@ import pyarrow as pa
 from sabia.core.errors import BadData
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.score_column import score_values
+from sabia.kernels.text.reference import compared_characters
 
+MEASURE = 2  # changes with the priorities of a rule; 1: the length was in bytes
 _COLUMN = {"longest": "text", "newest": "crawl_time", "best": "scores"}
 
 
@@ -26,7 +31,7 @@ def priorities(batch: pa.RecordBatch, rule: str) -> np.ndarray:
     """Priorities float64[rows]; -inf where a time or score is missing."""
     name, _, score = rule.partition(":")
     if name == "longest":
-        return np.diff(text_buffers(batch.column("text"))[1]).astype(float)
+        return compared_characters(*text_buffers(batch.column("text"))).astype(float)
     if name == "first":
         return np.zeros(batch.num_rows)
     if name == "best":

@@ -4,6 +4,9 @@ A directory with `index.json` and, for each run that wrote to it, a sketch segme
 that the run kept and a list of the indexed documents that it replaced. A run that is already in
 the index uses the index as it was before that run, so a repeated run gives the same result and
 adds nothing. `index.json` is renamed into place last: a killed run leaves the index unchanged.
+Documents that a run removed are not in the index. A later document that is similar to a removed one
+but to no kept one is kept, although one run over all documents would join them: to prevent that,
+an index would have to store the signatures and n-grams of removed documents too.
 Versions, parameters and checksums are verified whenever the index is opened.
 """
 
@@ -21,11 +24,11 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.atomic import atomic_directory, write_atomic
 from sabia.core.shards.sources import Source
-from sabia.core.text.dedup import lsh, signature_files
+from sabia.core.text.dedup import keep_rules, lsh, signature_files
 from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter
 from sabia.kernels.minhash.definitions import Sketches
 
-VERSION = 1
+VERSION = 2
 _FILE = "index.json"
 # the options that decide which documents a run keeps; names and order are part of its key
 DECIDING = ("method", "threshold", "ngram", "permutations", "keep", "verify", "signatures")
@@ -49,6 +52,7 @@ def run_key(sources: Sequence[Source], config: DedupOptions, seed: int) -> str:
     """Hash of a run's inputs and options: the name of its part of an index."""
     options = {name: getattr(config, name) for name in DECIDING}
     inputs = [[source.fingerprint() for source in sources], options, seed]
+    inputs.append(keep_rules.MEASURE)
     return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
 
@@ -75,7 +79,10 @@ def _read(directory: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise BadData(f"{directory / _FILE}: not an index ({error})") from error
     if manifest.get("version") != VERSION:
-        raise BadData(f"{directory}: index version {manifest.get('version')} (expected {VERSION})")
+        raise BadData(
+            f"{directory}: index version {manifest.get('version')} (expected {VERSION}); create the"
+            " index again with --index"
+        )
     return manifest
 
 

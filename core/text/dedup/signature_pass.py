@@ -79,8 +79,8 @@ def load_corpus(
 def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
     """The name of a source's segment: a hash of its bytes and of the options of its sketches."""
     sketch = asdict(lsh.sketch_of(config, seed))
-    version = signature_files.VERSION
-    inputs = [version, source.fingerprint(), sketch, config.keep, config.verify]
+    versions = [signature_files.VERSION, keep_rules.MEASURE]
+    inputs = [versions, source.fingerprint(), sketch, config.keep, config.verify]
     return "sketch-" + hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
 
@@ -96,12 +96,13 @@ def fill(
     sketch = lsh.sketch_of(config, seed)
     rows = np.zeros(len(sources), np.int64)
 
-    def work(batch: pa.RecordBatch) -> Sketches:
-        return sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
+    def work(batch: pa.RecordBatch) -> tuple[Sketches, np.ndarray]:
+        sketches = sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
+        return sketches, keep_rules.priorities(batch, config.keep)
 
     columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
-    for index, batch, sketches in first_pass(sources, columns, work, jobs, rows_of(sources)):
-        writer.add(sketches, keep_rules.priorities(batch, config.keep), batch.column("id"))
+    for index, batch, worked in first_pass(sources, columns, work, jobs, rows_of(sources)):
+        writer.add(*worked, batch.column("id"))
         rows[index] += batch.num_rows
     return rows
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -99,10 +100,10 @@ def test_the_answer_does_not_depend_on_workers_engine_or_shards(
 
 def test_exact_method_removes_equal_texts_only(tmp_path: Path) -> None:
     texts = ["One, two  three.", "one, TWO three .", "one two three.", "", " ", "?", "?", "1 + 2"]
-    kept = run(write(tmp_path, texts), tmp_path / "o.parquet", method="exact")
-    assert list(kept) == ["d0", "d2", "d4", "d5", "d7"]  # of two empty texts the longer one stays
-    kept = run(write(tmp_path, texts), tmp_path / "f.parquet", method="exact", keep="first")
-    assert list(kept) == ["d0", "d2", "d3", "d5", "d7"]
+    for keep in ("longest", "first"):  # exact duplicates are equally long
+        out = tmp_path / f"{keep}.parquet"
+        kept = run(write(tmp_path, texts), out, method="exact", keep=keep)
+        assert list(kept) == ["d0", "d2", "d3", "d5", "d7"]
 
 
 def test_whom_to_keep(tmp_path: Path) -> None:
@@ -118,6 +119,22 @@ def test_whom_to_keep(tmp_path: Path) -> None:
         assert [row["cluster"] for row in kept.values()] == [expected, "d3"]
     with pytest.raises(BadData, match="no document has this score"):
         run(paths, tmp_path / "x.parquet", keep="best:absent")
+
+
+@pytest.mark.parametrize("method", ["minhash", "exact", "url"])
+def test_spaces_and_unicode_forms_make_no_text_longer(tmp_path: Path, method: str) -> None:
+    text = " ".join(f"ação número {i}" for i in range(40))
+    wide = "".join(chr(ord(c) + 0xFEE0) if c.isascii() and c.isalnum() else c for c in text)
+    forms = [text, text.replace(" ", " \n\u3000 "), unicodedata.normalize("NFD", text), wide,
+             text.replace("o", "o\u00ad")]  # fmt: skip
+    (tmp_path / "in").mkdir()
+    for extra, wanted in ((" ", "d0"), (" more", "d5")):
+        paths = write(tmp_path / "in", [*forms, text + extra], 2, url=["http://a.org/"] * 6)
+        options = {} if method == "url" else {"engine": "numpy"}
+        out = tmp_path / f"{wanted}.parquet"
+        stage("dedup", inputs=paths, out=out, method=method, keep="longest", **options)
+        kept = pq.read_table(out)["id"].to_pylist()
+        assert kept == (["d0", "d5"] if (method, wanted) == ("exact", "d5") else [wanted])
 
 
 def test_input_order_decides_ties(tmp_path: Path) -> None:

@@ -133,6 +133,17 @@ def test_an_index_keeps_out_what_earlier_runs_kept(tmp_path: Path) -> None:
     assert ids(tmp_path / "c") == []  # for another run all of them are there
 
 
+def test_an_index_has_no_removed_documents(tmp_path: Path) -> None:
+    """As the manual says: a single run removes `d2`, which is similar only to a removed one."""
+    words = random.Random(5).choices(VOCABULARY, k=130)
+    texts = [" ".join(words[low : low + 100]) for low in (0, 12, 24)]
+    paths = write(tmp_path, texts, 3)
+    run(paths, tmp_path / "whole", keep="first")
+    run(paths[:2], tmp_path / "a", index=tmp_path / "index", keep="first")
+    run(paths[2:], tmp_path / "b", against=tmp_path / "index", keep="first")
+    assert [ids(tmp_path / name) for name in ("whole", "a", "b")] == [["d0"], ["d0"], ["d2"]]
+
+
 def test_better_documents_replace_indexed_ones(tmp_path: Path) -> None:
     old, new, fresh = base_and_new(tmp_path)
     index, listed = tmp_path / "index", tmp_path / "replaced.parquet"
