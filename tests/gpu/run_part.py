@@ -7,7 +7,9 @@ error of the device, after which CUDA accepts no further work in a process, ends
 run.py starts it again with the next case.
 """
 
+import ctypes
 import importlib.util
+import signal
 import sys
 import tempfile
 import time
@@ -18,6 +20,7 @@ from typing import Any
 from cases import RESULTS, Case, Device, Failed, Figures, Skipped, append_row, ended, read_rows
 
 OUT_OF_TIME, DEVICE_ERROR = 75, 76
+PR_SET_PDEATHSIG = 1  # of Linux, prctl(2)
 DEVICE_WORDS = ("CUDA error", "illegal memory access", "device-side assert", "cudaError", "NCCL")
 
 
@@ -79,8 +82,14 @@ def free_memory(device: Device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
+def end_with_parent() -> None:
+    """End this process when run.py is killed; two processes must not work on one folder."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(name: str, file: str, out: str, seconds: str = "inf") -> int:
     """Run what has no result; the exit status."""
+    end_with_parent()
     folder, stop_at = Path(out), time.monotonic() + float(seconds)
     done = ended(read_rows(folder / RESULTS), name)
     with tempfile.TemporaryDirectory(prefix=f"sabia-{name}-") as scratch:
