@@ -20,6 +20,7 @@ from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_opt
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
 FLEX_LEAST_HEAD = 16
+FLEX_COMPILATIONS = 64
 
 
 def _once(compute: Callable[[Any], Any]) -> Any:
@@ -230,8 +231,12 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
+    import torch._dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
+    # one compilation per length and kind of mask; beyond the limit torch would store all scores
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, FLEX_COMPILATIONS)
     return torch.compile(flex_attention, dynamic=False)
 
 

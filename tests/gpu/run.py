@@ -63,7 +63,7 @@ def _part(name: str, limit_s: float, *needs: str) -> Part:
 
 PARTS: Mapping[str, Part] = {
     "environment": _part("environment", 60),
-    "kernels": _part("kernels", 300, "triton"),
+    "kernels": _part("kernels", 400, "triton"),
     "codes": _part("codes", 120, "triton"),
     "tuning": _part("tuning", 400, "triton"),
 }
@@ -118,6 +118,7 @@ def environment(scratch: Path, cuda: bool) -> dict[str, str]:
     paths = [str(scratch), str(ROOT / ".mypy"), str(HERE), str(HERE.parent / "support")]
     more = {"PYTHONPATH": os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])}
     more |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    more |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # JAX leaves memory to torch
     if not cuda:
         more["TRITON_INTERPRET"] = "1"
     return os.environ | more

@@ -76,6 +76,8 @@ def free_memory(device: Device) -> None:
 
     import torch
 
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()  # each case compiles its own graphs
     gc.collect()
     if device.cuda:
         torch.cuda.empty_cache()
