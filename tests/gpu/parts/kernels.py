@@ -141,7 +141,10 @@ def _named(outputs: Any, grads: Mapping[str, Any]) -> dict[str, Any]:
 def attention_shapes(device: Device) -> Iterator[Inputs]:
     """Head sizes, masks, caps, sinks, slices of a context-parallel row, short documents."""
     shape: dict[str, Any] = {"B": 1, "T": 21, "S": 21, "H": 2, "K": 1, "N": 16, "M": 16}
-    if not device.tiny:
+    if device.tiny:
+        blocks = {"T": 37, "S": 37, "documents": False}
+        yield _attention(AttentionCase("several blocks of keys", **shape | blocks))
+    else:
         shape = {"B": 2, "T": 517, "S": 517, "H": 8, "K": 2, "N": 128, "M": 128}
         for size in (64, 80, 96, 128, 192, 256):
             shapes = {"N": size, "M": size}
