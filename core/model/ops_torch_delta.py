@@ -118,7 +118,7 @@ def delta_rule(
 ) -> Tensor:
     """See Ops.delta_rule."""
     batch, length, heads, size = v.shape
-    groups, chunk = k.shape[2], min(CHUNK, length)
+    groups, chunk, dtype = k.shape[2], min(CHUNK, length), v.dtype
     padding = -length % chunk
 
     def chunks(x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def delta_rule(
     # out = (q e^g) S + (q kᵀ ∘ D) (U - W S)
     out = (q * from_start) @ states + ((q @ k.mT) * within) @ (values - from_state @ states)
     out = out.permute(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, size)  # [B, n·C, H, V]
-    return out[:, :length].to(v.dtype)
+    return out[:, :length].to(dtype)
 
 
 def _decays(sums: Tensor, segments: Tensor | None, padding: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -65,6 +65,7 @@ PARTS: Mapping[str, Part] = {
     "environment": _part("environment", 60),
     "kernels": _part("kernels", 400, "triton"),
     "codes": _part("codes", 120, "triton"),
+    "models": _part("models", 420),
     "tuning": _part("tuning", 400, "triton"),
 }
 

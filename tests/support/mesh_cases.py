@@ -71,15 +71,15 @@ def model(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:
     return spec, params
 
 
-def batch(spec: ModelSpec, step: int, rows: int = 8) -> dict[str, np.ndarray]:
+def batch(spec: ModelSpec, step: int, rows: int = 8, length: int = LENGTH) -> dict[str, np.ndarray]:
     """Packed rows of three documents each, with padding behind the last."""
     draw = np.random.default_rng(step)
-    ids = np.cumsum(draw.integers(0, 5, (rows, LENGTH)), 1) % spec.vocab_size
-    edges = np.sort(draw.permuted(np.tile(np.arange(2, LENGTH - 2), (rows, 1)), axis=1)[:, :2], 1)
-    column = np.arange(LENGTH)
+    ids = np.cumsum(draw.integers(0, 5, (rows, length)), 1) % spec.vocab_size
+    edges = np.sort(draw.permuted(np.tile(np.arange(2, length - 2), (rows, 1)), axis=1)[:, :2], 1)
+    column = np.arange(length)
     segments = 1 + (column >= edges[:, :1]) + (column >= edges[:, 1:])
     first = np.where(segments == 1, 0, np.where(segments == 2, edges[:, :1], edges[:, 1:]))
-    padding = column >= LENGTH - 1 - np.arange(rows)[:, None] % 2
+    padding = column >= length - (1 + np.arange(rows)[:, None] % 2) * (length // LENGTH)
     follows = np.zeros(ids.shape, np.float32)
     follows[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & ~padding[:, 1:]
     if spec.classifier is not None:
@@ -95,15 +95,16 @@ def batch(spec: ModelSpec, step: int, rows: int = 8) -> dict[str, np.ndarray]:
 
 
 def labelled(ids: np.ndarray, spec: ModelSpec) -> dict[str, np.ndarray]:
-    """A document a row, of 14 to LENGTH tokens, whose label is in its ids."""
+    """A document a row, of about half of its tokens or more, whose label is in its ids."""
     assert spec.classifier is not None
-    size = LENGTH - np.arange(len(ids)) * 3 % 11
-    inside = np.arange(LENGTH) < size[:, None]
+    length = ids.shape[1]
+    size = length - np.arange(len(ids)) * 3 % 11 * (length // LENGTH)
+    inside = np.arange(length) < size[:, None]
     return {
         "input_ids": np.where(inside, ids, 0).astype(np.int32),
         "segments": inside.astype(np.int32),
-        "positions": np.where(inside, np.arange(LENGTH), 0).astype(np.int32),
-        "pool": pool_weights(size, LENGTH, spec.classifier.pooling),
+        "positions": np.where(inside, np.arange(length), 0).astype(np.int32),
+        "pool": pool_weights(size, length, spec.classifier.pooling),
         "labels": np.eye(spec.classifier.labels, dtype=np.float32)[ids[:, 0] % 3],
         "loss_mask": 1 + (ids[:, :1] % 2).astype(np.float32),
         "tokens": size[:, None].astype(np.float32),

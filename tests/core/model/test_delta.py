@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sabia.core.model.ops import dtype_name
+
 from .conftest import compiled
 
 SIZES = {"batch": 2, "groups": 2, "heads": 6, "keys": 5, "values": 7}
@@ -128,6 +130,15 @@ def test_chunks_equal_steps_and_gradients_equal_differences(
         )
         size = np.linalg.norm(grads[name]) * np.linalg.norm(direction)
         assert abs((grads[name] * direction).sum() - slope) <= 1e-5 * size, name
+
+
+def test_the_result_has_the_dtype_of_the_values(ops: Any) -> None:
+    arrays = ops.to_device({k: v.astype(np.float32) for k, v in inputs(70).items()})
+    exact = ops.to_numpy({"out": ops.delta_rule(**arrays)})["out"]
+    out = ops.delta_rule(**arrays | {"v": ops.cast(arrays["v"], "bfloat16")})
+    assert dtype_name(out) == "bfloat16"
+    rounded = ops.to_numpy({"out": ops.cast(out, "float32")})["out"]
+    assert np.linalg.norm(rounded - exact) <= 4e-3 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("packed", [False, True])

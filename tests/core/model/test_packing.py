@@ -7,6 +7,8 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
+from sabia.core.model.backend import load_ops
+from sabia.core.model.ops import WrappedOps, dtype_name
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, perturbed, states
@@ -39,6 +41,30 @@ def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
     alone = states(spec, params, separate, ops)
     together = np.concatenate([alone[row, :length] for row, length in enumerate(LENGTHS)])
     assert np.abs(whole[0, : len(together)] - together).max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_all_of_a_model_computes_in_the_dtype_of_its_matrices(name: str) -> None:
+    pytest.importorskip("torch")
+    spec, ops = from_config(CONFIGS[name]), load_ops("torch")
+    params = ops.to_device(perturbed(spec), "float32")
+    matrices = {tensor.name for tensor in spec.tensors() if tensor.dtype_class == "weight"}
+    in_bf16 = {k: ops.cast(x, "bfloat16") if k in matrices else x for k, x in params.items()}
+    products = []
+
+    class Recorded(WrappedOps):
+        def linear(self, x: Any, *given: Any, **named: Any) -> Any:
+            products.append((named["name"], dtype_name(x)))
+            return self.base.linear(x, *given, **named)
+
+    batch = packed(padding=6)
+    x = forward.hidden(spec, in_bf16, batch.pop("ids"), Recorded(ops), **batch)
+    assert dtype_name(x) == "bfloat16"
+    assert {name for name, dtype in products if dtype != "bfloat16"} <= routers(spec)
+
+
+def routers(spec: Any) -> set[str]:
+    return {tensor.name for tensor in spec.tensors() if tensor.component == "router"}
 
 
 def test_documents_do_not_see_each_other_or_the_future(tiny: Any, ops: Any) -> None:
