@@ -12,16 +12,17 @@ from cases import Case, Comparison, Device, Failed, Figures, Skipped
 from small_models import References
 
 # precision → allowed difference of a loss, relative; and of all gradients together, by 2-norms.
-# fp32: other orders of sums. bf16: 8 bits of each activation; a router may choose other experts.
+# fp32: other orders of sums. bf16: 8 bits of each activation.
 # The low precisions are compared with the same rounding on the CPU: a value on the border between
 # two codes may be rounded to the other one. Changes of 2⁻⁹ of the norms' weights, of the size of
 # BF16 rounding, changed losses by up to 8e-4 on a CPU.
 LOSS = {"fp32": 1e-5, "bf16": 5e-3, "fp8": 5e-3, "fp8-block": 5e-3, "nvfp4": 1e-2}
-LOSS_OF_EXPERTS = LOSS | {"bf16": 2e-2, "fp8": 2e-2, "fp8-block": 2e-2, "nvfp4": 2e-2}
+# of few documents (a classifier), or where routers may choose other experts
+LOSS_OF_FEW = LOSS | {"bf16": 2e-2, "fp8": 2e-2, "fp8-block": 2e-2, "nvfp4": 2e-2}
 GRADIENT = 1e-4  # of each tensor, in fp32
-# of all tensors in other precisions: rounding changes up to 0.22 of them at the first step and 0.07
-# later (measured on a CPU); a wrong scale or a missing product changes all
-GRADIENTS = 0.5
+# of all tensors together in other precisions, after some steps: rounding changes up to 0.11 of them
+# (measured on a CPU; at the first step up to 0.57), a wrong scale or a missing product nearly all
+GRADIENTS = 0.3
 COMPILED = ("llama", "mixtral")
 
 
@@ -73,7 +74,7 @@ class _Models:
         arrays = self.arrays(name)
         stepper, spec = small_models.stepper_of(name, self.tiny, precision, compiled)
         losses, gradients = Comparison(), Comparison()
-        allowed = (LOSS_OF_EXPERTS if name in small_models.MOE else LOSS)[precision]
+        allowed = (LOSS_OF_FEW if name in (*small_models.MOE, "modernbert") else LOSS)[precision]
         for point in small_models.points(self.steps):
             small_models.load_params(stepper, below(arrays, f"{point}/param/"))
             data = small_models.batch(spec, point, self.tiny)
@@ -87,7 +88,7 @@ class _Models:
             bound = GRADIENT
             if precision != "fp32":
                 pairs = {"all tensors": (flat(found), flat(expected))}
-                bound = GRADIENTS if not self.tiny else math.inf  # of few tokens: chosen experts
+                bound = GRADIENTS if point and not self.tiny else math.inf
             for tensor, pair in pairs.items():
                 gradients.add_norm(f"gradient of {tensor} after {point} steps", *pair, bound)
         worst = gradients.figures()
