@@ -9,13 +9,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sabia.core import notes
 from sabia.core.errors import ExitCode, SabiaError, UsageError
 from sabia.core.options.shared import Call
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, chosen_shard, several_tasks
 
 T = TypeVar("T", bound=Call)
 STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -40,16 +40,18 @@ def command(options: type[T], examples: str) -> Callable[[Callable[[Job, T], Non
     return lambda function: Command(function, options, lines)
 
 
-def call(name: str, command: Command, flags: Mapping[str, Any]) -> int:
-    """Run a command with the values from the command line; returns the exit code.
+def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[str] = ()) -> int:
+    """Run a command with the values from the command line; returns the exit code. `calls` are the
+    names of all commands.
 
     An error is printed as one line on stderr, with `--debug` as a traceback.
     """
     as_json = bool(flags.get("json"))
     notes.configure(name, bool(flags.get("quiet")), as_json)
     try:
-        from sabia.core.options.resolve import resolve
+        from sabia.core.options.resolve import check_environment, resolve
 
+        check_environment(command.options, name, calls, os.environ)
         options = resolve(command.options, name, flags, os.environ)
         as_json = options.json
         notes.configure(name, options.quiet, as_json)
@@ -80,20 +82,21 @@ def make_job(name: str, options: Call) -> Job:
     inputs = tuple(values.get("inputs") or ())
     if options.stdin and not inputs and sys.stdin.isatty():
         raise UsageError(f"no INPUT, and stdin is a terminal; sabia {name} --help shows examples")
-    if os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1" and options.needs_all_shards():
+    shard = values.get("shard")
+    if options.needs_all_shards() and (shard or several_tasks()) and shard != "all":
         phases = options.table["phase"].choices if "phase" in values else ()
-        hint = f", or in phases (--phase {', '.join(filter(None, phases))})" if phases else ""
+        hint = f", in phases (--phase {', '.join(filter(None, phases))})" if phases else ""
+        own = ", or with --shard all if the inputs are those of this task alone"
         raise UsageError(
-            f"{name} needs all shards at once; run it as one job, not as an array{hint}"
+            f"{'--shard: ' * bool(shard)}{name} needs all shards at once; run it as one job, not "
+            f"as an array{hint}{own * ('shard' in values)}"
         )
     fields = {k: v for k, v in values.items() if k in Job.__dataclass_fields__}
     if fields.get("out") in STDOUT:
         fields["out"] = "-"
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}
-    if values.get("shard"):
-        from sabia.core.shards.job import parse_shard
-
-        fields["shard"] = parse_shard(values["shard"])
+    if "shard" in values:
+        fields["shard"] = chosen_shard(shard)
     return Job(command=name, **fields)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 
 from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls, called, find
 from sabia.core import stop
@@ -79,7 +80,7 @@ def main() -> None:
             return
     from sabia.cli.group import run
 
-    sys.exit(run(words, call, print_error))
+    sys.exit(run(words, partial(call, calls=all_calls()), print_error))
 
 
 if __name__ == "__main__":

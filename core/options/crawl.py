@@ -11,7 +11,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import InputOptions, Redo, RowOptions, Workers
+from sabia.core.options.shared import Appending, InputOptions, Redo, RowOptions, Workers
 from sabia.core.options.table import Options
 
 SCORED = needs("focus", "classifier")
@@ -131,7 +131,7 @@ class Network(
     """Options of a crawl from seed URLs; they are refused if INPUT is files of pages."""
 
 
-class CrawlOptions(RowOptions, Focus, Network, group="Crawl"):
+class CrawlOptions(RowOptions, Appending, Focus, Network, group="Crawl"):
     """Options of `sabia crawl`."""
 
     inputs: tuple[str, ...] = changed(

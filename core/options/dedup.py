@@ -13,7 +13,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Backend, RowOptions
+from sabia.core.options.shared import Backend, RowOptions, TextColumn
 from sabia.core.options.table import Options
 
 INDEXED = needs(method=("minhash", "exact"))
@@ -151,7 +151,8 @@ class Phases(Options, group="Parallelism"):
 
 
 class DedupOptions(
-    RowOptions, NearDuplicates, DuplicatedParts, Embeddings, BenchmarkItems, IndexOptions, Phases,
+    RowOptions, TextColumn, NearDuplicates, DuplicatedParts, Embeddings, BenchmarkItems,
+    IndexOptions, Phases,
     group="Method",
     only={
         NearDuplicates: needs(method="minhash"),
@@ -216,8 +217,6 @@ class DedupOptions(
     )  # fmt: skip
     """Larger data is kept in temporary files in `TMPDIR`. With `substring` these are the text (or
     12 bytes per token) and about 100 bytes per `--span` units of text."""
-    shard: str | None = changed(RowOptions.shard,
-                                only=needs("decontaminate", phase=("sketch", "write")))  # fmt: skip
     seed: int = changed(RowOptions.seed, only=needs(method=("minhash", "semantic")))
 
     @property

@@ -1,7 +1,8 @@
 """Values of a command's options. Precedence: flag, SABIA_COMMAND_OPTION, --config file, default."""
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sabia.core.errors import UsageError
@@ -9,6 +10,10 @@ from sabia.core.options.option import Option
 from sabia.core.options.table import Options
 
 T = TypeVar("T", bound=Options)
+# variables that are no options
+OTHER_VARIABLES = ("SABIA_API_KEY", "SABIA_BACKEND", "SABIA_CONSTRAINTS", "SABIA_COORDINATOR",
+                   "SABIA_DEBUG", "SABIA_ENV", "SABIA_JOB_SECRET", "SABIA_KERNELS", "SABIA_PIPE",
+                   "SABIA_RESTARTS", "SABIA_TEST_DATA", "SABIA_TORCH", "SABIA_VENV")  # fmt: skip
 
 
 def resolve(
@@ -49,6 +54,33 @@ def resolve(
 def variable_of(command: str, option: Option) -> str:
     """The environment variable of an option of a command: 'SABIA_DEDUP_MIN_COPIES'."""
     return f"SABIA_{command}_{option.key}".upper().replace("-", "_").replace(" ", "_")
+
+
+def check_environment(
+    cls: type[Options], command: str, calls: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Raise UsageError for a variable that looks like one of the command's but names no option.
+
+    calls: all commands; a variable that begins with the name of another one is that command's.
+    """
+
+    def prefix(name: str) -> str:
+        return f"SABIA_{name}_".upper().replace("-", "_").replace(" ", "_")
+
+    table = cls.table.values()
+    known = {*OTHER_VARIABLES, *(variable_of(command, one) for one in table)}
+    known |= {option.variable for option in table if option.variable}
+    own = prefix(command)
+    others = tuple(prefix(name) for name in calls if name != command)
+    for name in sorted(name for name, value in environment.items() if value):
+        foreign = name.startswith(tuple(o for o in others if o.startswith(own) or not
+                                        name.startswith(own)))  # fmt: skip
+        if not name.startswith("SABIA_") or name in known or foreign:
+            continue
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)
+        if near or name.startswith(own):
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(f"${name}: sabia {command} has no such option{hint}")
 
 
 def _read(option: Option, value: Any, source: str) -> Any:

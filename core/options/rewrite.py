@@ -3,13 +3,16 @@
 from sabia.core.errors import UsageError
 from sabia.core.options.model_calls import EndpointOptions
 from sabia.core.options.option import choice, needs, number, quantity, text
-from sabia.core.options.shared import RowOptions
+from sabia.core.options.shared import Appending, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
 MODEL = needs(engine=("endpoint", "local"))
 
 
-class RewriteOptions(RowOptions, EndpointOptions, group="Method", only={EndpointOptions: ENDPOINT}):
+class RewriteOptions(
+    RowOptions, TextColumn, Appending, EndpointOptions, group="Method",
+    only={EndpointOptions: ENDPOINT},
+):  # fmt: skip
     """Options of `sabia rewrite`."""
 
     recipe: str = choice(

@@ -2,9 +2,19 @@
 
 from typing import ClassVar
 
-from sabia.core.options.option import changed, choice, integer, quantity, several, switch, text
+from sabia.core.errors import UsageError
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    quantity,
+    several,
+    switch,
+    text,
+)
 from sabia.core.options.table import Options
-from sabia.core.shards.endings import check_ending
+from sabia.core.shards.endings import check_ending, file_ending, is_stream
 
 
 class Call(Options, group="General"):
@@ -96,15 +106,44 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
     """The other rows are written nevertheless."""
     stats: str | None = text("Write run statistics to this file as JSON (- for stderr)", "FILE",
                              default=None, recorded=False)  # fmt: skip
-    shard: str | None = text("Process only slice I of N of the input files (I from 0)", "I/N",
-                             default=None, recorded=False, group="Parallelism",
-                             unset="the slice of the Slurm array task")  # fmt: skip
-    """Outside a Slurm array the default is all files."""
+    shard: str | None = text("Input files to process: slice I of N, the Slurm task's slice, or all",
+                             "I/N|auto|all", default=None, recorded=False, group="Parallelism",
+                             unset="all")  # fmt: skip
+    """`0/4` is the first of four slices. With `auto`, each task of a Slurm array (or of
+    `srun -n N`) processes a slice of the same inputs; with `all`, each task processes all of its
+    inputs, which should be its own, such as `dump$SLURM_ARRAY_TASK_ID/`. A task of several must
+    have one of the three."""
 
     def check(self) -> None:
         """The ending of `--out` is that of a format, or of a directory."""
         super().check()
         check_ending(self.out, "--out")
+
+
+class TextColumn(Options, group="Input and output"):
+    """Where the text of documents is."""
+
+    text_column: str = text("Column of the input that has the text", "NAME", recorded=False,
+                            unset="text")  # fmt: skip
+    """It is read as the column `text`; the input must not have both."""
+
+
+class Appending(Options, group="Input and output"):
+    """Several calls that write to one directory."""
+
+    append: bool = switch("Add parts to a directory that has outputs of other inputs",
+                          only=needs("out"), recorded=False)  # fmt: skip
+    """Without it, a call whose output has rows of other inputs is an error, because they would be
+    lost. The parts are named by a hash of the path and the content of their input instead of a
+    number, so several calls may add parts at the same time, and a call that is repeated skips the
+    parts that are complete. All parts must have the same columns."""
+
+    def check(self) -> None:
+        """Parts are added only to a directory."""
+        super().check()
+        out = str(self.values()["out"])
+        if self.append and (out == "-" or is_stream(out) or file_ending(out)):
+            raise UsageError(f"--append: {out} is not a directory (expected one as --out)")
 
 
 class Backend(Options, group="Parallelism"):

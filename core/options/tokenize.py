@@ -11,7 +11,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import RowOptions
+from sabia.core.options.shared import Appending, RowOptions, TextColumn
 from sabia.core.options.table import Options
 
 
@@ -51,7 +51,7 @@ class TokenizerTraining(VocabularyOptions, TokenizerKind):
 
 
 class TokenizeOptions(
-    RowOptions, TokenizerTraining, group="Tokenizer",
+    RowOptions, TextColumn, Appending, TokenizerTraining, group="Tokenizer",
     only={TokenizerKind: unless("extend"), TokenizerTraining: unless("tokenizer")},
 ):  # fmt: skip
     """Options of `sabia tokenize`."""
@@ -121,9 +121,9 @@ class TokenizeOptions(
     and achieved fractions are reported."""
     seed: int = changed(RowOptions.seed, only=needs("mix"))
     jobs: int = changed(RowOptions.jobs, only=unless("mix"))
-    shard: str | None = changed(RowOptions.shard, only=unless("mix"))
-    """Outside a Slurm array the default is all shards. A slice needs `--tokenizer`."""
 
+    append: bool = changed(Appending.append, only=(
+        needs("out"), needs("tokenizer"), needs(format="rows"), unless("mix")))  # fmt: skip
     report: str = text("Write tokenizer statistics to this file as JSON (- for stderr)", "FILE",
                        group="Input and output", recorded=False)  # fmt: skip
     """The statistics are measured on at most 100 MB of the documents: for each language the bytes

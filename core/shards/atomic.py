@@ -1,13 +1,17 @@
 """Files that appear completely or not at all: a temporary file beside them, fsync, rename.
 
-A process that is killed leaves at most a file `.NAME.PID.tmp`; the next run that writes NAME
-removes those of processes that no longer exist. No reader of this package opens such files.
+A process that is killed leaves at most a file `.NAME.HOST-PID-RANDOM.tmp`; the next run on the same
+host that writes NAME removes those of processes that no longer exist. No reader of this package
+opens such files.
 """
 
 import contextlib
 import errno
+import glob
 import os
+import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,12 +31,14 @@ def _temporary(path: Path) -> Path:
     """A temporary name beside `path`, whose folder is created; temporary files of processes that
     have ended on this host are removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for old in path.parent.glob(f".{path.name}.*.tmp"):
-        pid = old.name.removesuffix(".tmp").rpartition(".")[2]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+    host = socket.gethostname().partition(".")[0]
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        made_by = old.name.removesuffix(".tmp").rpartition(".")[2].rsplit("-", 2)
+        where, pid = made_by[0], made_by[-2] if len(made_by) == 3 else ""
+        if where == host and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    return path.with_name(f".{path.name}.{host}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 @contextlib.contextmanager
@@ -47,8 +53,11 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is synced and renamed, else removed."""
+def atomic_path(path: str | Path, new: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it is synced and renamed, else removed.
+
+    new: raise FileExistsError instead of replacing a file that has appeared in the meantime.
+    """
     final = Path(path)
     temporary = _temporary(final)
     try:
@@ -56,10 +65,22 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             yield temporary
             with open(temporary, "rb") as written:
                 os.fsync(written.fileno())
-            os.replace(temporary, final)
+            (_rename_new if new else os.replace)(temporary, final)
             fsync_directory(final.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _rename_new(temporary: Path, final: Path) -> None:
+    """Rename a file, or raise FileExistsError; by a second link, where the file system has them."""
+    try:
+        os.link(temporary, final)
+    except FileExistsError:
+        raise
+    except OSError:
+        if final.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(final)) from None
+        os.replace(temporary, final)
 
 
 def write_atomic(path: str | Path, data: bytes | str) -> None:
@@ -83,7 +104,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         with naming(final):
             yield temporary
             fsync_directory(temporary)
-            replaced = final.with_name(f".{final.name}.old.{os.getpid()}.tmp")
+            replaced = _temporary(final)
             if final.exists():
                 os.rename(final, replaced)
             os.rename(temporary, final)

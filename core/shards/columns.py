@@ -21,6 +21,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.json_lines import decompressed, json_score_names
+from sabia.core.shards.named_numbers import fit as fit_numbers
 from sabia.core.shards.named_numbers import keys_of, names_of
 from sabia.core.shards.sources import Source, open_arrow
 
@@ -49,6 +50,25 @@ def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
     known = schemas.document(tuple(sorted(names)))
     schema = pa.schema([*known, *(pa.field(name, kind) for name, (kind, _) in extras.items())])
     return [replace(source, schema=schema) for source in sources]
+
+
+def with_columns(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The batch with the columns and scores that the other parts of an output have, null where it
+    has none; BadData if it has others."""
+    names, index = set(batch.schema.names), batch.schema.get_field_index("scores")
+    if index >= 0 and "scores" in schema.names:
+        kind = schema.field("scores").type
+        own, there = names_of(batch.schema.field(index).type), names_of(kind)
+        names |= {f"scores[{name!r}]" for name in set(own or ()).difference(there or ())}
+        if own is not None and there is not None and set(own) <= set(there):
+            scores = fit_numbers(batch.column(index), there)
+            batch = batch.set_column(index, pa.field("scores", scores.type), scores)
+    if odd := sorted(names.difference(schema.names)):
+        raise BadData(
+            f"--append: the parts in {where} have no {odd[0]}"
+            " (expected the same columns in all parts; give another directory)"
+        )
+    return schemas.fit(batch, schema)
 
 
 def digest(schema: pa.Schema | None) -> str:
@@ -85,8 +105,8 @@ def _header(source: Source) -> pa.Schema:
                 schema = pq.ParquetFile(file).schema_arrow
             else:
                 schema, _ = open_arrow(file, source.name)
-        source.must_have(schema.names)
-        return schema
+        names = source.named(schema.names)
+        return pa.schema([f.with_name(n) for f, n in zip(schema, names, strict=True)])
 
 
 def _join(extras: dict[str, tuple[pa.DataType, str]], field: pa.Field, where: str) -> None:

@@ -4,6 +4,7 @@ Standard library only, because options are checked before anything heavy is impo
 """
 
 import os
+import re
 import stat
 
 from sabia.core.errors import UsageError
@@ -45,7 +46,7 @@ def check_ending(path: str | None, flag: str) -> None:
 def is_stream(path: str) -> bool:
     """Whether a path is written or read only once, in order: a FIFO, the end of a pipe (as bash
     passes `>(…)` and `<(…)`), a socket or a character device."""
-    if path.startswith(("/dev/fd/", "/dev/std", "/proc/self/fd/")):
+    if re.match(r"/dev/(fd/|std)|/proc/[^/]+/fd/", path):
         return True
     try:
         mode = os.stat(path).st_mode

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from urllib.parse import unquote
 
 from sabia.core import notes
+from sabia.core.errors import BadData
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SHOWN = 5
 BESIDE_ROWS = ("_manifest.json", "_tokenizer", "_SUCCESS", "_metadata", "_common_metadata")
+BESIDE_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")  # of datasets
 _PART = re.compile(r"(^|/)part-[^/]*\.parquet\Z")
 _FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.(parquet|arrow|jsonl.*)")
 
@@ -24,10 +26,14 @@ def files_below(folder: str) -> Iterator[str]:
     """Relative paths of the files in a local folder and its subfolders, with `/`.
 
     Links to folders are followed, once each; folders that are left out by name are listed with a
-    final `/` and not entered.
+    final `/` and not entered. Raises BadData for a folder that cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        raise BadData(f"{error.filename}: {error.strerror}")
+
     seen: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         here = os.path.relpath(parent, folder)
         prefix = "" if here == "." else f"{here}/"
         if (real := os.path.realpath(parent)) in seen:
@@ -48,7 +54,7 @@ def shards_among(paths: Iterable[str], endings: Sequence[str], given: str) -> li
     """The paths that are shards, sorted; a note lists the others."""
     every = sorted(set(paths), key=lambda path: path.split("/"))
     former = _former_places(every)
-    taken = [path for path in every if path.endswith(tuple(endings)) and not former(path)
+    taken = [path for path in every if path.lower().endswith(tuple(endings)) and not former(path)
              and not any(is_hidden(part) for part in path.split("/"))]  # fmt: skip
     others = {_left_out(path) for path in every if not former(path)}.difference(taken)
     say_left_out(given, sorted(others))
@@ -69,17 +75,18 @@ def say_left_out(given: str, paths: Sequence[str]) -> None:
     odd = [path for path, name in names if name[:1] != "." and name not in BESIDE_ROWS]
     if odd:
         more = f" and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
-        notes.note(f"{given}: left out {', '.join(odd[:SHOWN])}{more}")
+        count = f"{len(odd)} files or folders: " if len(odd) > 1 else ""
+        notes.note(f"{given}: left out {count}{', '.join(odd[:SHOWN])}{more}")
 
 
 def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
-    """A function that recognises what earlier versions wrote beside shards."""
+    """A function that recognises what earlier versions, and datasets, wrote beside shards."""
     there = set(paths)
     shards = {posixpath.dirname(path) for path in paths if _PART.search(path)}
 
     def former(path: str) -> bool:
         *folders, name = path.split("/")
-        if name == "manifest.json" or _FORMER_REJECTS.fullmatch(name):
+        if name in BESIDE_ARROW or name == "manifest.json" or _FORMER_REJECTS.fullmatch(name):
             return True
         for depth, folder in enumerate(folders):
             parent = "/".join(folders[:depth])

@@ -15,47 +15,58 @@ import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import fsspec
+from fsspec.registry import known_implementations
 
 from sabia.core import stop
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.progress import waiting
-from sabia.core.shards.folders import files_below, is_hidden, keys_of, shards_among
+from sabia.core.shards.endings import is_stream
+from sabia.core.shards.folders import (
+    files_below,
+    is_hidden,
+    keys_of,
+    say_left_out,
+    shards_among,
+)
 from sabia.core.shards.job import Job
 from sabia.core.shards.json_lines import decompressed
-from sabia.core.shards.sources import Opener, Source
+from sabia.core.shards.sources import Opener, Source, reading
 
-READABLE = (".parquet", ".arrow", ".arrows", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
+_JSON = (".jsonl", ".ndjson", ".json")
+READABLE = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc",
+            *(f"{json}{packed}" for packed in ("", ".gz", ".zst") for json in _JSON))  # fmt: skip
+STDIN = "<stdin>"
 _LIST_LIMIT_BYTES = 64 << 20
 LOOK_S = 0.2  # interval at which a stage that waits checks for a stop signal
 
 
 def open_inputs(job: Job, kind: str) -> list[Source]:
     """The job's input shards in order; raises UsageError or BadData if one cannot be read."""
-    if not job.inputs:
-        return from_stdin(kind)
     sources: list[Source] = []
-    for given in job.inputs:
+    for given in job.inputs or ("-",):
         sources += from_stdin(kind) if given == "-" else from_path(given, kind)
+    if kind == "document" and job.text_column:
+        return [replace(source, text_column=job.text_column) for source in sources]
     return sources
 
 
 def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
-    """Sources of a file, a directory, a glob or an fsspec URL, given by the option `flag`."""
+    """Sources of a file, a directory, a glob, an fsspec URL, or a FIFO or pipe such as bash passes
+    for `<(…)`, given by the option `flag`."""
+    if is_stream(given):
+        return _from_stream(spool(given), given, kind)
     try:
         names = expand(given)
     except UsageError as error:
         raise UsageError(f"{flag}: {error}" if flag else str(error)) from None
-    base = given.rstrip("/") + "/"
     return [
-        Source(
-            name, kind, sniff(partial(open_binary, name), name), partial(open_binary, name),
-            keys_of(name.removeprefix(base)) if name.startswith(base) else (),
-        )
+        Source(name, kind, sniff(partial(open_binary, name), name), partial(open_binary, name),
+               keys_of(name))
         for name in names
     ]  # fmt: skip
 
@@ -68,9 +79,26 @@ def is_url(name: str) -> bool:
 def open_binary(name: str) -> BinaryIO:
     """Open a local path or an fsspec URL for reading; BadData if it cannot be opened."""
     try:
-        return fsspec.open(name, "rb").open() if is_url(name) else open(name, "rb")
+        if not is_url(name):
+            return open(name, "rb")
+        files, key = file_system(name)
+        return files.open(key, "rb")
     except OSError as error:
         raise BadData(f"{name}: {error.strerror or error}") from error
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """(fsspec file system, path in it) of a URL; MissingBackend without its package."""
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        known = known_implementations.get(protocol, {})
+        package = known.get("class", protocol).split(".")[0]
+        raise MissingBackend(f"{url}: {protocol}:// needs a package; pip install {package}"
+                             ) from error  # fmt: skip
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}") from error
 
 
 def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
@@ -83,9 +111,13 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
         problem = f"no input files in it; expected files ending in {' '.join(endings)}"
     elif os.path.exists(given):
         return [given]
-    else:  # a glob; hidden files only if the pattern names them
-        hidden = is_hidden(os.path.basename(given))
-        matches = [p for p in sorted(glob.glob(given)) if hidden or not is_hidden(Path(p).name)]
+    else:  # a glob; hidden files and folders only if the pattern names them
+        hidden = any(map(is_hidden, _names(given)))
+        every = sorted(glob.glob(given, recursive=True))
+        matches = [p for p in every if hidden or not any(map(is_hidden, _names(p)))]
+        say_left_out(given, sorted(set(every).difference(matches)))
+        if "**" in given:  # it also matches the folders of the files that it matches
+            matches = [p for p in matches if not os.path.isdir(p)]
         paths = [f for p in matches for f in (expand(p, endings) if os.path.isdir(p) else [p])]
         problem = "No such file or directory; check the path"
     if not paths:
@@ -93,8 +125,13 @@ def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
     return paths
 
 
+def _names(path: str) -> list[str]:
+    """The names of the folders and the file in a path."""
+    return [name for name in path.split("/") if name not in ("", ".", "..")]
+
+
 def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
-    files, path = fsspec.core.url_to_fs(given)
+    files, path = file_system(given)
     protocol = given.partition("://")[0]
     if any(c in path for c in "*?["):
         paths = sorted(files.glob(path))
@@ -110,52 +147,66 @@ def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
 
 def sniff(opener: Opener, name: str) -> str:
     """parquet, arrow or jsonl, from the first bytes (after decompressing gzip and zstd)."""
+    with reading(name):
+        form = form_of(opener)
+    if form:
+        return form
     with opener() as file:
         head = file.read(8)
-        if not head:
-            raise BadData(f"{name}: empty file")
+    if not head:
+        raise BadData(f"{name}: empty file")
+    raise BadData(f"{name}: neither Parquet, Arrow nor JSON (starts with {head!r})")
+
+
+def form_of(opener: Opener) -> str:
+    """parquet, arrow or jsonl, or '' if it is neither."""
+    with opener() as file:
+        head = file.read(8)
         file.seek(0)
         if head[:4] == b"PAR1":
             return "parquet"
         if head[:4] == b"\xff\xff\xff\xff" or head[:6] == b"ARROW1":
             return "arrow"
         first = decompressed(file).read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-    if first in (b"{", b"["):
-        return "jsonl"
-    raise BadData(f"{name}: neither Parquet, Arrow nor JSON lines (starts with {head!r})")
+    return "jsonl" if first in (b"{", b"[") else ""
 
 
 def from_stdin(kind: str) -> list[Source]:
     """Sources of standard input; the text form is a list of paths."""
-    path = spool_stdin()
+    return _from_stream(spool(STDIN), STDIN, kind)
+
+
+def _from_stream(path: str, name: str, kind: str) -> list[Source]:
+    """Sources of a stream that is spooled at `path`: its records, or the paths that it lists."""
     opener: Any = partial(open, path, "rb")
-    with opener() as file:
-        text = decompressed(file)
-        head = text.read(4096)
-    if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
-        return [Source("<stdin>", kind, sniff(opener, "<stdin>"), opener)]
-    with opener() as file:
-        listed = decompressed(file).read(_LIST_LIMIT_BYTES).decode("utf-8", "replace").split("\n")
+    with reading(name):
+        form = form_of(opener)
+    if form:
+        return [Source(name, kind, form, opener)]
+    with reading(name), opener() as file:
+        listed = decompressed(file).read(_LIST_LIMIT_BYTES + 1)
+    if len(listed) > _LIST_LIMIT_BYTES:
+        raise BadData(f"{name}: a list of paths of more than {_LIST_LIMIT_BYTES >> 20} MiB")
     sources: list[Source] = []
-    for line in filter(None, (line.strip() for line in listed)):
+    for line in filter(None, (os.fsdecode(line.strip()) for line in listed.split(b"\n"))):
         if not is_url(line) and not os.path.exists(line):
-            raise BadData(f"<stdin>: neither records nor a list of paths (line {line!r:.60})")
+            raise BadData(f"{name}: neither records nor a list of paths (line {line!r:.60})")
         sources += from_path(line, kind)
     if not sources:
-        raise BadData("<stdin>: neither records nor a list of paths (only white space)")
+        raise BadData(f"{name}: neither records nor a list of paths (only white space)")
     return sources
 
 
-def spool_stdin() -> str:
-    """A path from which stdin can be read repeatedly; BadData if it is empty.
+def spool(name: str) -> str:
+    """A path from which stdin, a FIFO or a pipe can be read repeatedly; BadData if it is empty.
 
     A regular file is read in place; anything else is copied to an unnamed temporary file, whose
     path under /proc is valid as long as this process runs (worker processes can open it too).
     """
     try:
-        stdin = sys.stdin.fileno()
-    except (OSError, ValueError):
-        raise BadData("<stdin>: it is not open") from None
+        stdin = sys.stdin.fileno() if name == STDIN else os.open(name, os.O_RDONLY)
+    except (OSError, ValueError) as error:
+        raise BadData(f"{name}: it is not open ({error})") from None
     if stat.S_ISREG(os.fstat(stdin).st_mode):
         kept = stdin
     else:
@@ -166,7 +217,7 @@ def spool_stdin() -> str:
             spool.flush()
             kept = os.dup(spool.fileno())  # stays open, and readable, until the process ends
     if os.fstat(kept).st_size == 0:
-        raise BadData("<stdin>: empty input (its producer failed?)")
+        raise BadData(f"{name}: empty input (its producer failed?)")
     return f"/proc/{os.getpid()}/fd/{kept}"
 
 

@@ -21,12 +21,15 @@ class Job:
     command: str
     inputs: tuple[str, ...] = ()
     out: str | None = None
+    text_column: str = ""  # the column that has the text of documents; '': text
     to: str = "parquet"  # format of streams: parquet, arrow or jsonl
     rejects: str | None = None
     max_rejects: float | None = None  # share of the rows
     jobs: int = 1
     shard: tuple[int, int] | None = None  # (index from 0, count)
     force: bool = False
+    append: bool | None = None  # None: the command has no such option
+    part_names: tuple[str, ...] = ()  # of the parts in the directory; empty: by their numbers
     dry_run: bool = False
     stats: str | None = None
     seed: int = 0
@@ -50,20 +53,55 @@ class Job:
         """True when every input shard gives one output shard in a directory."""
         return not self.to_stdout and not self.to_file
 
+    def part_name(self, part: int) -> str:
+        """The name of the files of a part, without an ending."""
+        return self.part_names[part] if self.part_names else f"part-{part:05d}"
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """'3/8' → (3, 8): index from 0 to N-1."""
+
+def chosen_shard(
+    text: str | None, environment: Mapping[str, str] = os.environ
+) -> tuple[int, int] | None:
+    """(index, count) of the slice that `--shard` asks for; None: all shards.
+
+    Raises UsageError where there are several tasks and `text` is None: neither the same slice for
+    all nor a guess would be right, since each task may have been given inputs of its own.
+    """
+    if text == "all":
+        return None
+    if text == "auto":
+        return slurm_slice(environment)
+    if text is None:
+        if tasks := several_tasks(environment):
+            raise UsageError(
+                f"this is one of the tasks of a Slurm {tasks}; give --shard auto (its slice of the"
+                " inputs), --shard all (the inputs are its own) or --shard I/N"
+            )
+        return None
     index, _, count = text.partition("/")
     if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UsageError(f"--shard: {text!r} (expected I/N with I from 0 to N-1, such as 0/4)")
+        raise UsageError(
+            f"--shard: {text!r} (expected auto, all, or I/N with I from 0 to N-1, such as 0/4)"
+        )
     return int(index), int(count)
 
 
+def several_tasks(environment: Mapping[str, str] = os.environ) -> str:
+    """'array' or 'step' if Slurm has started several tasks for this command, else ''."""
+    if environment.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+        return "array"
+    return "step" if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1" else ""
+
+
 def slurm_slice(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """(index, count) of this task in its Slurm array; None outside an array."""
-    names = ("TASK_ID", "TASK_MIN", "TASK_STEP", "TASK_COUNT")
-    values = [environment.get(f"SLURM_ARRAY_{name}", "") for name in names]
-    if not all(value.isdigit() for value in values):
-        return None
-    task, first, step, count = map(int, values)
-    return ((task - first) // max(step, 1), count) if count > 1 else None
+    """(index, count) of this task among those of its Slurm array and of its step; None for one."""
+
+    def values(*names: str) -> list[int]:
+        texts = [environment.get(f"SLURM_{name}", "") for name in names]
+        return [int(text) for text in texts] if all(text.isdigit() for text in texts) else []
+
+    index, count = 0, 1
+    if array := values("ARRAY_TASK_ID", "ARRAY_TASK_MIN", "ARRAY_TASK_STEP", "ARRAY_TASK_COUNT"):
+        index, count = (array[0] - array[1]) // max(array[2], 1), array[3]
+    if step := values("PROCID", "STEP_NUM_TASKS"):
+        index, count = index * step[1] + step[0], count * step[1]
+    return (index, count) if count > 1 else None

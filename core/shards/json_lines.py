@@ -1,13 +1,17 @@
-"""JSON lines, plain, gzip or zstd: rows that fit a kind, and a reject for any other line.
+"""JSON, plain, gzip or zstd: rows that fit a kind, and a reject for any other line.
 
-Nothing that a line holds ends the reading: one that is too long, nested too deep or not JSON is
-rejected with its first bytes, and the rest is read. A compressed file that grows beyond all measure
+The rows are objects on lines of their own, objects that follow each other in any layout, or the
+elements of arrays. Nothing that a line holds ends the reading: one that is too long, nested too
+deep or not JSON is rejected with its first bytes, and the rest is read. An array has no such lines,
+so one that is damaged or cut short is BadData. A compressed file that grows beyond all measure
 is BadData: it was made to fill a disk, and no text compresses so well.
 """
 
+import codecs
 import gzip
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -24,6 +28,9 @@ TYPING_LINES = 2_000  # lines of JSON that decide the types of extra columns
 FREE_BYTES = 64 << 20  # that any compressed file may grow to
 MOST_RATIO = 500  # bytes out for each byte in, beyond FREE_BYTES
 _BLOCK_BYTES = 1 << 18
+_BOM_AND_SPACE = codecs.BOM_UTF8 + b" \t\r\n"
+_SEPARATORS = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder()
 TOO_DEEP = "JSON nested too deep"
 # of the conversion of one row; ArrowInvalid and ArrowTypeError are among them
 UNFIT = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
@@ -74,25 +81,24 @@ def decompressed(raw: BinaryIO) -> BinaryIO:
 def json_score_names(file: BinaryIO) -> set[str]:
     """The names of all scores in a file of JSON lines; lines without any are not parsed."""
     names: set[str] = set()
-    for _, line, _ in _lines(file):
-        if b'"scores"' not in line:
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the line is rejected when it is read
-        scores = row.get("scores") if isinstance(row, dict) else None
+    for row, _ in _rows(file, lambda _row, _reason: None, b'"scores"'):
+        scores = row.get("scores")
         if isinstance(scores, dict) and records.unusable_names(scores) is None:
             names.update(name for name, number in scores.items() if number is not None)
     return names
 
 
 def batches_of_json(
-    file: BinaryIO, kind: str, rows: int, reject: Reject
+    file: BinaryIO, kind: str, rows: int, reject: Reject, text_column: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of at most `rows` rows; the first TYPING_LINES decide the types of extra columns."""
+    """Batches of at most `rows` rows; the first TYPING_LINES decide the types of extra columns.
+
+    text_column: the field that is read as `text`; '': that one.
+    """
     extras: list[pa.Field] | None = None
     source = _rows(file, reject)
+    if text_column:
+        source = _renamed(source, text_column, reject)
     while True:
         pending, size = [], 0
         for row, row_bytes in source:
@@ -122,27 +128,173 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, int]]:
         yield number, line, size
 
 
-def _rows(file: BinaryIO, reject: Reject) -> Iterator[tuple[dict[str, Any], int]]:
-    """(row, bytes of its line) of the lines that hold an object; the others are rejected."""
-    for number, line, size in _lines(file):
-        reason = ""
-        if size > MAX_LINE_BYTES:
-            reason = f"longer than {MAX_LINE_BYTES >> 20} MiB"
-        elif not line.strip():
-            continue
+def _rows(
+    file: BinaryIO, reject: Reject, wanted: bytes = b""
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """(row, its bytes) of the objects in a file; what is between them is rejected.
+
+    wanted: lines that hold one object without these bytes are not parsed.
+    """
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]  # fsspec's files are raw
+    while (head := buffered.peek(16)) and not head.lstrip(_BOM_AND_SPACE):
+        buffered.read(len(head))
+    if head.lstrip(_BOM_AND_SPACE)[:1] != b"[":
+        yield from _Lines(buffered, reject, wanted).rows()
+        return
+    for value, size in _elements(buffered):
+        if isinstance(value, dict):
+            yield value, size
         else:
+            reject({"value": value}, "not a JSON object")
+
+
+def _renamed(
+    rows: Iterator[tuple[dict[str, Any], int]], text_column: str, reject: Reject
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """The rows with the field `text_column` as `text`; a row without it is rejected."""
+    for row, size in rows:
+        if text_column not in row or ("text" in row and text_column != "text"):
+            others = "and text" if text_column in row else "in the row"
+            reject(row, f"{'both' if text_column in row else 'no'} {text_column} {others}")
+        else:
+            yield {"text" if k == text_column else k: v for k, v in row.items()}, size
+
+
+def _elements(file: BinaryIO) -> Iterator[tuple[Any, int]]:
+    """(value, about its bytes) of the elements of all arrays in a file, and of the values between
+    them; in memory there is one value. Raises BadData if it is damaged or cut short."""
+    decoder, text, at, inside, before = codecs.getincrementaldecoder("utf-8-sig")(), "", 0, False, 0
+    more = _BLOCK_BYTES
+    while True:
+        at = _SEPARATORS.match(text, at).end()  # type: ignore[union-attr]  # it matches ''
+        if at < len(text) and text[at] == "[]"[inside]:
+            at, inside = at + 1, not inside
+            continue
+        error = None
+        if at < len(text):
+            try:
+                value, end = _DECODER.raw_decode(text, at)
+            except json.JSONDecodeError as damage:
+                error = damage
+            except RecursionError:
+                raise BadData(f"{TOO_DEEP} at character {before + at}") from None
+            else:
+                yield value, end - at
+                at, more = end, _BLOCK_BYTES
+                continue
+        stop.check()
+        block = file.read(more)
+        cut = error and (error.msg.startswith("Unterminated") or error.pos > len(text) - 16)
+        if error and not (cut and block and len(text) - at < MAX_LINE_BYTES):
+            raise BadData(f"not JSON at character {before + error.pos}: {error.msg}")
+        if not block:
+            if inside:
+                raise BadData("the JSON array has no end (its producer was cut off)")
+            return
+        try:
+            before, text, at = before + at, text[at:] + decoder.decode(block), 0
+        except UnicodeDecodeError as damage:
+            raise BadData(f"not UTF-8 after character {before + len(text)}") from damage
+        more *= 2  # a long value is parsed again only so often
+
+
+class _Lines:
+    """The objects of a file that is read line by line. An object may take several lines, and a line
+    may hold several objects."""
+
+    def __init__(self, file: BinaryIO, reject: Reject, wanted: bytes) -> None:
+        self.lines, self.reject_row, self.wanted = _lines(file), reject, wanted
+        self.pushed: list[tuple[int, bytes, int]] = []  # lines to read again, the next one last
+
+    def next_line(self) -> tuple[int, bytes, int] | None:
+        return self.pushed.pop() if self.pushed else next(self.lines, None)
+
+    def rows(self) -> Iterator[tuple[dict[str, Any], int]]:
+        while (read := self.next_line()) is not None:
+            _, line, size = read
+            if size > MAX_LINE_BYTES:
+                self.reject(read, f"longer than {MAX_LINE_BYTES >> 20} MiB")
+                continue
+            bare = line.strip()
+            if not bare or (
+                self.wanted and self.wanted not in line and bare[:1] == b"{" and bare[-1:] == b"}"
+            ):
+                continue
             try:
                 row = json.loads(line)
-                reason = "" if isinstance(row, dict) else "not a JSON object"
-            except ValueError as error:  # invalid JSON or invalid UTF-8
-                reason = f"not JSON: {error}"
+            except json.JSONDecodeError as error:
+                yield from self.sequence(read, f"not JSON: {error}")
+            except ValueError as error:  # invalid UTF-8
+                self.reject(read, f"not JSON: {error}")
             except RecursionError:
-                reason = TOO_DEEP
-        if not reason:
-            yield row, size
-            continue
+                self.reject(read, TOO_DEEP)
+            else:
+                if isinstance(row, dict):
+                    yield row, size
+                else:
+                    self.reject(read, "not a JSON object")
+
+    def sequence(
+        self, read: tuple[int, bytes, int], reason: str
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """The objects that begin in a line which is not one of them. If it is damaged, it is
+        rejected alone, and the lines after it are read again."""
+        number, line, size = read
+        taken, ahead = [line], 1
+        while True:
+            try:
+                rows, at, error = _objects(text := b"".join(taken).decode("utf-8-sig"))
+            except (UnicodeDecodeError, RecursionError):
+                rows, at, error = [], 0, None
+                break
+            if at == len(text):
+                yield from rows
+                return
+            if error is None or error.pos < len(text.rstrip()) or size > MAX_LINE_BYTES:
+                break
+            more = [one for _ in range(ahead) if (one := self.next_line())]
+            if not more:
+                break
+            taken += [line for _, line, _ in more]
+            size, ahead = size + sum(size for _, _, size in more), 2 * ahead
+        start = text.rfind("\n", 0, at) + 1 if at else 0  # of the line in which the damage is
+        rest = text[:start].count("\n") if start else 0
+        if at == 0 or (error is None and not start):
+            self.reject(read, reason)
+            rest = 1
+        else:
+            yield from rows
+            if not start or text[start:at].strip(" \t,"):  # objects end in that line
+                damaged = text[at:].partition("\n")[0].encode("utf-8", "replace")
+                what = f"not JSON: {error or 'not an object'}"
+                self.reject((number + rest, damaged, len(damaged)), what)
+                rest += 1
+        self.pushed += [(number + i, taken[i], len(taken[i]))
+                        for i in range(len(taken) - 1, rest - 1, -1)]  # fmt: skip
+
+    def reject(self, read: tuple[int, bytes, int], reason: str) -> None:
+        number, line, size = read
         excerpt = {"line": number, "bytes": line[:EXCERPT_BYTES].decode("utf-8", "replace")}
-        reject(excerpt | ({"size": size} if size > EXCERPT_BYTES else {}), reason)
+        self.reject_row(excerpt | ({"size": size} if size > EXCERPT_BYTES else {}), reason)
+
+
+def _objects(
+    text: str,
+) -> tuple[list[tuple[dict[str, Any], int]], int, json.JSONDecodeError | None]:
+    """(object, its length) of those that follow each other in a text, where they end, and the error
+    of one that does not; if anything else follows, there is no error but an end before that."""
+    rows: list[tuple[dict[str, Any], int]] = []
+    at = 0
+    while (at := _SEPARATORS.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        if text[at] != "{":
+            return rows, at, None
+        try:
+            row, end = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            return rows, at, error
+        rows.append((row, end - at))
+        at = end
+    return rows, at, None
 
 
 def _rows_to_batches(

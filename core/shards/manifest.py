@@ -4,25 +4,34 @@ A shard is the unit of resuming. Its metadata holds the fingerprint of its input
 options and the version; a run skips every shard whose metadata equals what it would write.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import posixpath
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core import notes
+from sabia.core.errors import UsageError
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.inputs import is_url
+from sabia.core.shards.endings import FORMATS, file_ending
+from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
-from sabia.core.shards.outputs import open_output, output_path, read_metadata, rows_in
+from sabia.core.shards.outputs import open_output, output_path, read_metadata, readable, rows_in
 from sabia.core.shards.sources import Source
 
+_NUMBERED = re.compile(r"part-\d+\.\w+\Z")  # others are named by `append_names`
 _DOCUMENTS = ("document", "removed")
 
 
@@ -32,16 +41,19 @@ def provenance(
     inputs: Sequence[str],
     salt: str = "",
     schema: pa.Schema | None = None,
+    origins: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The provenance of an output: command, version, options, seed, input fingerprints, kind.
 
-    schema: for documents, the columns of all inputs, which all shards of the output have.
+    schema: for documents, the columns of all inputs, which all shards of the output have. origins:
+    see Source.origin; they do not decide whether an output is complete.
     """
     record = _call(job) | {"kind": kind, "inputs": list(inputs), "salt": salt}
     if kind in _DOCUMENTS:
         record["columns"] = columns.digest(schema)
     text = json.dumps(record | {"options": _decisive(job.options)}, sort_keys=True, default=str)
-    return record | {"fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
+    record["fingerprint"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return record | {"origins": list(origins)} if origins else record
 
 
 def _call(job: Job) -> dict[str, Any]:
@@ -68,6 +80,145 @@ def holds(path: str, wanted: dict[str, Any]) -> bool:
     """True when the file can be opened and was made from the same input in the same way."""
     provenance = read_metadata(path)
     return provenance is not None and provenance.get("fingerprint") == wanted["fingerprint"]
+
+
+def parts_there(job: Job, ending: str = ".parquet") -> list[str]:
+    """The paths of the parts in the output directory, or of the output file if it exists."""
+    out = str(job.out)
+    if job.to_file:
+        return [out] if not is_url(out) and os.path.exists(out) and os.path.getsize(out) else []
+    if is_url(out):
+        files, key = file_system(out)
+        matches = files.glob(f"{key.rstrip('/')}/part-*{ending}")
+        return sorted(f"{out.rstrip('/')}/{posixpath.basename(path)}" for path in matches)
+    return sorted(str(path) for path in Path(out).glob(f"part-*{ending}"))
+
+
+class Existing(NamedTuple):
+    """What is in the output before a run: all parts, and those that its own parts replace."""
+
+    parts: frozenset[str] = frozenset()
+    replaced: tuple[str, ...] = ()
+
+
+def check_output(
+    job: Job, sources: Sequence[Any], owned: Sequence[int] | None = None, ending: str = ".parquet"
+) -> Existing:
+    """Raise UsageError if the output holds rows that would be lost: of other inputs (neither of the
+    same path nor of the same content), or of another command.
+
+    owned: the numbers of the parts that this process writes, where each source gives one; the parts
+    of other tasks are checked by those. ending: that of the files which show that a part exists.
+    """
+    if job.to_stdout:
+        return Existing()
+    there = parts_there(job, ending)
+    if job.append:
+        return Existing(frozenset(there))
+    per_shard = job.to_directory and owned is not None
+    named = [output_path(job, i).removesuffix(".parquet") + ending for i in range(len(sources))]
+    others = {named[i] for i in range(len(sources)) if owned is not None and i not in owned}
+    ours, replaced = _Ours(job, sources), []
+    for path in there:
+        if path in others:
+            continue
+        made = _made(path)
+        if not (ours.includes(made, path) if not job.force else _command(made) == job.command):
+            if not job.force and (made is not None or not job.to_directory):
+                raise _would_be_lost(job, path, made)
+        elif per_shard and path not in named:
+            replaced.append(path)
+    return Existing(frozenset(there), tuple(replaced))
+
+
+@dataclass
+class _Ours:
+    """Tells which parts were made from the inputs of this call."""
+
+    job: Job
+    sources: Sequence[Any]
+
+    @cached_property
+    def origins(self) -> set[str]:
+        return {source.origin for source in self.sources} - {""}
+
+    @cached_property
+    def fingerprints(self) -> set[str]:
+        return {source.fingerprint() for source in self.sources}
+
+    def includes(self, made: dict[str, Any] | None, path: str) -> bool:
+        """Whether all inputs of a part are among those of the call. Parts of `--append` stay as
+        they are when their input changes, so only its content counts for them."""
+        if not made or made.get("command") != self.job.command:
+            return False
+        inputs, origins = made.get("inputs", []), made.get("origins", [])
+        appended = self.job.to_directory and not _NUMBERED.search(path)
+        origins = ["" for _ in inputs] if appended or not origins else origins
+        return all(
+            origin in self.origins or one in self.fingerprints
+            for one, origin in zip(inputs, origins, strict=True)
+        )
+
+
+def _made(path: str) -> dict[str, Any] | None:
+    """The provenance of a part; {} if it records none, None if it cannot be opened."""
+    if path.endswith(".json"):
+        try:
+            return json.loads(Path(path).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+    return read_metadata(path) or ({} if readable(path) else None)
+
+
+def _command(made: dict[str, Any] | None) -> str | None:
+    return (made or {}).get("command")
+
+
+def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None) -> UsageError:
+    """The error for an output that holds rows of other inputs, with the ways out."""
+    by = _command(made)
+    what = "of other inputs" if by == job.command else f"of sabia {by}" if by else "not of sabia"
+    if job.to_file:
+        if FORMATS[file_ending(path)] == "jsonl":
+            what = "whose inputs are not recorded in JSON lines"
+        ways = "another path, or --force to replace it"
+        return UsageError(f"--out: {path} holds rows {what}; give {ways}")
+    keep = "" if job.append is None else ", --append to add parts to it"
+    return UsageError(
+        f"--out: {job.out} holds rows {what} ({os.path.basename(path)}); give another "
+        f"directory{keep}, or --force to replace them"
+    )
+
+
+def columns_there(job: Job) -> pa.Schema | None:
+    """The columns of the parts that are in the directory, None if there is none."""
+    paths = [path for path in parts_there(job) if _command(read_metadata(path)) == job.command]
+    if not paths:
+        return None
+    with open_binary(paths[0]) as file:
+        return pq.read_schema(file).remove_metadata()
+
+
+def append_names(job: Job, sources: Sequence[Any], owned: Sequence[int]) -> tuple[str, ...]:
+    """The names of the parts of a call with `--append`: a hash of each input's path and content, or
+    the part that was made from the same input before. Parts that are not owned have no name."""
+    made_of: dict[tuple[str, str], str] = {}
+    for path in parts_there(job):
+        if _NUMBERED.search(path) and _command(made := read_metadata(path)) == job.command:
+            inputs, origins = (made or {}).get("inputs", []), (made or {}).get("origins", [])
+            if len(inputs) == len(origins) == 1:
+                made_of.setdefault((origins[0], inputs[0]), Path(path).stem)
+    names, copies = [], Counter[tuple[str, str]]()
+    for index, source in enumerate(sources):
+        if index not in owned and not any(source.origin == sources[i].origin for i in owned):
+            names.append("")
+            continue
+        key = (source.origin, source.fingerprint())
+        text = f"{key} {copies[key]}" if copies[key] else str(key)
+        copies[key] += 1
+        new = f"part-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+        names.append(made_of.pop(key, new) if copies[key] == 1 else new)
+    return tuple(names)
 
 
 def is_current(job: Job, sources: Sequence[Source], salt: str = "", kind: str = "document") -> bool:
@@ -106,22 +257,37 @@ def write_parts(
 
 
 def finish_directory(job: Job, parts: int) -> None:
-    """Remove parts of an earlier run of this command beyond the last one; write the manifest.
-
-    Local directories only; in a Slurm array every task does this, and the last one's is complete.
-    """
-    if not job.to_directory or "://" in str(job.out):
-        return
-    directory = Path(str(job.out))
-    for path in sorted(directory.glob("part-*.parquet")):
-        number = path.stem.removeprefix("part-")
+    """Remove parts of an earlier run of this command beyond the last one; write the manifest."""
+    for path in parts_there(job):
+        number = Path(path).stem.removeprefix("part-")
         if number.isdigit() and int(number) >= parts:
-            made = read_metadata(str(path))
+            made = read_metadata(path)
             if made and made.get("command") == job.command:
-                path.unlink()
-                notes.note(f"removed {path.name}, left by an earlier run with more inputs")
+                remove_part(path)
+    write_manifest(job)
+
+
+def remove_part(path: str) -> None:
+    """Remove a part whose rows are in other parts now."""
+    with contextlib.suppress(FileNotFoundError):  # another task of the array has done it
+        os.unlink(path)
+        notes.note(f"removed {os.path.basename(path)}, left by an earlier run with more inputs")
+
+
+def write_manifest(job: Job) -> None:
+    """List all parts of a local directory. Of several processes that do this at the same time, the
+    last one lists all parts, because each writes again if a part appeared meanwhile."""
+    written: list[Any] | None = None
+    while job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job)):
+        written = shards
+        manifest = json.dumps(_call(job) | {"shards": shards}, indent=1)
+        write_atomic(Path(str(job.out)) / layout.MANIFEST, manifest)
+
+
+def _shards(job: Job) -> list[dict[str, Any]]:
+    """The parts in the directory, for the manifest."""
     shards = []
-    for path in sorted(directory.glob("part-*.parquet")):
+    for path in map(Path, parts_there(job)):
         try:
             rows = pq.read_metadata(path).num_rows
         except (OSError, pa.ArrowException):
@@ -129,4 +295,4 @@ def finish_directory(job: Job, parts: int) -> None:
         made = read_metadata(str(path)) or {}
         shard = {"name": path.name, "rows": rows, "size_bytes": os.path.getsize(path)}
         shards.append(shard | {"fingerprint": made.get("fingerprint")})
-    write_atomic(directory / layout.MANIFEST, json.dumps(_call(job) | {"shards": shards}, indent=1))
+    return shards

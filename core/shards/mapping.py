@@ -22,11 +22,11 @@ from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.progress import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
-from sabia.core.shards.columns import unified
+from sabia.core.shards.columns import unified, with_columns
 from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import open_inputs
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sinks import ParquetSink, Sink
 from sabia.core.shards.sources import Source, rows_of
@@ -35,12 +35,16 @@ from sabia.core.shards.summary import Summary
 
 @dataclass
 class ShardContext:
-    """The index and name of a transform's shard; takes its rejects and counts."""
+    """The index and name of a transform's shard; takes its rejects and counts.
+
+    part: name of the files that belong to the shard, such as those of its removed rows.
+    """
 
     index: int
     name: str
     rejects: Rejects
     counters: dict[str, float] = field(default_factory=dict)
+    part: str = ""
 
     def reject(self, rows: pa.RecordBatch | dict[str, Any], reason: str) -> None:
         """Keep rows that cannot be used, with the reason."""
@@ -81,10 +85,18 @@ def run_map(
     started = working_s()
     sources = list(sources if sources is not None else open_inputs(job, kind_in))
     owned = _owned_shards(job, len(sources))
+    sink = sink or ParquetSink(job)
+    per_shard = sink.per_shard
+    existing = manifest.check_output(job, sources, owned if per_shard else None, sink.ending)
+    columns = None
+    if job.append:
+        columns = manifest.columns_there(job)
+        job = replace(job, part_names=manifest.append_names(job, sources, owned))
+    sink = sink.for_run(job, existing.parts)
     if kind_out == "document" and schema is None:
         sources = unified(sources, whole=len(owned) == len(sources))
         schema = manifest.schema_of_all(sources)
-    work = _Work(job, transform, kind_out, salt, schema, sink or ParquetSink(job))
+    work = _Work(job, transform, kind_out, salt, schema, sink, columns)
     if job.dry_run:
         _dry_run(work, sources, owned, sampled)
         return Summary()
@@ -98,11 +110,14 @@ def run_map(
                 bar.advance(1, rows=f"{summary.rows_out:,}")
     else:
         summary = _write_part(work, sources, 0)
+    for path in existing.replaced:
+        manifest.remove_part(path)
     work.sink.finish(len(sources))
     summary.seconds = working_s() - started
     if conclude is not None:
         conclude(summary)
     summary.report(job, next_step)
+    summary.check_rejects()
     return summary
 
 
@@ -114,15 +129,19 @@ class _Work:
     salt: str
     schema: pa.Schema | None  # the columns of all inputs, or of the output
     sink: Sink
+    columns: pa.Schema | None = None  # of the parts to which `--append` adds
 
     def provenance(self, sources: Sequence[Source]) -> dict[str, Any]:
         fingerprints = [source.fingerprint() for source in sources]
-        return manifest.provenance(self.job, self.kind_out, fingerprints, self.salt, self.schema)
+        origins = [source.origin for source in sources]
+        return manifest.provenance(
+            self.job, self.kind_out, fingerprints, self.salt, self.schema, origins
+        )
 
 
 def _owned_shards(job: Job, count: int) -> list[int]:
     """Indices of the input shards that this process must transform."""
-    part = job.shard or slurm_slice()
+    part = job.shard
     if part is None:
         return list(range(count))
     if not job.to_directory:
@@ -136,6 +155,8 @@ def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     """Write one part from its sources, unless it is already there."""
     provenance = work.provenance(sources)
     rows = None if work.job.force else work.sink.rows_made(part, provenance)
+    if rows == 0 and os.path.exists(reject_path(work.job, part)):
+        rows = None  # each run that finds no usable row says so
     if rows is not None:
         return Summary(shards_skipped=len(sources), rows_out=rows)
     summary = Summary(shards_done=len(sources))
@@ -146,6 +167,9 @@ def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
         first = next(batches, None)
         schema = _schema_without_rows(work, sources[0], part) if first is None else first.schema
         rest = batches if first is None else chain([first], batches)
+        if work.columns is not None:
+            rest = (with_columns(batch, work.columns, str(work.job.out)) for batch in rest)
+            schema = work.columns
         summary.rows_out = work.sink.write(part, schema.remove_metadata(), provenance, rest)
     return summary
 
@@ -159,7 +183,8 @@ def _transformed(
             yield from _in_workers(work, sources, rejects, summary, bar)
         else:
             for index, source in enumerate(sources, part):
-                context = ShardContext(index, source.name, rejects, summary.counters)
+                name = work.job.part_name(index)
+                context = ShardContext(index, source.name, rejects, summary.counters, name)
                 for batch in work.transform(_counted(source, context, summary, bar), context):
                     stop.check()
                     yield batch

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import records
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.endings import FORMATS, file_ending
-from sabia.core.shards.inputs import is_url
+from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
 
 GROUP_ROWS = 10_000
@@ -161,14 +162,23 @@ def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Sche
 def read_metadata(path: str) -> dict[str, Any] | None:
     """What `with_metadata` wrote into a Parquet or Arrow file; None if unreadable or not ours."""
     try:
-        if file_ending(path) == ".arrow":
-            with pa.OSFile(path) as file:
-                metadata = pa.ipc.open_file(file).schema.metadata or {}
-        else:
-            metadata = pq.read_schema(path).metadata or {}
-        return json.loads(metadata[METADATA_KEY])
-    except (OSError, KeyError, ValueError, pa.ArrowException):
+        return json.loads((_schema_of(path).metadata or {})[METADATA_KEY])
+    except (BadData, OSError, KeyError, ValueError, pa.ArrowException):
         return None
+
+
+def readable(path: str) -> bool:
+    """Whether a file is a complete Parquet or Arrow file."""
+    try:
+        return bool(_schema_of(path))
+    except (BadData, OSError, ValueError, pa.ArrowException):
+        return False
+
+
+def _schema_of(path: str) -> pa.Schema:
+    with open_binary(path) as file:
+        arrow = file_ending(path) == ".arrow"
+        return pa.ipc.open_file(file).schema if arrow else pq.read_schema(file)
 
 
 def rows_in(path: str) -> int:
@@ -182,13 +192,13 @@ def rows_in(path: str) -> int:
 
 @contextlib.contextmanager
 def open_file(
-    path: str, schema: pa.Schema, metadata: dict[str, Any] | None = None
+    path: str, schema: pa.Schema, metadata: dict[str, Any] | None = None, new: bool = False
 ) -> Iterator[Writer]:
     """Write one file atomically, on a local path or an fsspec URL, in the format of its ending
-    (Parquet if it has none)."""
+    (Parquet if it has none). new: FileExistsError if there is such a local file by then."""
     full, ending = with_metadata(schema, metadata), file_ending(path) or ".parquet"
     with (
-        _url_path(path) if is_url(path) else atomic_path(path) as temporary,
+        _url_path(path) if is_url(path) else atomic_path(path, new) as temporary,
         open(temporary, "wb") as plain,
         _compressed(plain, ending) as file,
     ):
@@ -246,14 +256,12 @@ class RowsIfAny:
 @contextlib.contextmanager
 def _url_path(url: str) -> Iterator[Path]:
     """Write a local file, then upload it under a temporary key and move it."""
-    import fsspec
-
-    files, key = fsspec.core.url_to_fs(url)
+    files, key = file_system(url)
     parent, _, name = key.rpartition("/")
     with tempfile.TemporaryDirectory() as scratch:
         local = Path(scratch) / "shard"
         yield local
-        waiting = f"{key.removesuffix(name)}.{name}.{os.getpid()}.tmp"
+        waiting = f"{key.removesuffix(name)}.{name}.{secrets.token_hex(8)}.tmp"
         files.makedirs(parent, exist_ok=True)
         files.put_file(str(local), waiting)
         files.mv(waiting, key)
@@ -283,16 +291,17 @@ def open_stdout(
 
 
 def open_output(
-    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None = None, part: int = 0
-) -> contextlib.AbstractContextManager[Writer]:
-    """The job's output: its file, part number `part` of its directory, or stdout."""
+    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None = None, part: int = 0,
+    new: bool = False,
+) -> contextlib.AbstractContextManager[Writer]:  # fmt: skip
+    """The job's output: its file, part number `part` of its directory, or stdout; see open_file."""
     if job.to_stdout:
         return open_stream(job, schema, metadata)
-    return open_file(output_path(job, part), schema, metadata)
+    return open_file(output_path(job, part), schema, metadata, new)
 
 
 def output_path(job: Job, part: int = 0) -> str:
     """The path of part number `part`; raises UsageError for a stream, which has none."""
     if job.out is None or job.to_stdout:
         raise UsageError("stdout has no path; give -o PATH")
-    return job.out if job.to_file else f"{job.out.rstrip('/')}/part-{part:05d}.parquet"
+    return job.out if job.to_file else f"{job.out.rstrip('/')}/{job.part_name(part)}.parquet"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict
 
@@ -81,6 +82,38 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
         raise ValueError(f"{name} is {value!r:.60} (expected {wanted})") from error
 
 
+def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
+    """A batch of another library, with the columns of the kind that hold free JSON or messages, but
+    are nested, as in rows of JSON: free JSON as text. Raises BadData."""
+    for field in schemas.KINDS[kind]:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0 or schemas.is_scores(kind, field.name) or field.name == "text":
+            continue
+        column = batch.column(index)
+        messages = pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
+        if column.type == field.type or not pa.types.is_nested(column.type):
+            continue
+        if not (messages or pa.types.is_string(field.type)):
+            continue
+        try:
+            values = [_value(field.name, v, field.type) for v in map(_as_json, column.to_pylist())]
+        except (ValueError, TypeError) as error:
+            raise BadData(f"column {field.name!r}: {error}") from error
+        batch = batch.set_column(index, field, pa.array(values, field.type))
+    return batch
+
+
+def _as_json(value: Any) -> Any:
+    """A value of `to_pylist` as JSON has it: the pairs of a map are an object."""
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and all(isinstance(one, tuple) for one in value):
+        return {str(name): _as_json(one) for name, one in value}
+    return [_as_json(one) for one in value]
+
+
 def _numbers(name: str, value: Any) -> list[tuple[str, float]] | None:
     """The entries of an object that have a number."""
     if value is None:
@@ -114,7 +147,7 @@ def _as_text(name: str, value: Any) -> str:
         return value
     if name == "text":
         raise ValueError(f"text is {type(value).__name__} (expected a string)")
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def to_batch(

@@ -29,7 +29,7 @@ def reject_path(job: Job, part: int = 0) -> str:
     if job.to_directory:
         check_outside(job, job.rejects, "--rejects")
         directory = job.rejects or rejects_beside(str(job.out))
-        return f"{directory.rstrip('/')}/part-{part:05d}.parquet"
+        return f"{directory.rstrip('/')}/{job.part_name(part)}.parquet"
     if job.rejects:
         return job.rejects
     if job.to_file:

@@ -5,11 +5,12 @@ repeated writes only the parts that are missing or were made from something else
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
+from sabia.core.errors import UsageError
 from sabia.core.shards import manifest, outputs
 from sabia.core.shards.dry_run import parquet_bytes
 from sabia.core.shards.job import Job
@@ -20,6 +21,10 @@ class Sink(Protocol):
 
     @property
     def per_shard(self) -> bool: ...
+
+    @property
+    def ending(self) -> str:
+        """The ending of `path`."""
 
     def path(self, part: int) -> str:
         """The file whose presence shows that a part is complete."""
@@ -35,6 +40,9 @@ class Sink(Protocol):
         part must not appear.
         """
 
+    def for_run(self, job: Job, existing: frozenset[str]) -> Self:
+        """The sink of a job that names its parts, where these paths existed before the run."""
+
     def finish(self, parts: int) -> None:
         """Called once this process has written its share of so many parts."""
 
@@ -47,6 +55,8 @@ class ParquetSink:
     """The output that `outputs` opens: a Parquet file, a directory of shards, or stdout."""
 
     job: Job
+    existing: frozenset[str] = field(default=frozenset(), kw_only=True)
+    ending = ".parquet"
 
     @property
     def per_shard(self) -> bool:
@@ -63,14 +73,27 @@ class ParquetSink:
         batches: Iterator[pa.RecordBatch],
     ) -> int:  # fmt: skip
         rows = 0
-        with outputs.open_output(self.job, schema, provenance, part) as writer:
-            for batch in batches:
-                writer.write(batch)
-                rows += batch.num_rows
+        to_path = not self.job.to_stdout and not self.job.force
+        new = to_path and self.path(part) not in self.existing
+        try:
+            with outputs.open_output(self.job, schema, provenance, part, new) as writer:
+                for batch in batches:
+                    writer.write(batch)
+                    rows += batch.num_rows
+        except FileExistsError:
+            if (made := self.rows_made(part, provenance)) is not None:
+                return made
+            raise UsageError(
+                f"--out: {self.path(part)} was written by another call at the same time; run this "
+                "one again, which names the ways to keep both"
+            ) from None
         return rows
 
+    def for_run(self, job: Job, existing: frozenset[str]) -> Self:
+        return replace(self, job=job, existing=existing)
+
     def finish(self, parts: int) -> None:
-        manifest.finish_directory(self.job, parts)
+        manifest.write_manifest(self.job)
 
     def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
         return parquet_bytes(batches)

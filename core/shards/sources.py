@@ -10,6 +10,8 @@ import contextlib
 import gzip
 import hashlib
 import io
+import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -20,10 +22,15 @@ import pyarrow.parquet as pq
 
 from sabia.core import stop
 from sabia.core.errors import BadData
-from sabia.core.shards import named_numbers, schemas
+from sabia.core.shards import named_numbers, records, schemas
+from sabia.core.shards.arrow_arrays import cast
+from sabia.core.shards.endings import is_stream
 from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
 BATCH_ROWS = 2_000
+DAMAGE = (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error)
+SHOWN = 8  # columns in a message
+TEXT, TEXT_HINT = "text", "; --text-column NAME reads another column"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _EDGE_BYTES = 1 << 16
 
@@ -51,6 +58,7 @@ class Source:
     keys: tuple[tuple[str, str | None], ...] = ()
     schema: pa.Schema | None = None
     columns: tuple[str, ...] | None = None
+    text_column: str = ""  # the column that is read as `text`; '': that one
 
     def fingerprint(self) -> str:
         """A hash of size and both ends (a Parquet or Arrow footer describes the middle)."""
@@ -60,6 +68,7 @@ class Source:
             digest.update(f"{self.form} {size}".encode())
             if self.keys:
                 digest.update(repr(self.keys).encode())
+            digest.update(self.text_column.encode())
             for start in (0, max(0, size - _EDGE_BYTES)):
                 file.seek(start)
                 digest.update(file.read(_EDGE_BYTES))
@@ -68,6 +77,11 @@ class Source:
                 while block := file.read(1 << 20):
                     digest.update(block)
         return digest.hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """A hash of the absolute path; '' for a stream, whose name says nothing of its content."""
+        return origin_of(self.name)
 
     def size(self) -> int:
         """Bytes of the shard; OSError if it is unknown."""
@@ -108,25 +122,14 @@ class Source:
         readers = {"parquet": self._parquet, "arrow": self._arrow, "jsonl": self._jsonl}
         return readers[self.form](columns, rows, reject)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """A context that converts errors of libraries on a bad shard to BadData with its name."""
-        try:
-            yield
-        except BadData as error:
-            if str(error).startswith(self.name):
-                raise
-            raise BadData(f"{self.name}: {error}") from error
-        except Exception as error:
-            damaged = isinstance(error, pa.ArrowException | EOFError | gzip.BadGzipFile)
-            if not damaged and type(error).__name__ != "ZstdError":
-                raise
-            reason = str(error).partition("\n")[0]
-            raise BadData(f"{self.name}: corrupt or cut short ({reason})") from error
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """See the function `reading`."""
+        return reading(self.name)
 
     def _conform(
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
     ) -> pa.RecordBatch:
+        batch = records.with_json(batch, self.kind)
         for name, value in self.keys:
             index = batch.schema.get_field_index(name)
             column = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
@@ -134,7 +137,8 @@ class Source:
                 batch = batch.append_column(name, column)
             elif batch.column(index).null_count:
                 kind = batch.schema.field(index).type
-                filled = pc.coalesce(batch.column(index), column.cast(kind))
+                value_of = cast(column, kind, f"folder {name}={value}: the column", f"a {kind}")
+                filled = pc.coalesce(batch.column(index), value_of)
                 batch = batch.set_column(index, batch.schema.field(index), filled)
         needed = [n for n in schemas.REQUIRED[self.kind] if columns is None or n in columns]
         there = [n for n in needed if n in batch.schema.names]
@@ -158,8 +162,8 @@ class Source:
         with self.open() as file:
             parquet = pq.ParquetFile(file)
             check_single_parquet(file, parquet.metadata)
-            names = parquet.schema_arrow.names
-            self.must_have(names)
+            stored = parquet.schema_arrow.names
+            names = self.named(stored)
             wanted = columns
             if columns and "id" in columns and _may_lack_ids(parquet.metadata):
                 wanted = [
@@ -168,18 +172,18 @@ class Source:
                     "source",
                 ]  # ids are made of them
             if wanted is not None:
-                wanted = [name for name in names if name in wanted]
+                wanted = [old for old, new in zip(stored, names, strict=True) if new in wanted]
             for group in range(parquet.num_row_groups):
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
-                    yield from _small(batch)
+                    yield from _small(self._renamed(batch))
 
     def _arrow(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         with self.open() as file:
             schema, stream = open_arrow(file, self.name)
-            self.must_have(schema.names)
-            for batch in stream:
+            self.named(schema.names)
+            for batch in map(self._renamed, stream):
                 names = [n for n in columns or () if n in batch.schema.names]
                 kept = batch if columns is None else batch.select(names)
                 for start in range(0, kept.num_rows, rows):
@@ -190,12 +194,53 @@ class Source:
     ) -> Iterator[pa.RecordBatch]:
         del columns  # a line of JSON is parsed whole
         with self.open() as raw:
-            yield from batches_of_json(decompressed(raw), self.kind, rows, reject)
+            json = batches_of_json(decompressed(raw), self.kind, rows, reject, self.text_column)
+            yield from json
 
-    def must_have(self, names: Sequence[str]) -> None:
+    def named(self, stored: Sequence[str]) -> list[str]:
+        """The names of a shard's columns, with that of the text. Raises BadData if one is missing,
+        or if there is another column of that name."""
+        names = [TEXT if name == self.text_column else name for name in stored]
         for name in schemas.REQUIRED[self.kind]:
             if name not in names:
-                raise BadData(f"no column {name!r} (expected {self.kind} records)")
+                name = self.text_column or name
+                others = ", ".join(stored[:SHOWN]) + ", …" * (len(stored) > SHOWN)
+                raise BadData(f"no column {name!r} among {others} (expected {self.kind} records)"
+                              + TEXT_HINT * (self.kind == "document"))  # fmt: skip
+        if names.count(TEXT) > 1 and self.text_column:
+            raise BadData(f"columns {self.text_column!r} and 'text' (expected one of them)")
+        return names
+
+    def _renamed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.text_column not in batch.schema.names:
+            return batch
+        names = [TEXT if name == self.text_column else name for name in batch.schema.names]
+        return batch.rename_columns(names)
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """A context that converts errors of libraries on a bad shard to BadData with its name."""
+    try:
+        yield
+    except BadData as error:
+        if str(error).startswith(name):
+            raise
+        raise BadData(f"{name}: {error}") from error
+    except Exception as error:
+        damaged = isinstance(error, DAMAGE)
+        if not damaged and type(error).__name__ != "ZstdError":
+            raise
+        reason = str(error).partition("\n")[0]
+        raise BadData(f"{name}: corrupt or cut short ({reason})") from error
+
+
+def origin_of(name: str) -> str:
+    """A hash of an absolute path or a URL; '' for a stream."""
+    if name == "<stdin>" or is_stream(name):
+        return ""
+    path = name if "://" in name else os.path.abspath(name)
+    return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def rows_of(sources: Sequence[Source]) -> int | None:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from sabia.core import notes, units
-from sabia.core.errors import Infeasible
+from sabia.core.errors import BadData, Infeasible
 from sabia.core.progress import waited_s
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
@@ -37,6 +37,13 @@ class Summary:
         for name, value in other.counters.items():
             self.counters[name] = self.counters.get(name, 0) + value
         self.reject_path = self.reject_path or other.reject_path
+
+    def check_rejects(self) -> None:
+        """Raise BadData if every row was rejected: the input is not what the stage reads."""
+        if self.rejected and self.rejected == self.rows_in and not self.rows_out:
+            raise BadData(
+                f"all {self.rows_in:,} rows were rejected; the reasons are in {self.reject_path}"
+            )
 
     def report(self, job: Job, next_step: str = "") -> None:
         """Print the statistics, write them to `--stats`; Infeasible past --max-rejects."""

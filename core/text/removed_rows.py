@@ -21,7 +21,7 @@ from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import check_outside
-from sabia.core.shards.manifest import holds, is_current, provenance, schema_of_all
+from sabia.core.shards.manifest import check_output, holds, is_current, provenance, schema_of_all
 from sabia.core.shards.outputs import RowsIfAny, open_file
 from sabia.core.shards.sources import Source
 
@@ -49,8 +49,8 @@ class RemovedPart(RowsIfAny):
     With an empty directory nothing is written.
     """
 
-    def __init__(self, directory: str, index: int) -> None:
-        super().__init__(f"{directory.rstrip('/')}/part-{index:05d}.parquet" if directory else "")
+    def __init__(self, directory: str, part: str) -> None:
+        super().__init__(f"{directory.rstrip('/')}/{part}.parquet" if directory else "")
 
     def write(self, batch: pa.RecordBatch, reason: pa.Array) -> None:
         """Add rows with the reasons of their removal."""
@@ -86,6 +86,7 @@ def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, A
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
     check_path(job, final)
     sources = unified(open_inputs(job, "document"))
+    check_output(job, sources)
     made = provenance_of(job, sources, salt)
     written = holds(final, made)
     done = written and is_current(job, sources, salt)

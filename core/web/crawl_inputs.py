@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.endings import is_stream
 from sabia.core.shards.folders import files_below, is_hidden, say_left_out
-from sabia.core.shards.inputs import READABLE, from_path, open_binary, spool_stdin
+from sabia.core.shards.inputs import READABLE, STDIN, form_of, from_path, open_binary, spool
 from sabia.core.shards.job import Job
 from sabia.core.shards.json_lines import Reject, decompressed
-from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject
+from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject, origin_of
 from sabia.core.urls import canonical
 from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
 from sabia.core.web.archives.warc_reader import Decompressed, read_pages
@@ -73,6 +74,12 @@ class PageFiles:
                 while block := file.read(1 << 20):
                     digest.update(block)
         return digest.hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """A hash of the path of the file, or of the folder of HTML and text files."""
+        grouped = not self.warc and not isinstance(self, FolderRecords)
+        return origin_of(os.path.dirname(self.paths[0]) if grouped else self.paths[0])
 
     def size(self) -> int:
         """Bytes of the files together; OSError if it is unknown."""
@@ -158,11 +165,15 @@ def open_crawl_inputs(job: Job, max_bytes: int, exclude: Sequence[str] = ()) -> 
     `exclude`: globs of paths, relative to a given folder, that are not read.
     """
     if not job.inputs or job.inputs == ("-",):
-        return _from_stdin(max_bytes)
+        return _from_stream(spool(STDIN), max_bytes)
     lines: list[str] = []
     sources: list[Any] = []
     for given in job.inputs:
-        if given.startswith(("http://", "https://")):
+        if is_stream(given):
+            streamed = _from_stream(spool(given), max_bytes)
+            lines += [*streamed.seeds, *streamed.bad_seeds]
+            sources += streamed.sources
+        elif given.startswith(("http://", "https://")):
             lines.append(given)
         elif os.path.isfile(given) and _is_seed_list(given):
             lines += Path(given).read_text("utf-8", "replace").splitlines()
@@ -194,16 +205,14 @@ def _is_seed_list(path: str) -> bool:
     return bool(given) and all(line.startswith(("http://", "https://")) for line in given)
 
 
-def _from_stdin(max_bytes: int) -> Inputs:
-    path = spool_stdin()
+def _from_stream(path: str, max_bytes: int) -> Inputs:
     with open(path, "rb") as file:
         head = Decompressed(file).read(512)
     if head.startswith(b"WARC/"):
-        return Inputs(sources=(PageFiles("<stdin>", (path,), max_bytes, warc=True),))
-    if head[:4] in (b"PAR1", b"\xff\xff\xff\xff") or head.lstrip()[:1] == b"{":
-        opener: Any = partial(open, path, "rb")
-        form = {b"PAR1": "parquet", b"\xff\xff\xff\xff": "arrow"}.get(head[:4], "jsonl")
-        return Inputs(sources=(Source("<stdin>", "document", form, opener),))
+        return Inputs(sources=(PageFiles(STDIN, (path,), max_bytes, warc=True),))
+    opener: Any = partial(open, path, "rb")
+    if form := form_of(opener):
+        return Inputs(sources=(Source(STDIN, "document", form, opener),))
     with open(path, "rb") as file:
         return _seeds(decompressed(file).read().decode("utf-8", "replace").splitlines())
 
@@ -211,7 +220,9 @@ def _from_stdin(max_bytes: int) -> Inputs:
 def _from_path(given: str, max_bytes: int, exclude: Sequence[str]) -> Iterator[Any]:
     """Sources of a file, a glob, or a folder and the folders in it."""
     folder = os.path.isdir(given)
-    paths = _walk(given, exclude) if folder else (sorted(glob.glob(given)) or [given])
+    paths = (
+        _walk(given, exclude) if folder else (sorted(glob.glob(given, recursive=True)) or [given])
+    )
     loose: dict[str, list[str]] = {}
     readable = False
     for path in paths:

@@ -24,7 +24,7 @@ from sabia.core.options.crawl import CrawlOptions, Network, comma_separated
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest
 from sabia.core.shards.dry_run import planned
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.schemas import document as document_schema
@@ -62,13 +62,13 @@ def run(job: Job, options: CrawlOptions) -> Summary:
 
 def _check(job: Job, options: CrawlOptions, files: bool) -> None:
     """Refuse options that do not apply to this kind of INPUT: files of pages, or seed URLs."""
-    names = Network.table if files else ("exclude",)
+    names = Network.table if files else ("exclude", "append")
     if odd := next((name for name in names if name in options.given), None):
         kind = "seed URLs" if files else "files of pages"
         raise UsageError(f"{options.table[odd].flag}: only with {kind} as INPUT")
     if files:
         return
-    if job.shard or slurm_slice():
+    if job.shard:
         raise UsageError(
             "a crawl of the network has one frontier and cannot run in slices; run it as one job"
         )

@@ -83,7 +83,9 @@ def test_workers_slices_and_pipes_give_the_same_rows(world: Path, tmp_path: Path
     for task in range(2):
         array = {"TASK_ID": task, "TASK_COUNT": 2, "TASK_MIN": 0, "TASK_MAX": 1, "TASK_STEP": 1}
         slurm = {f"SLURM_ARRAY_{name}": str(value) for name, value in array.items()}
-        completed = classify(world / "shards", "-o", tmp_path / "array", env=os.environ | slurm)
+        completed = classify(
+            world / "shards", "-o", tmp_path / "array", "--shard", "auto", env=os.environ | slurm
+        )
         assert completed.returncode == 0 and b"2 of 4 shards" in completed.stderr
     for name in ("j2", "array"):
         assert [row["id"] for row in rows(tmp_path / name)] == [row["id"] for row in expected]

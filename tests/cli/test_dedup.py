@@ -182,7 +182,8 @@ def test_phases_of_an_array_give_the_bytes_of_one_job(world: Path, tmp_path: Pat
             slurm = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_MIN": "0",
                      "SLURM_ARRAY_TASK_STEP": "1", "SLURM_ARRAY_TASK_COUNT": "2"}  # fmt: skip
             dedup(world / "shards", "-o", tmp_path / "array", "--scratch", tmp_path / "s",
-                  "--phase", phase, env=os.environ | slurm, check=True)  # fmt: skip
+                  "--phase", phase, "--shard", "auto", check=True,
+                  env=os.environ | slurm)  # fmt: skip
 
     array("sketch")
     again = dedup(world / "shards", "--scratch", tmp_path / "s", "--phase", "compare",

@@ -120,6 +120,30 @@ def test_stage_with_a_barrier_refuses_an_array(documents: Path) -> None:
     assert asked.returncode == 2 and "one job" in asked.stderr
 
 
+@pytest.mark.parametrize("variable", ["SLURM_ARRAY_TASK_COUNT", "SLURM_STEP_NUM_TASKS"])
+@pytest.mark.parametrize("command", ["classify", "rewrite", "tokenize", "crawl"])
+def test_one_of_several_tasks_must_know_its_slice(
+    command: str, variable: str, documents: Path
+) -> None:
+    asked = run(command, str(documents), env=os.environ | {variable: "4"})
+    assert asked.returncode == 2 and asked.stderr.count("\n") == 1
+    for way in ("--shard auto", "--shard all", "--shard I/N"):
+        assert way in asked.stderr
+
+
+def test_a_stage_with_a_barrier_runs_on_inputs_of_its_own(documents: Path, tmp_path: Path) -> None:
+    tasks = os.environ | {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "2",
+                          "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_STEP": "1"}  # fmt: skip
+    lines = (["dedup", "-o", tmp_path / "d"], ["tokenize", "--vocab-size", "280", "-o",
+             tmp_path / "t"])  # fmt: skip
+    for words in lines:
+        line = [*map(str, words), str(documents)]
+        assert run(*line, "--shard", "all", env=tasks).returncode == 0
+        line[line.index("-o") + 1] += "-sliced"
+        sliced = run(*line, "--shard", "auto", env=tasks)
+        assert sliced.returncode == 2 and "--shard all" in sliced.stderr
+
+
 def test_full_disk_is_one_line(documents: Path) -> None:
     with open("/dev/full", "wb") as full:
         asked = subprocess.run([*SABIA, "dedup", str(documents)], stdout=full,

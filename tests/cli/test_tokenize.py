@@ -294,7 +294,14 @@ def test_slices_make_the_parts_of_the_whole(world, tmp_path):
         array = {"TASK_ID": task, "TASK_MIN": 0, "TASK_STEP": 1, "TASK_COUNT": 2}
         env = os.environ | {f"SLURM_ARRAY_{name}": str(v) for name, v in array.items()}
         report = sabia(
-            "tokenize", root / "shards", *tokenizer_of(root), "-o", tmp_path / "o", env=env
+            "tokenize",
+            root / "shards",
+            *tokenizer_of(root),
+            "-o",
+            tmp_path / "o",
+            "--shard",
+            "auto",
+            env=env,
         )
         assert f"slice {task} of 2: 1 of 2 shards" in report.stderr.decode()
     assert table(tmp_path / "o").equals(table(root / "rows"))

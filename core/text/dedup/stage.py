@@ -20,7 +20,7 @@ from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
@@ -58,7 +58,7 @@ class _Work:
     def sketch(self) -> None:
         """Sketch this task's part of the shards into the scratch directory."""
         sources = open_inputs(self.job, "document")
-        index, count = self.job.shard or slurm_slice() or (0, 1)
+        index, count = self.job.shard or (0, 1)
         engine = self._engine()
         scratch = Path(self.options.scratch)
         sketch_into(scratch, sources[index::count], self.options, engine, self.job.seed,

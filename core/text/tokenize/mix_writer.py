@@ -19,7 +19,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards import manifest, outputs, schemas
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.sinks import ParquetSink
 from sabia.core.shards.sources import Source
@@ -72,7 +72,7 @@ def write(
     job: Job, options: TokenizeOptions, encoder: Encoder, sources: Sequence[Source], salt: str
 ) -> Summary:
     """Mix the documents of `sources` into the job's output, unless it is already complete."""
-    if job.shard or slurm_slice():
+    if job.shard:
         raise UsageError(
             "--mix needs the token counts of all shards, so it does not run in slices; run it as "
             "one job, or tokenize in slices and mix when training"

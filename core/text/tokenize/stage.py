@@ -20,6 +20,7 @@ from sabia.core.shards.dry_run import NoRejects, Sample, estimate, planned, unme
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
+from sabia.core.shards.manifest import check_output
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source, batches_of
 from sabia.core.text.tokenize import mix_writer
@@ -39,6 +40,7 @@ def run(job: Job, options: TokenizeOptions) -> None:
     if options.mix:
         parse_mix(options.mix)  # a mistake in it is reported before any work
     sources = open_inputs(job, "document")
+    check_output(job, sources, ending=".parquet" if options.format == "rows" else ".json")
     tokenizer, path = obtain_tokenizer(job, options, sources)
     if options.format == "rows":
         name_shards(job)

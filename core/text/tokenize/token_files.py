@@ -10,9 +10,9 @@ something else.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -35,6 +35,7 @@ class TokenFileSink(ABC):
     job: Job
     form = ""  # as --format names it
     per_shard = True
+    ending = ".json"
 
     def __post_init__(self) -> None:
         if not self.job.to_directory or "://" in str(self.job.out):
@@ -65,6 +66,10 @@ class TokenFileSink(ABC):
         rows = self.write_files(part, schema, batches)
         write_atomic(self.path(part), json.dumps(provenance | {"rows": rows}, indent=1))
         return rows
+
+    def for_run(self, job: Job, existing: frozenset[str]) -> Self:
+        """See Sink."""
+        return replace(self, job=job)
 
     @abstractmethod
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:

@@ -17,7 +17,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.endings import without_ending
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
@@ -49,6 +49,7 @@ def obtain_tokenizer(
         adopt_tokenizer(job)
         directory = options.save_tokenizer or (beside if job.to_directory else "")
         if directory and not job.dry_run:
+            _check_same(job, tokenizer, directory)
             _save(tokenizer, directory, extension)
         return with_end(tokenizer), directory or options.tokenizer
     adopt_tokenizer(job)
@@ -65,6 +66,13 @@ def obtain_tokenizer(
     return _train(job, options, sources, directory, record), directory
 
 
+def _check_same(job: Job, tokenizer: Tokenizer, directory: str) -> None:
+    """Rows are added only to rows of the same tokenizer. Raises UsageError."""
+    there = job.append and (Path(directory) / "tokenizer.json").exists()
+    if there and load_tokenizer(directory).fingerprint != tokenizer.fingerprint:
+        raise UsageError(f"--append: {directory} is another tokenizer (expected the same one)")
+
+
 def with_end(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer; raises UsageError where it has no end-of-document token."""
     if tokenizer.eos_id is None:
@@ -79,10 +87,10 @@ def _train(
     directory: str,
     record: dict[str, Any],
 ) -> Tokenizer:
-    if job.shard or slurm_slice():
+    if job.shard:
         raise UsageError(
             "a slice cannot train the tokenizer of all slices; train it first in one job and give "
-            "--tokenizer DIR"
+            "--tokenizer DIR, or give --shard all if the inputs are those of this task alone"
         )
     start = time.monotonic()
     texts = sampled_texts(sources, options.train_bytes)

@@ -17,7 +17,7 @@ from sabia.core.errors import BadData
 from sabia.core.options.crawl import Focus
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import score_names
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.records import to_batch
@@ -38,7 +38,7 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Sum
     judged = bool(options.focus or options.classifier)
     if judged:
         make_judge(options)  # reports a mistake in the options once, before any work
-    whole = not (job.shard or slurm_slice())
+    whole = not job.shard
     score_columns = set().union(*(_score_names(source, whole) for source in sources))
     names = tuple(sorted(score_columns | ({FOCUS} if judged else set())))
     transform = partial(read_shard, options=options, names=names)

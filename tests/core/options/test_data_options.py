@@ -41,7 +41,6 @@ def test_every_option_has_a_group_and_a_line_of_help(cls: Any) -> None:
         ({"method": "semantic", "embeddings": "v", "model": "m"}, "--embeddings: not together"),
         ({"method": "semantic", "embeddings": "v", "backend": "torch"}, "--backend: only with"),
         ({"method": "exact", "seed": 0}, "--seed: only with --method minhash or semantic"),
-        ({"shard": "0/2"}, "--shard: only with --decontaminate or --phase sketch or write"),
         ({"phase": "compare"}, "--phase: only with --scratch"),
         ({"decisions": True, "scratch": "s", "phase": "write"}, "--decisions: not together with"),
         ({"replaced": "r.parquet"}, "--replaced: only with --against"),

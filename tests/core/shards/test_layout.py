@@ -12,10 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects, adopt_tokenizer
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.named_numbers import MAP
+from sabia.core.shards.outputs import with_metadata
 from sabia.core.shards.rejects import SCHEMA, reject_path
 
 
@@ -42,6 +44,9 @@ def as_before(out: Path) -> None:
     (out / "manifest.json").write_text(json.dumps({"command": "classify", "shards": []}))
     for part in range(2):
         rows = pa.table({"text": ["old"], "scores": pa.array([[("a", 1.0)]], MAP)})
+        source = from_path(str(out.parent / "in" / f"{'ab'[part]}.jsonl"), "document")[0]
+        made = {"command": "classify", "inputs": [source.fingerprint()], "version": "0"}
+        rows = rows.cast(with_metadata(rows.schema, made))
         pq.write_table(rows, out / f"part-{part:05d}.parquet")
     for part in (0, 7):
         odd = pa.table([["why"], ["shard"], ["{}"]], schema=SCHEMA)

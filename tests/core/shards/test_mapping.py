@@ -16,7 +16,7 @@ import pytest
 from sabia.core import progress
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import inputs
-from sabia.core.shards.job import Job, parse_shard, slurm_slice
+from sabia.core.shards.job import Job, chosen_shard, slurm_slice
 from sabia.core.shards.mapping import run_map
 
 
@@ -83,10 +83,13 @@ def test_a_changed_or_damaged_shard_is_redone(job: Job, tmp_path: Path) -> None:
     assert "NEW" in rows(tmp_path / "out")
 
 
-def test_parts_of_an_earlier_larger_run_are_removed(job: Job, tmp_path: Path) -> None:
+def test_parts_of_an_earlier_larger_run_are_removed_with_force(job: Job, tmp_path: Path) -> None:
     run_map(job, upper)
     (tmp_path / "in" / "2.parquet").unlink()
-    run_map(job, upper)
+    with pytest.raises(UsageError, match=r"holds rows of other inputs .*--force"):
+        run_map(job, upper)
+    assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 3
+    run_map(replace(job, force=True), upper)
     assert len(list((tmp_path / "out").glob("part-*.parquet"))) == 2
     listed = json.loads((tmp_path / "out" / "_manifest.json").read_text())["shards"]
     assert [s["rows"] for s in listed] == [100, 100]
@@ -107,8 +110,20 @@ def test_slurm_array_names_the_slice() -> None:
     task = dict(zip(names, ("7", "3", "2"), strict=True)) | {"SLURM_ARRAY_TASK_COUNT": "4"}
     assert slurm_slice(task) == (2, 4)
     assert slurm_slice({}) is None
-    with pytest.raises(UsageError):
-        parse_shard("4/4")
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}
+    assert slurm_slice(step) == (1, 3) and slurm_slice(task | step) == (7, 12)
+    assert chosen_shard("auto", task) == (2, 4) and chosen_shard("auto", {}) is None
+    for environment in (task, step):
+        assert chosen_shard("all", environment) is None
+        assert chosen_shard("1/3", environment) == (1, 3)
+        with pytest.raises(UsageError, match=r"--shard auto .*--shard all .*--shard I/N"):
+            chosen_shard(None, environment)
+    # a batch script with several tasks runs once, and so does a step of one task
+    one = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert chosen_shard(None, one) is None
+    for text in ("4/4", "x", "1", "-1/2"):
+        with pytest.raises(UsageError, match=r"--shard: .*auto, all, or I/N"):
+            chosen_shard(text, {})
 
 
 def test_rejects_are_kept_with_reason_and_count(tmp_path: Path) -> None:
