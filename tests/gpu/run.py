@@ -61,11 +61,15 @@ def _part(name: str, limit_s: float, *needs: str) -> Part:
     return Part(HERE / "parts" / f"{name}.py", limit_s, needs)
 
 
+COMMANDS_NEED = ("pyarrow", "tokenizers", "xxhash", "jinja2", "typer")
 PARTS: Mapping[str, Part] = {
     "environment": _part("environment", 60),
     "kernels": _part("kernels", 400, "triton"),
     "codes": _part("codes", 120, "triton"),
     "models": _part("models", 420),
+    "resume": _part("resume", 300, *COMMANDS_NEED),
+    "generation": _part("generation", 120),
+    "commands": _part("commands", 300, *COMMANDS_NEED),
     "tuning": _part("tuning", 400, "triton"),
 }
 

@@ -1,18 +1,6 @@
-"""Small models of every family for the GPU run, and the process that trains them on the CPU.
+"""Small models of every family for the GPU run: configurations, batches, training on the CPU."""
 
-usage: small_models.py FOLDER TINY STEPS    (reads names from stdin, answers each with a line)
-
-For each name the process trains the model for STEPS steps in fp32 on the CPU and writes
-FOLDER/NAME.npz: the losses, and after 0, half and all steps the parameters, the gradients and the
-losses of the next batch in fp32 and in the model's low precisions.
-"""
-
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import mesh_cases
@@ -116,7 +104,12 @@ def points(steps: int) -> tuple[int, int, int]:
     return 0, steps // 2, steps
 
 
-def _reference(name: str, tiny: bool, steps: int) -> dict[str, np.ndarray]:
+def reference(name: str, tiny: bool, steps: int) -> dict[str, np.ndarray]:
+    """What a model's training in fp32 gives here, for cpu_process.
+
+    `curve`, the losses; and after 0, half and all steps the parameters, and the losses and
+    gradients of the next batch in fp32 and in the model's low precisions.
+    """
     stepper, spec = stepper_of(name, tiny)
     losses, arrays = curve(stepper, spec, steps, tiny), dict[str, Any]()
     low = LOW_PRECISIONS if name in LOW_PRECISION_MODELS else ()
@@ -135,63 +128,3 @@ def _reference(name: str, tiny: bool, steps: int) -> dict[str, np.ndarray]:
             gradients = other.gradients(data)
             arrays |= {f"{head}/gradient/{key}": value for key, value in gradients.items()}
     return arrays | {"curve": np.array(made)}
-
-
-class References:
-    """The CPU process; it goes on with the next name while its results of one are compared."""
-
-    def __init__(self, folder: Path, names: tuple[str, ...], tiny: bool, steps: int) -> None:
-        self.folder, self.names, self._asked, self._answers = folder, names, list[str](), {}
-        self._words = [sys.executable, __file__, str(folder), str(int(tiny)), str(steps)]
-        self._process: subprocess.Popen[str] | None = None
-
-    def get(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of a model; RuntimeError if the process could not compute them."""
-        index = self.names.index(name)
-        for ahead in self.names[index : index + 2]:
-            self._ask(ahead)
-        assert self._process is not None and self._process.stdout is not None
-        while name not in self._answers:
-            word, _, answer = self._process.stdout.readline().rstrip("\n").partition(" ")
-            if not word:
-                raise RuntimeError(f"the CPU process ended at {name}; see log.txt")
-            self._answers[word] = answer
-        if self._answers[name]:
-            raise RuntimeError(f"on the CPU, {name}: {self._answers[name]}")
-        with np.load(self.folder / f"{name}.npz") as file:
-            return dict(file)
-
-    def _ask(self, name: str) -> None:
-        if self._process is None:
-            environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(
-                self._words, stdin=pipe, stdout=pipe, text=True, env=environment
-            )
-        if name not in self._asked:
-            assert self._process.stdin is not None
-            self._process.stdin.write(name + "\n")
-            self._process.stdin.flush()
-            self._asked.append(name)
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
-def main(folder: str, tiny: str, steps: str) -> None:
-    """Answer names until stdin ends: `NAME`, or `NAME ERROR`."""
-    for line in sys.stdin:
-        name, error = line.strip(), ""
-        try:
-            np.savez(Path(folder) / f"{name}.npz", **_reference(name, tiny == "1", int(steps)))
-        except Exception as failure:
-            traceback.print_exc()
-            error = f" {type(failure).__name__}: {failure}".splitlines()[0]
-        print(name + error, flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import small_models
 from cases import Case, Comparison, Device, Failed, Figures, Skipped
-from small_models import References
+from cpu_process import References
 
 # precision → allowed difference of a loss, relative; and of all gradients together, by 2-norms.
 # fp32: other orders of sums. bf16: 8 bits of each activation.
@@ -52,8 +52,8 @@ class _Models:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self.device, self.tiny, self.steps = device, device.tiny, steps
-        names = small_models.FAMILIES
-        self.references = References(device.scratch, names, self.tiny, steps)
+        given = (device.scratch, small_models.FAMILIES, int(self.tiny), steps)
+        self.references = References(small_models.__file__, *given)
         self._loaded: tuple[str, Mapping[str, np.ndarray]] = "", {}
 
     def case(self, name: str, precision: str, compiled: bool = False) -> Case:
