@@ -32,6 +32,7 @@ DAMAGE = (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error)
 SHOWN = 8  # columns in a message
 TEXT, TEXT_HINT = "text", "; --text-column NAME reads another column"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_JOINED = b"ARROW1ARROW1\0\0"  # the end of an Arrow file and the start of another
 _EDGE_BYTES = 1 << 16
 
 Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its start
@@ -228,7 +229,8 @@ def reading(name: str) -> Iterator[None]:
             raise
         raise BadData(f"{name}: {error}") from error
     except Exception as error:
-        damaged = isinstance(error, DAMAGE)
+        # pyarrow raises OSError without a number for Arrow data that it cannot decode
+        damaged = isinstance(error, DAMAGE) or (isinstance(error, OSError) and error.errno is None)
         if not damaged and type(error).__name__ != "ZstdError":
             raise
         reason = str(error).partition("\n")[0]
@@ -260,16 +262,42 @@ def batches_of(
 
 
 def open_arrow(file: BinaryIO, name: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The schema and the batches of an Arrow IPC file (whose footer describes all of it) or stream;
-    BadData for a stream without its end mark."""
+    """The schema and the batches of an Arrow IPC file, or of streams that follow each other.
+
+    Raises BadData for a stream without its end mark, for streams with different columns, and for
+    several files in one: the last one's footer describes only that one.
+    """
     magic = file.read(6)
     file.seek(0)
     if magic == b"ARROW1":
         reader = pa.ipc.open_file(file)
-        return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+        return reader.schema, _batches_of_file(file, reader)
     _check_end_of_stream(file, name)
-    stream = pa.ipc.open_stream(file)
-    return stream.schema, stream
+    schema = pa.ipc.open_stream(file).schema
+    file.seek(0)
+    return schema, _batches_of_streams(file, schema)
+
+
+def _batches_of_file(
+    file: BinaryIO, reader: pa.ipc.RecordBatchFileReader
+) -> Iterator[pa.RecordBatch]:
+    yield from map(reader.get_batch, range(reader.num_record_batches))
+    file.seek(0)
+    before = b""
+    while block := file.read(1 << 20):
+        if _JOINED in before + block:
+            raise BadData("several Arrow files joined into one; pass their paths instead")
+        before = block[-len(_JOINED) :]
+
+
+def _batches_of_streams(file: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    end = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    while file.tell() < end:
+        stream = pa.ipc.open_stream(file)
+        if not stream.schema.equals(schema):
+            raise BadData("several Arrow streams with different columns joined into one")
+        yield from stream
 
 
 def _check_end_of_stream(file: BinaryIO, name: str) -> None:

@@ -226,3 +226,29 @@ def test_a_misspelt_variable_is_reported(variable: str, near: str) -> None:
         check_environment(ClassifyOptions, "classify", calls, {variable: "x"})
     for other in ("SABIA_CLASSIFY_TRAIN_LABEL", "SABIA_DEDUP_KEEP", "SABIA_DATA", "SABIA_PIPE"):
         check_environment(ClassifyOptions, "classify", calls, {other: "x", variable: ""})
+
+
+def test_arrow_streams_and_files_that_were_joined(tmp_path: Path) -> None:
+    """As `xargs sabia classify --to arrow > all.arrows` and `cat` join them."""
+    tables = [pa.table({"text": [f"{n} {i}" for i in range(n)]}) for n in (3, 2_500, 1)]
+    streams, files = [], []
+    for table in tables:
+        for kind, made in ((pa.ipc.new_stream, streams), (pa.ipc.new_file, files)):
+            sink = pa.BufferOutputStream()
+            with kind(sink, table.schema) as writer:
+                writer.write_table(table, max_chunksize=1_000)
+            made.append(sink.getvalue().to_pybytes())
+    (tmp_path / "a.arrows").write_bytes(b"".join(streams))
+    assert len(rows_of(tmp_path / "a.arrows")) == 2_504
+    for joined in (files, files[:1] * 2):
+        (tmp_path / "a.arrow").write_bytes(b"".join(joined))
+        with pytest.raises(BadData):
+            rows_of(tmp_path / "a.arrow")
+    (tmp_path / "a.arrow").write_bytes(files[1])
+    assert len(rows_of(tmp_path / "a.arrow")) == 2_500
+    other = pa.BufferOutputStream()
+    with pa.ipc.new_stream(other, pa.schema([("text", pa.string()), ("n", pa.int64())])):
+        pass
+    (tmp_path / "a.arrows").write_bytes(streams[0] + other.getvalue().to_pybytes())
+    with pytest.raises(BadData, match="different columns"):
+        rows_of(tmp_path / "a.arrows")
