@@ -70,7 +70,12 @@ PARTS: Mapping[str, Part] = {
     "resume": _part("resume", 300, *COMMANDS_NEED),
     "generation": _part("generation", 120),
     "commands": _part("commands", 300, *COMMANDS_NEED),
+    "speed": _part("speed", 1500),
+    "peers": _part("peers", 500, "transformers"),
     "tuning": _part("tuning", 400, "triton"),
+    "decoding": _part("decoding", 240),
+    "gptq": _part("gptq", 300),
+    "planner": _part("planner", 60),
 }
 
 
