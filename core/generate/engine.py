@@ -135,11 +135,12 @@ class Engine:
     ) -> None:
         """Run the prompts once, copy their keys and values to their samples, draw token 0."""
         requests = [request for request, _ in group]
-        lengths = torch.tensor([len(request.prompt) for request in requests], device=self.device)
-        width = int(lengths.max())
-        ids = torch.zeros(len(requests), width, dtype=torch.int64, device=self.device)
+        width = max(len(request.prompt) for request in requests)
+        padded = np.zeros((len(requests), width), np.int64)
         for row, request in enumerate(requests):
-            ids[row, : len(request.prompt)] = torch.tensor(list(request.prompt))
+            padded[row, : len(request.prompt)] = request.prompt
+        ids = torch.from_numpy(padded).to(self.device)
+        lengths = torch.tensor([len(request.prompt) for request in requests], device=self.device)
         prompts = self._cache(len(requests), width)
         positions = torch.arange(width, device=self.device).expand(len(requests), width)
         hidden = self._hidden(ids, positions, prompts)

@@ -6,6 +6,7 @@ torch.compile plain expressions are used, because the compiler fuses them better
 and where SABIA_KERNELS names one (core.model.kernel_choice), the kernels of sabia.kernels are used.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -239,10 +240,23 @@ def logsumexp(x: Tensor) -> Tensor:
     return torch.logsumexp(x.float(), -1)
 
 
+def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """fp32[N] on the device, copied there once: the host waits for a copy. Compilers keep it."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    return _copied_constants(values, device)
+
+
+@functools.lru_cache(64)
+def _copied_constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+
 def rope_angles(positions: Tensor, frequencies: tuple[float, ...]) -> Angles:
     """See Ops.rope_angles."""
     # both halves of the head dimension rotate by the same angles
-    table = torch.tensor(frequencies * 2, dtype=torch.float32, device=positions.device)
+    table = _constants(frequencies * 2, positions.device)
     angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
     return angles.cos(), angles.sin()
 

@@ -35,9 +35,10 @@ class TorchQuantizedOps(QuantizedOps):
 
     def __init__(self, base: Any, precision: Precision, names: frozenset[str], seed: int) -> None:
         super().__init__(base, precision, names, seed)
-        self._clock = torch.zeros((), dtype=torch.int32)
+        device = base.default_device()  # a copy for each product would stop the host each time
+        self._clock = torch.zeros((), dtype=torch.int32, device=device)
         self._words = {name: tuple(map(signed, hash_words(seed, name))) for name in names}
-        self._signs = torch.from_numpy(hadamard_signs(seed))
+        self._signs = torch.from_numpy(hadamard_signs(seed)).to(device)
         self.at(0)
 
     def at(self, step: int, part: int = 0) -> TorchQuantizedOps:
@@ -58,12 +59,18 @@ class TorchQuantizedOps(QuantizedOps):
         settings = (*self._random_state(name, rows), self.recipe, self.base.grouped_matmul)
         return _Grouped.apply(rows, weight, *settings, plan)
 
-    def _random_state(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(key int32[2] of this tensor in this step, signs of the transform), on x's device."""
+    def _random_state(self, name: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(key int32[2] of this tensor in this step, signs of the transform), on x's device.
+
+        None where the recipe has no use for them.
+        """
+        signs = self._signs.to(x.device) if self.recipe.hadamard else None
+        if not self.recipe.stochastic:
+            return None, signs
         first, second = self._words[name]
         clock = self._clock.to(x.device)
         key = torch.stack((mix_tensor(clock ^ first), torch.full_like(clock, second)))
-        return key, self._signs.to(x.device)
+        return key, signs
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -87,16 +94,14 @@ def _fake_quantized(weight: Tensor, target: QatTarget) -> Tensor:
     return values * scale
 
 
-def _random_key(key: Tensor, recipe: MatmulRecipe, of_weight: bool = False) -> Tensor | None:
-    """The key of a gradient's random bits, None where it is rounded to nearest."""
-    if not recipe.stochastic:
-        return None
-    return key ^ key.new_tensor([0, signed(WEIGHT_ROLE)]) if of_weight else key
+def _weight_key(key: Tensor | None) -> Tensor | None:
+    """The key of the random bits of the weight's gradient; None where there are none."""
+    return None if key is None else torch.stack((key[0], key[1] ^ signed(WEIGHT_ROLE)))
 
 
-def _weight_gradient_operand(x: Tensor, signs: Tensor, recipe: MatmulRecipe) -> Tensor:
+def _weight_gradient_operand(x: Tensor, signs: Tensor | None) -> Tensor:
     """xᵀ as an operand of the weight's gradient; if transformed, in float32."""
-    if not recipe.hadamard:
+    if signs is None:
         return x.t()
     return hadamard(F.pad(x.t(), (0, -len(x) % SIZE)), signs)
 
@@ -104,7 +109,12 @@ def _weight_gradient_operand(x: Tensor, signs: Tensor, recipe: MatmulRecipe) -> 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, key: Tensor, signs: Tensor, recipe: MatmulRecipe
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        key: Tensor | None,
+        signs: Tensor | None,
+        recipe: MatmulRecipe,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, key, signs)
         ctx.recipe = recipe
@@ -120,13 +130,12 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             layouts = recipe.gradient, weight.t(), recipe.weight
             # dx = Q(dy) Q(wᵀ)ᵀ
-            dx = product(grad, *layouts, x.dtype, _random_key(key, recipe)).view(x.shape)
+            dx = product(grad, *layouts, x.dtype, key).view(x.shape)
         if ctx.needs_input_grad[1]:
             # dw = Q(H dyᵀ) Q(H xᵀ)ᵀ
-            left, right = (_weight_gradient_operand(part, signs, recipe) for part in (grad, flat))
-            random_key = _random_key(key, recipe, of_weight=True)
+            left, right = (_weight_gradient_operand(part, signs) for part in (grad, flat))
             layouts = recipe.gradient, right, recipe.activation
-            dw = product(left, *layouts, x.dtype, random_key).to(weight.dtype)
+            dw = product(left, *layouts, x.dtype, _weight_key(key)).to(weight.dtype)
         return dx, dw, None, None, None
 
 
@@ -170,8 +179,8 @@ class _Grouped(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         weight: Tensor,
-        key: Tensor,
-        signs: Tensor,
+        key: Tensor | None,
+        signs: Tensor | None,
         recipe: MatmulRecipe,
         multiply: Any,
         plan: Any,
@@ -189,7 +198,7 @@ class _Grouped(torch.autograd.Function):
         x, weight, key, signs = ctx.saved_tensors
         recipe, dx, dw = ctx.recipe, None, None
         if ctx.needs_input_grad[0]:
-            values, scale = rounded(grad, recipe.gradient, _random_key(key, recipe))
+            values, scale = rounded(grad, recipe.gradient, key)
             matrices, matrix_scale = _rounded_stack(weight, recipe)
             # dx = Q(dy) Q(wᵀ)ᵀ
             transposed = matrices.transpose(1, 2).to(x.dtype).contiguous()
@@ -200,12 +209,14 @@ class _Grouped(torch.autograd.Function):
         return dx, dw, None, None, None, None, None
 
 
-def _grouped_gradient(ctx: Any, grad: Tensor, x: Tensor, key: Tensor, signs: Tensor) -> Tensor:
+def _grouped_gradient(
+    ctx: Any, grad: Tensor, x: Tensor, key: Tensor | None, signs: Tensor | None
+) -> Tensor:
     recipe = ctx.recipe
     (grad, x), plan = _aligned_groups((grad, x), ctx.plan, recipe.group)
     # H dyᵀ [out, M'] and H xᵀ [in, M'], M' rows after padding
-    left, right = (_weight_gradient_operand(part, signs, recipe) for part in (grad, x))
-    values, scale = rounded(left, recipe.gradient, _random_key(key, recipe, of_weight=True))
+    left, right = (_weight_gradient_operand(part, signs) for part in (grad, x))
+    values, scale = rounded(left, recipe.gradient, _weight_key(key))
     others, other_scale = rounded(right, recipe.activation)
     dw = _weight_gradient(values.t().to(x.dtype), others.t().to(x.dtype), plan)
     return dw.float() * (scale * other_scale)

@@ -103,7 +103,7 @@ def test_random_traces_against_a_count(seed: int) -> None:
     idle = covered[100:300].count(False)
     assert figures["idle_share"] == pytest.approx(idle / 200)
     assert sum(gap["us"] for gap in figures["gaps"]) == pytest.approx(idle)
-    assert [g["us"] for g in figures["gaps"]] == sorted((g["us"] for g in figures["gaps"]))[::-1]
+    assert [g["us"] for g in figures["gaps"]] == sorted(g["us"] for g in figures["gaps"])[::-1]
     for gap in figures["gaps"]:
         begin = int(100 + gap["at_us"])
         assert not any(covered[begin : int(begin + gap["us"])])

@@ -117,7 +117,7 @@ def _adamw(rule: Rule, group: Group, count: int, lr: float, scale: float) -> Non
         [],
         list(steps),
         fused=True,
-        grad_scale=None if scale == 1.0 else torch.tensor(1 / scale, device=device),
+        grad_scale=None if scale == 1.0 else torch.full((), 1 / scale, device=device),
         amsgrad=False,
         beta1=rule.config.beta1,
         beta2=rule.config.beta2,

@@ -39,6 +39,7 @@ def compared(run: Mapping[str, Any], device: Device) -> Figures:
 
     error_time and error_memory are sizes; the signs are those of predicted less measured.
     """
+    from sabia.core.errors import UsageError
     from sabia.core.plan.chips import find_chip
     from sabia.core.plan.device.step_time import step_time
 
@@ -50,7 +51,10 @@ def compared(run: Mapping[str, Any], device: Device) -> Figures:
     if chip is None and device.cuda:
         raise Skipped(f"{device.name} is not in the planner's catalogue")
     work, layout, stack = planned(spec, one, *policy, device.cuda)
-    predicted = step_time(work, layout, chip or find_chip("cpu"), stack)
+    try:
+        predicted = step_time(work, layout, chip or find_chip("cpu"), stack)
+    except UsageError as error:  # the chip has no rate for the precision
+        raise Skipped(str(error)) from None
     figures: Figures = {"predicted_s": float(predicted.total_s), "measured_s": run["step_s"]}
     figures |= _error("time", figures["predicted_s"], figures["measured_s"])
     figures["parts_s"] = {k: round(float(v), 5) for k, v in predicted.parts.items() if v}
