@@ -1,51 +1,99 @@
 """Canonical URLs: one URL for each page.
 
 WHATWG parsing (can_ada), no fragment, no default port, no tracking or session parameters,
-normalized percent-encoding. The order of parameters is kept, because some sites depend on it.
+normalized percent-encoding. The order of parameters is kept, because some sites depend on it. A
+canonical URL is what is fetched, so it loses only parameters whose names can mean nothing else;
+`comparison_key` also loses those that usually mean nothing, and is only compared.
 """
 
 import re
-from urllib.parse import urljoin
 
 import can_ada
 
 _TRACKERS = re.compile(
-    r"(utm_|mc_|mkt_|pk_|hsa_|oly_|vero_|__hs|_hs|_ga|_gl|at_)\w*"
+    r"(utm_|mc_|hsa_|oly_|vero_|__hs|_hs|_ga|_gl)\w*"
     r"|[gdy]clid|gclsrc|[gw]braid|fbclid|msclkid|twclid|ttclid|li_fat_id|epik|igshid|igsh|wickedid"
-    r"|ref_src|ref_url|spm|scm|yclid|ysclid|_openstat|_branch_match_id|icid|ns_\w+|elqtrack\w*"
-    r"|mkcid|mkevt|s_cid|cvid|ocid|_bta_\w+|trk_\w+|sb_referer_host|wt[._]\w+"
-    r"|phpsessid|jsessionid|aspsessionid\w*|sessionid|session_id|zenid|cfid|cftoken|osCsid|xtor",
+    r"|ref_src|ref_url|spm|scm|yclid|ysclid|_openstat|_branch_match_id|icid|elqtrack\w*"
+    r"|mkcid|mkevt|s_cid|cvid|ocid|_bta_\w+|sb_referer_host"
+    r"|phpsessid|jsessionid|aspsessionid\w*|zenid|cfid|cftoken|osCsid|xtor",
     re.IGNORECASE,
 )
+# trackers and sessions of some sites, that other sites use for what they show
+_OFTEN_TRACKERS = re.compile(r"(at_|mkt_|ns_|pk_|trk_|wt[._])\w*|session_?id", re.IGNORECASE)
 _SESSION = re.compile(r";(jsessionid|phpsessid|sid)=[^/?;]*", re.IGNORECASE)
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+# not one whose character would become part of another escape: %%34%31, %4%31
+_ESCAPE = re.compile(r"(?<!%)(?<!%[0-9A-Fa-f])%([0-9A-Fa-f]{2})")
+MAX_RAW = 10_000  # characters of a link that is read
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_TWO_SLASHES = ("//", "\\\\", "/\\", "\\/")
 _CONTROLS = "".join(map(chr, range(0x21)))  # stripped from both ends, as browsers do
 _BREAKS = str.maketrans("", "", "\t\r\n")
-MAX_RAW = 10_000  # characters of a link that are read
+_PASSES = 4  # until a form is its own
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
 def canonical(url: str, base: str = "") -> str | None:
-    """The canonical form of an http(s) URL (resolved against `base`); None for anything else."""
+    """The canonical form of an http(s) URL (resolved against `base`), which is its own canonical
+    form; None for anything else."""
+    form = _form(url, base)
+    for _ in range(_PASSES):  # without a session or a dot, a path or a host can be another
+        again = None if form is None else _form(form)
+        if again == form:
+            return form
+        form = again
+    return None
+
+
+def comparison_key(url: str) -> str:
+    """A canonical URL without the parameters that seldom decide what a page shows."""
+    return _with_parameters(url, _OFTEN_TRACKERS)
+
+
+def _form(url: str, base: str = "") -> str | None:
+    if len(url) > MAX_RAW:
+        return None
     try:
-        plain = url[:MAX_RAW].strip(_CONTROLS).translate(_BREAKS)
-        path = re.split("[?#]", plain, maxsplit=1)[0]  # WHATWG reads its backslashes as slashes
-        plain = path.replace("\\", "/") + plain[len(path) :]
-        parsed = can_ada.parse(urljoin(base, plain))
-    except (ValueError, UnicodeError):
+        parsed = can_ada.parse(_joined(url, base) if base else url)
+    except (ValueError, TypeError):  # can_ada takes no lone surrogates
         return None
-    if parsed.protocol not in ("http:", "https:") or not parsed.hostname or parsed.username:
+    host = parsed.hostname.removesuffix(".")
+    labels = host.split(".")  # an empty one cannot be resolved
+    if parsed.protocol not in ("http:", "https:") or "" in labels or parsed.username:
         return None
-    host = parsed.hostname.rstrip(".")
     port = f":{parsed.port}" if parsed.port else ""
     path = _escapes(_SESSION.sub("", parsed.pathname)) or "/"
+    form = f"{parsed.protocol}//{host}{port}{path}{_escapes(parsed.search)}"
+    return _with_parameters(form, _TRACKERS)
+
+
+def _joined(url: str, base: str) -> str:
+    """A URL that is relative to an http(s) base, made absolute as WHATWG does (can_ada cannot)."""
+    plain = url.strip(_CONTROLS).translate(_BREAKS)
+    parsed = can_ada.parse(base)
+    if scheme := _SCHEME.match(plain):
+        rest = plain[scheme.end() :]
+        if scheme[0].lower() != parsed.protocol or rest[:2] in _TWO_SLASHES:
+            return plain
+        plain = rest  # http:a is a relative URL where the base is of the same scheme
+    if plain[:2] in _TWO_SLASHES:
+        return parsed.protocol + plain
+    if plain[:1] in ("/", "\\"):
+        return parsed.origin + plain
+    folder = parsed.pathname.rpartition("/")[0] + "/"
+    kept = {"": parsed.pathname + parsed.search, "#": parsed.pathname + parsed.search,
+            "?": parsed.pathname}.get(plain[:1], folder)  # fmt: skip
+    return parsed.origin + kept + plain
+
+
+def _with_parameters(url: str, dropped: re.Pattern[str]) -> str:
+    """A URL without empty parameters, and those whose name matches."""
+    address, _, query = url.partition("?")
     parameters = [
-        _escapes(parameter)
-        for parameter in parsed.search.removeprefix("?").split("&")
-        if parameter and not _TRACKERS.fullmatch(parameter.partition("=")[0])
+        parameter
+        for parameter in query.split("&")
+        if parameter and not dropped.fullmatch(parameter.partition("=")[0])
     ]
-    query = "?" + "&".join(parameters) if parameters else ""
-    return f"{parsed.protocol}//{host}{port}{path}{query}"
+    return f"{address}?{'&'.join(parameters)}" if parameters else address
 
 
 def _escapes(text: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import zstandard
 
 from sabia.core.errors import UsageError
+from sabia.core.urls import comparison_key
 from sabia.core.web.robots import RobotsFile
 from sabia.core.web.url_rules import host_of, template_of
 
@@ -357,6 +358,6 @@ class Frontier:
 
 
 def fingerprint(url: str) -> int:
-    """A signed 64-bit hash of a canonical URL."""
-    digest = hashlib.blake2b(url.encode(), digest_size=8).digest()
+    """A signed 64-bit hash of what identifies a canonical URL."""
+    digest = hashlib.blake2b(comparison_key(url).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)

@@ -1,9 +1,9 @@
 """robots.txt by RFC 9309: what may be fetched, how fast, and what to do when it cannot be read.
 
-2xx: its rules (the first 500 KiB). 4xx: everything is allowed, except 429, which counts as
-unreachable. 5xx and no response: nothing is allowed, unless there is an earlier copy. Up to five
-redirects, also to other hosts; a sixth means "unavailable", so everything is allowed. Files are
-cached for 24 hours, or less with Cache-Control.
+2xx: its rules (of the first 4 MiB; RFC 9309 asks for at least 500 KiB). 4xx: everything is
+allowed, except 429, which counts as unreachable. 5xx and no response: nothing is allowed, unless
+there is an earlier copy. Up to five redirects, also to other hosts; a sixth means "unavailable", so
+everything is allowed. Files are cached for 24 hours, or less with Cache-Control.
 
 Lines end in CR, LF or both; a byte order mark, even an incomplete one, is skipped. Common
 misspellings and missing colons are accepted. The group of our product token applies, else that of
@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-MAX_BYTES = 500 << 10
+MAX_BYTES = 4 << 20
 MAX_REDIRECTS = 5
 KEEP_S = 24 * 3600
 STALE_S = 30 * 24 * 3600  # age up to which a copy replaces a file that cannot be reached
@@ -64,7 +64,9 @@ def robots_file_of(
     keep_s = min(KEEP_S, max(60.0, float(asked[1]))) if asked else KEEP_S
     status = status or 0
     if 200 <= status < 300:
-        return RobotsFile(body[:MAX_BYTES].decode("latin-1"), "rules", keep_s)
+        if len(body) >= MAX_BYTES:  # it goes on, perhaps within a line: half a rule is another rule
+            body = body[:MAX_BYTES].rpartition(b"\n")[0]
+        return RobotsFile(body.decode("latin-1"), "rules", keep_s)
     too_many_redirects = 300 <= status < 400 and hops > MAX_REDIRECTS
     if too_many_redirects or (400 <= status < 500 and status != 429):
         return RobotsFile(ALLOW_ALL, "none", keep_s)

@@ -20,7 +20,7 @@ from sabia.core.shards.spools import IdSpool
 from sabia.core.text.dedup import barrier, keep_rules, removal_pass
 from sabia.core.text.dedup.clusters import URL, choose_kept, first_of_equal
 from sabia.core.text.dedup.first_pass import first_pass
-from sabia.core.urls import canonical
+from sabia.core.urls import canonical, comparison_key
 
 
 def run(job: Job, options: DedupOptions) -> None:
@@ -53,5 +53,6 @@ def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
     """(uint64[n, 2] of canonical URLs, bool[n] where there is one)."""
     forms = [None if url is None else canonical(url) for url in batch.column("url").to_pylist()]
     known = np.array([form is not None for form in forms], bool)
-    hashed = (hashlib.blake2b((form or "").encode(), digest_size=16).digest() for form in forms)
+    keys = (comparison_key(form or "") for form in forms)
+    hashed = (hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys)
     return np.frombuffer(b"".join(hashed), np.uint64).reshape(-1, 2), known

@@ -125,12 +125,12 @@ def test_robots_follows_five_redirects(web, hops, state):
 
 
 def test_robots_reads_the_start_of_a_huge_file(web):
-    body = b"User-agent: *\nDisallow: /a\n" + b"# filler\n" * 400_000
+    body = b"User-agent: *\nDisallow: /a\n" + b"# filler\n" * 600_000
     web.script["/robots.txt"] = lambda _n: (200, {"Content-Type": "text/plain"}, body)
     found, _ = robots(web.url)
     assert found.state == "rules"
     assert found.text.startswith("User-agent: *\nDisallow: /a\n")
-    assert len(found.text) == 500 << 10
+    assert (4 << 20) - 10 < len(found.text) < 4 << 20
 
 
 def test_robots_5xx_and_silence_deny(web):

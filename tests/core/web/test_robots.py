@@ -151,11 +151,16 @@ def test_crawl_delay_is_bounded():
     assert Rules(RobotsFile(""), "sabia").delay_s() == 0
 
 
-def test_the_first_500_kib_count():
-    body = b"User-agent: *\nDisallow: /a\n" + b"#" * MAX_BYTES + b"\nDisallow: /b\n"
+def test_the_first_4_mib_count():
+    start = b"User-agent: *\nDisallow: /a\n"
+    filler = b"#" * (3 << 20)
+    rest = b"#" * (MAX_BYTES - len(start + filler) - 24)
+    body = start + filler + b"\nDisallow: /b\n" + rest + b"\nAllow: /a/private/$\nDisallow: /c"
+    assert len(start + filler) > 500 << 10 and body[:MAX_BYTES].endswith(b"\nAllow: /a")
     rules = Rules(robots_file_of(200, body), "sabia")
-    assert not rules.allowed("http://h/a")
-    assert rules.allowed("http://h/b")
+    assert not rules.allowed("http://h/a")  # the rule that is cut in the middle does not count
+    assert not rules.allowed("http://h/b")
+    assert rules.allowed("http://h/c")
     assert not Rules(robots_file_of(200, b"\xef\xbb\xbfUser-agent: *\nDisallow: /a"), "s").allowed(
         "http://h/a"
     )

@@ -1,8 +1,12 @@
 """Canonical URLs, page families and what URLs give away of traps."""
 
+import random
+
+import can_ada
 import pytest
 
-from sabia.core.urls import canonical
+from sabia.core.urls import canonical, comparison_key
+from sabia.core.web.frontier import fingerprint
 from sabia.core.web.url_rules import host_of, looks_binary, origin_of, template_of, trap
 
 
@@ -72,3 +76,89 @@ def test_parts():
 def test_traps(url, depth, said):
     found = trap(url, depth, 50)
     assert found is None if said is None else said in found
+
+
+BASES = ("http://h/b/c?x=1#f", "https://h:81/")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("///other/p", ("http://other/p", "https://other/p")),
+        ("\\\\other\\p", ("http://other/p", "https://other/p")),
+        ("\\p", ("http://h/p", "https://h:81/p")),
+        ("http:p", ("http://h/b/p", "http://p/")),  # relative only where the schemes are the same
+        ("https:p", ("https://p/", "https://h:81/p")),
+        ("HTTP://other", ("http://other/", "http://other/")),
+        ("https:/\\other", ("https://other/", "https://other/")),
+        ("", ("http://h/b/c?x=1", "https://h:81/")),
+        ("#g", ("http://h/b/c?x=1", "https://h:81/")),
+        ("?y#g", ("http://h/b/c?y", "https://h:81/?y")),
+        ("a:b/../c", (None, None)),
+        ("./a:b/../c", ("http://h/b/c", "https://h:81/c")),
+        ("\t/ p\n", ("http://h/%20p", "https://h:81/%20p")),
+        ("../../..", ("http://h/", "https://h:81/")),
+    ],
+)
+def test_relative_urls_are_resolved_as_browsers_do(given, wanted):
+    assert tuple(canonical(given, base) for base in BASES) == wanted
+
+
+@pytest.mark.parametrize("given", ["http://./", "http://../", "http://a../", "http://127.1../x",
+                                   "http://h/\ud800", "http://h/" + "x" * 20_000])  # fmt: skip
+def test_hosts_and_characters_that_no_server_has(given):
+    assert canonical(given) is None
+
+
+def test_what_is_fetched_keeps_parameters_that_may_matter():
+    url = "http://h/p?at_x=1&ns_y=2&sessionid=3&session_id=4&pk_z=5&wt.a=6&id=7"
+    assert canonical(url + "&utm_source=8&fbclid=9&PHPSESSID=a") == url
+    assert comparison_key(url) == "http://h/p?id=7"
+    assert fingerprint(url) == fingerprint("http://h/p?id=7") != fingerprint("http://h/p")
+
+
+SCHEMES = ("http:", "https:", "HTTP:", "ftp:", "", "javascript:")
+SLASHES = ("//", "//", "//", "/", "", "///", "\\\\", "/\\")
+HOSTS = ("example.com", "EXAMPLE.com.", "a..", "1.2.3.4", "1.2.3.4.", "0x7f.1", "a.1..", "127.1.",
+         "b\u00fccher.example", "xn--bcher-kva.example", "[::1]", "[::ffff:1.2.3.4]", ".", "..",
+         "%65xample.com", "ex ample", "u:p@h", "u@h", "h:80", "h:443", "h:8080", "h:99999", "",
+         "a_b.c", "\u65e5\u672c.jp", "host%2e", "%2e", "\u00df.de", "-a-.b")  # fmt: skip
+PARTS = ("/", "//", "a", "..", ".", "%2e%2e", "%2E", "%41", "%7e", "%%34%31", "%4%31", "%", "%zz",
+         "%c3%a9", "\u00e9", ";jsessionid=AB", "..;sid=1", "\\", "?", "&", "=", "utm_source=1",
+         "at_x=1", "sessionid=2", "a=1", "#", " ", "\t", "\n", "'", '"', "<", "|", "^", "{", "@",
+         ":", "~", "%25", "%2525", "%00", "\x00", "\x7f", "[", "*", "%2F", "%3f", "%23",
+         "%26")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_20_000_urls_are_idempotent_and_have_the_host_of_whatwg(seed):
+    choice = random.Random(seed)
+    known = 0
+    for _ in range(20_000):
+        parts = (choice.choice(PARTS) for _ in range(choice.randrange(12)))
+        ends = (choice.choice(("", "", "", " ", "\x01", "\t")) for _ in range(2))
+        url = f"{choice.choice(SCHEMES)}{choice.choice(SLASHES)}{choice.choice(HOSTS)}"
+        url = "".join(parts).join((next(ends) + url, next(ends)))
+        for base in BASES:
+            form = canonical(url, base)
+            assert form is None or canonical(form) == form, (url, base)
+        form = canonical(url)
+        try:
+            parsed = can_ada.parse(url)
+        except ValueError:
+            parsed = None
+        if form is None:
+            assert (
+                parsed is None or parsed.protocol not in ("http:", "https:") or parsed.username
+                or "" in parsed.hostname.removesuffix(".").split(".")
+            ), url  # fmt: skip
+            continue
+        known += 1
+        again = can_ada.parse(form)
+        assert canonical(form) == form and comparison_key(form) == comparison_key(
+            comparison_key(form)
+        )
+        assert again.hostname == parsed.hostname.removesuffix("."), url
+        assert (again.protocol, again.port) == (parsed.protocol, parsed.port), url
+    assert known > 1_500
