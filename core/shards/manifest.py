@@ -102,8 +102,9 @@ class Existing(NamedTuple):
 
 
 def check_output(
-    job: Job, sources: Sequence[Any], owned: Sequence[int] | None = None, ending: str = ".parquet"
-) -> Existing:
+    job: Job, sources: Sequence[Any], owned: Sequence[int] | None = None, ending: str = ".parquet",
+    flag: str = "--out",
+) -> Existing:  # fmt: skip
     """Raise UsageError if the output holds rows that would be lost: of other inputs (neither of the
     same path nor of the same content), or of another command.
 
@@ -125,7 +126,7 @@ def check_output(
         made = _made(path)
         if not (ours.includes(made, path) if not job.force else _command(made) == job.command):
             if not job.force and (made is not None or not job.to_directory):
-                raise _would_be_lost(job, path, made)
+                raise _would_be_lost(job, path, made, flag)
         elif per_shard and path not in named:
             replaced.append(path)
     return Existing(frozenset(there), tuple(replaced))
@@ -174,7 +175,7 @@ def _command(made: dict[str, Any] | None) -> str | None:
     return (made or {}).get("command")
 
 
-def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None) -> UsageError:
+def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None, flag: str) -> UsageError:
     """The error for an output that holds rows of other inputs, with the ways out."""
     by = _command(made)
     what = "of other inputs" if by == job.command else f"of sabia {by}" if by else "not of sabia"
@@ -182,7 +183,7 @@ def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None) -> UsageErr
         if FORMATS[file_ending(path)] == "jsonl":
             what = "whose inputs are not recorded in JSON lines"
         ways = "another path, or --force to replace it"
-        return UsageError(f"--out: {path} holds rows {what}; give {ways}")
+        return UsageError(f"{flag}: {path} holds rows {what}; give {ways}")
     keep = "" if job.append is None else ", --append to add parts to it"
     return UsageError(
         f"--out: {job.out} holds rows {what} ({os.path.basename(path)}); give another "

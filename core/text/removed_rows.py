@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import unified
+from sabia.core.shards.endings import file_ending
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import check_outside
@@ -80,13 +81,22 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
 def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, Any]:
     """The provenance of the file of removed rows; the sources are `unified`."""
     fingerprints = [source.fingerprint() for source in sources]
-    return provenance(job, "removed", fingerprints, salt, schema_of_all(sources))
+    origins = [source.origin for source in sources]
+    return provenance(job, "removed", fingerprints, salt, schema_of_all(sources), origins)
+
+
+def check_outputs(job: Job, sources: Sequence[Source], removed: str) -> None:
+    """Raise UsageError if the output, or the file of removed rows, has those of other inputs."""
+    check_output(job, sources)
+    if file_ending(removed):
+        beside = replace(job, out=removed, append=None)
+        check_output(beside, sources, flag="--removed")
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
     check_path(job, final)
     sources = unified(open_inputs(job, "document"))
-    check_output(job, sources)
+    check_outputs(job, sources, final)
     made = provenance_of(job, sources, salt)
     written = holds(final, made)
     done = written and is_current(job, sources, salt)

@@ -230,3 +230,15 @@ def test_rows_are_kept(seed: int, tmp_path: Path) -> None:
 def test_rows_of_generated_calls_are_kept(seed: int, tmp_path: Path) -> None:
     codes = [check(100 + 10 * seed + i, tmp_path / str(i)) for i in range(10)]
     assert codes.count(0) >= 2, codes
+
+
+def test_a_file_of_removed_rows_of_other_inputs_is_not_replaced(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(lines([{"text": name}, {"text": name * 20}]))
+    line = f"{SABIA} %s --where '{LONG}' --removed removed.parquet --to jsonl"
+    codes = [
+        subprocess.run(["bash", "-c", line % name], cwd=tmp_path, capture_output=True).returncode
+        for name in ("a.jsonl", "a.jsonl", "b.jsonl", "b.jsonl --force")
+    ]
+    assert codes == [0, 0, 2, 0]
+    assert [row["text"] for row in rows_in(tmp_path / "removed.parquet")] == ["b"]

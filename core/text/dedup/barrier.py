@@ -16,7 +16,7 @@ from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import NoRejects, Sample
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import check_output, holds, is_current, schema_of_all
+from sabia.core.shards.manifest import holds, is_current, schema_of_all
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
 from sabia.core.shards.sources import Source
 from sabia.core.text import removed_rows
@@ -57,7 +57,7 @@ def run(
     """
     removed_rows.check_path(job, removed_path)
     sources = unified(open_inputs(job, "document"))
-    check_output(job, sources)
+    removed_rows.check_outputs(job, sources, removed_path)
     salt, schema = salt_of(sources, salt), schema_of_all(sources)
     made = removed_rows.provenance_of(job, sources, salt)
     written = not removed_path or (not job.force and holds(removed_path, made))
