@@ -220,3 +220,17 @@ def test_latent_attention_and_experts_are_generated_as_the_whole_pass_would(toke
     for request, completion in zip(requests, engine.generate(requests), strict=True):
         plain = plain_logprobs(model, request.prompt, completion.tokens)
         np.testing.assert_allclose(completion.raw_logprobs, plain, atol=2e-4)
+
+
+def test_prompts_reach_the_device_in_one_copy(engine, tokenizer, monkeypatch):
+    """The number of tensors made of lists does not grow with the requests: each is a copy."""
+    made = []
+    original = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *a, **k: made.append(a) or original(*a, **k))
+    counts = []
+    for number in (1, 2, 40):  # the first copies constants
+        made.clear()
+        requests = [Request([5 + i % 7] * (1 + i % 5), 1, id=str(i)) for i in range(number)]
+        assert len(engine.generate(requests)) == number
+        counts.append(len(made))
+    assert counts[1] == counts[2]

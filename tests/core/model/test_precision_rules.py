@@ -168,7 +168,7 @@ def test_nvfp4_operands_of_jax_decode_to_the_rounded_values() -> None:
     from sabia.core.numerics import tiles
 
     for layout, side in zip((NVFP4, NVFP4_WEIGHT), sides(), strict=True):
-        found = quantize(jax.numpy.asarray(side), layout, engine="jax")
+        found = quantize(jax.numpy.asarray(side), layout, implementation="reference")
         elements, scales = _block_scaled(found, layout)
         assert elements.shape[1] % 128 == 0 and scales.shape[2] * 16 == elements.shape[2]
         values = np.asarray(elements.astype("float32"))[0]
