@@ -18,7 +18,20 @@ FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LEAVES = {"errors", "units", "stop", "notes", "progress", "urls", "shards", "spec", "numerics"}
-TOP = {"options", "errors", "files", "units", "stop", "notes", "progress", "urls", "svg", "page"}
+TOP = {
+    "options",
+    "errors",
+    "files",
+    "units",
+    "stop",
+    "notes",
+    "progress",
+    "urls",
+    "svg",
+    "page",
+    "digests",
+    "file_hashes",
+}
 ALLOWED = {
     "shards": set(), "spec": set(), "numerics": set(),
     "plan": {"spec"}, "model": {"spec", "numerics", "shards"}, "parallel": {"spec", "model"},

@@ -1,9 +1,10 @@
 """A content-addressed cache of finished calls that survives kill -9 and is shared by processes.
 
 A directory of append-only segments, one per process: lines of a 64-digit key, a space, the JSON of
-the reply, a line break. `append` returns after fsync, so every reply that was used is on disk.
-Reading merges all segments; a last line without a line break (its writer died, or is still writing)
-is ignored. The index holds file positions, not replies: about 200 bytes per call.
+the reply with its key and digest, a line break; a damaged line counts as absent. `append` returns
+after fsync, so every reply that was used is on disk. Reading merges all segments; a last line
+without a line break (its writer died, or is still writing) is ignored. The index holds file
+positions, not replies: about 200 bytes per call.
 """
 
 import json
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sabia.core.shards.atomic import fsync_directory
+from sabia.core.shards.atomic import fsync_directory, sealed, unsealed
 
 KEY_DIGITS = 64
 REFRESH_S = 1.0
@@ -43,11 +44,11 @@ class CallCache:
             if key not in self._locations and time.monotonic() - self._refreshed > REFRESH_S:
                 self._refresh()
             location = self._locations.get(key)
-            return None if location is None else self._read(*location)
+            return None if location is None else self._read(key, *location)
 
     def append(self, replies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Store finished calls; when it returns they survive a kill and a power failure."""
-        lines = [(key, json.dumps(reply, ensure_ascii=True).encode()) for key, reply in replies]
+        lines = [(key, json.dumps(sealed({**reply, "": key})).encode()) for key, reply in replies]
         with self._lock:
             if self._segment is None:
                 name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
@@ -90,10 +91,11 @@ class CallCache:
                     offset += len(line)
             self._read_to[path] = offset
 
-    def _read(self, path: Path, start: int, length: int) -> dict[str, Any] | None:
+    def _read(self, key: str, path: Path, start: int, length: int) -> dict[str, Any] | None:
         try:
             with path.open("rb") as file:
                 file.seek(start)
-                return json.loads(file.read(length))
+                reply = unsealed(json.loads(file.read(length)))
+                return reply if reply.pop("", key) == key else None
         except (OSError, ValueError):  # the segment was removed or damaged: call again
             return None

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
+from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage import hub
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
-
-EDGE_BYTES = 1 << 16
 
 
 def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
@@ -26,8 +25,8 @@ def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
 
 def model_fingerprint(directory: str | Path, option: str = "--model") -> str:
     """128-bit hash, 32 hex digits, of everything a model's output depends on: its JSON files and
-    chat templates, and the sizes and both ends of its weight files. Raises UsageError, which names
-    the `option` that gave the path, if it is not a model directory."""
+    chat templates, and its weight files. Raises UsageError, which names the `option` that gave the
+    path, if it is not a model directory."""
     root, digest = _root(directory, option), hashlib.blake2b(digest_size=16)
     for path in sorted([*root.glob("*.json"), *root.glob("*.jinja")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -52,12 +51,7 @@ def _root(directory: str | Path, option: str) -> Path:
 
 
 def _with_weights(digest: hashlib.blake2b, root: Path) -> str:
-    """The digest, after names, sizes and both ends of the weight files."""
+    """The digest, after names and contents of the weight files."""
     for path in sorted(root.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(EDGE_BYTES))
-            file.seek(max(0, size - EDGE_BYTES))
-            digest.update(file.read(EDGE_BYTES))
+        digest.update(f"{path.name} {content_hash(str(path))}".encode())
     return digest.hexdigest()

@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TextIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sabia.core import notes
+from sabia.core.digests import parquet_at
+from sabia.core.errors import BadData
 from sabia.core.generate.requests import Completion
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.shards import schemas
+from sabia.core.shards.atomic import sealed, unsealed
 from sabia.core.shards.outputs import open_file
 
 SYNC_EVERY_S = 2.0
@@ -60,7 +63,13 @@ class Journal:
         """The finished samples of a step with their grades, of all processes."""
         graded: dict[Key, tuple[Completion, Grade]] = {}
         for path in sorted(self.directory.glob(f"step-{step:08d}-*.parquet")):
-            for row in pq.read_table(path).to_pylist():
+            try:
+                with parquet_at(path) as file:
+                    rows = file.read().to_pylist()
+            except BadData as error:
+                notes.warn(f"{error}; its samples are made again")
+                continue
+            for row in rows:
                 items = zip(row["items"], row["weights"], strict=True)
                 verdicts = [(item["id"], Verdict(item["verdict"]), w) for item, w in items]
                 completion = Completion(**{f.name: row[f.name] for f in fields(Completion)})
@@ -75,7 +84,7 @@ class Journal:
         for path in (path for name in names for path in sorted(self.directory.glob(name))):
             for line in path.read_text("utf-8").splitlines():
                 try:
-                    completion = Completion(**json.loads(line))
+                    completion = Completion(**unsealed(json.loads(line)))
                 except (ValueError, TypeError):
                     continue
                 sampled[completion.request_id, completion.sample] = completion
@@ -86,7 +95,7 @@ class Journal:
         if self._file is None:
             self._file = open(self._partial(step), "a", encoding="utf-8")  # noqa: SIM115
             self._synced = time.monotonic()
-        self._file.write(json.dumps(asdict(completion)) + "\n")
+        self._file.write(json.dumps(sealed(asdict(completion))) + "\n")
         if time.monotonic() - self._synced > SYNC_EVERY_S:
             self._sync()
 

@@ -27,7 +27,7 @@ from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, with_overrides
 from sabia.core.recipes.calibration_rows import read_rows
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -72,7 +72,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
         notes.note(f"{out} is already made; --force makes it again")
     else:
         report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
-        write_atomic(out / RECORD, json.dumps(report, indent=1) + "\n")
+        write_json(out / RECORD, report)
         before, after = report["size_before_bytes"], report["size_after_bytes"]
         size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
         line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
@@ -153,7 +153,7 @@ def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions)
 def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
     """The record of a directory with this fingerprint; piped calibration never matches."""
     try:
-        report = json.loads((out / RECORD).read_text("utf-8"))
+        report = read_json(out / RECORD)
     except (OSError, ValueError):
         return None
     matches = report.get("fingerprint") == fingerprint and not report.get("piped")

@@ -8,13 +8,19 @@ opens such files.
 import contextlib
 import errno
 import glob
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+JSON_KEY = "xxh3"  # of a JSON object: the 128-bit XXH3 of its other entries
 FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -112,3 +118,42 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def file_digest(path: str | Path) -> str:
+    """The digest of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, xxh3_128).hexdigest()
+
+
+def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object atomically, with the digest of its entries."""
+    write_atomic(path, json.dumps(sealed(content), indent=1) + "\n")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """What `write_json` wrote; objects without a digest are taken as they are.
+
+    Raises OSError, and ValueError if it is not a JSON object or not as it was written.
+    """
+    return unsealed(json.loads(Path(path).read_text("utf-8")))
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the digest of its entries."""
+    return {**content, JSON_KEY: _json_digest(content)}
+
+
+def unsealed(content: Any) -> dict[str, Any]:
+    """The entries without their digest; ValueError if they are not those of the digest."""
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    digest = content.pop(JSON_KEY, None)
+    if digest is not None and digest != _json_digest(content):
+        raise ValueError("not as it was written (damaged bits)")
+    return content
+
+
+def _json_digest(content: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(content))  # keys as they are read back
+    return xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())

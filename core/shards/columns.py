@@ -15,9 +15,9 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sabia.core import stop
+from sabia.core.digests import open_parquet
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.json_lines import decompressed, json_score_names
@@ -102,7 +102,7 @@ def _header(source: Source) -> pa.Schema:
             return schemas.document() if first is None else first.schema
         with source.open() as file:
             if source.form == "parquet":
-                schema = pq.ParquetFile(file).schema_arrow
+                schema = open_parquet(file, source.name).schema_arrow
             else:
                 schema, _ = open_arrow(file, source.name)
         names = source.named(schema.names)

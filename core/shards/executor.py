@@ -1,8 +1,8 @@
 """Run one function over many shards, in this process or in workers; and over items, on threads.
 
 Results come back in the order of the tasks, whatever the order of the work. A stop signal or
-Ctrl-C reaches the workers, which leave no half-written file; a worker that dies gives one clear
-error. Larger executors (a Slurm array slices its shards before this, Ray) serve the same call.
+Ctrl-C reaches the workers, which leave no half-written file; a task whose worker dies is run once
+more. Larger executors (a Slurm array slices its shards before this, Ray) serve the same call.
 """
 
 import os
@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
 from sabia.core import notes, stop
+from sabia.core.digests import suppress_notes
 from sabia.core.errors import ExitCode, Failed
 
 A = TypeVar("A")
@@ -24,11 +26,16 @@ LOOK_S = 0.2  # interval at which a waiting parent checks for a stop signal
 
 
 def run_tasks(
-    function: Callable[..., R], tasks: Sequence[tuple[Any, ...]], jobs: int = 1
+    function: Callable[..., R],
+    tasks: Sequence[tuple[Any, ...]],
+    jobs: int = 1,
+    lost: Callable[[int], R] | None = None,
 ) -> Iterator[R]:
     """Yield function(*task) for each task in order; `function` and tasks must be picklable.
 
-    Raises Interrupted on a stop signal and Failed when a worker process dies.
+    When a worker process dies, the tasks that were running are run once more, one at a time. A task
+    whose worker dies again yields `lost(number)`; without `lost` that is Failed. Raises Interrupted
+    on a stop signal.
     """
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
@@ -36,16 +43,53 @@ def run_tasks(
             stop.check()
             yield function(*task)
         return
+    done: dict[int, R] = {}
+    first = 0  # the next task whose result is yielded
+    while first < len(tasks):
+        left = [number for number in range(first, len(tasks)) if number not in done]
+        futures: dict[int, Future[R]] = {}
+        try:
+            with _pool(jobs) as pool:
+                for number in left:
+                    futures[number] = pool.submit(function, *tasks[number])
+                while first < len(tasks):
+                    result = done.pop(first) if first in done else _result(futures[first])
+                    first += 1
+                    yield result
+        except BrokenProcessPool:
+            for number, future in futures.items():
+                if number >= first and not future.cancelled() and not future.exception():
+                    done[number] = future.result()
+            # workers take tasks in order, so the first ones without a result were running
+            for number in [n for n in left if n >= first and n not in done][:jobs]:
+                done[number] = _alone(function, tasks[number], number, lost)
+
+
+def _alone(
+    function: Callable[..., R],
+    task: tuple[Any, ...],
+    number: int,
+    lost: Callable[[int], R] | None,
+) -> R:
+    """The result of a task in a worker of its own."""
+    try:
+        with _pool(1) as pool:
+            return _result(pool.submit(function, *task))
+    except BrokenProcessPool as error:
+        if lost is None:
+            message = "a worker process died twice (out of memory?); run again to resume"
+            raise Failed(message) from error
+        return lost(number)
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes, which end when the context ends."""
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_prepare_worker)
     try:
-        futures = [pool.submit(function, *task) for task in tasks]
-        for future in futures:
-            while not future.done():
-                stop.check()
-                wait([future], LOOK_S)
-            yield future.result()
-    except BrokenProcessPool as error:
-        raise Failed("a worker process died (out of memory?); run again to resume") from error
+        yield pool
+    except BrokenProcessPool:
+        raise
     except BaseException:
         for worker in list((pool._processes or {}).values()):
             if worker.pid and worker.is_alive():
@@ -55,11 +99,19 @@ def run_tasks(
         pool.shutdown(cancel_futures=True)
 
 
+def _result(future: Future[R]) -> R:
+    while not future.done():
+        stop.check()
+        wait([future], LOOK_S)
+    return future.result()
+
+
 def _prepare_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C and ends its workers
     stop.install()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     notes.configure("worker", quiet=False)
+    suppress_notes()
 
 
 def _end_with_parent() -> None:

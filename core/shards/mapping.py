@@ -12,14 +12,15 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
-from sabia.core.errors import UsageError
+from sabia.core.digests import parquet_at
+from sabia.core.errors import Failed, UsageError
 from sabia.core.progress import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.columns import unified, with_columns
@@ -105,7 +106,9 @@ def run_map(
         summary = Summary()
         tasks = [(work, [sources[i]], i) for i in owned]
         with progress(len(tasks), job.command, "shards") as bar:
-            for part in run_tasks(_write_part, tasks, job.jobs):
+            names = [sources[i].name for i in owned]
+            lost = partial(_lost_shard, names)
+            for part in run_tasks(_write_part, tasks, job.jobs, lost):
                 summary.add(part)
                 bar.advance(1, rows=f"{summary.rows_out:,}")
     else:
@@ -118,7 +121,18 @@ def run_map(
         conclude(summary)
     summary.report(job, next_step)
     summary.check_rejects()
+    if lost_shards := summary.shards_lost:
+        raise Failed(
+            f"{len(lost_shards)} of {len(owned)} shards have no output, because the worker process "
+            f"died twice (out of memory?): {', '.join(lost_shards)}; run again to retry them, with "
+            "more memory or a smaller -j"
+        )
     return summary
+
+
+def _lost_shard(names: Sequence[str], number: int) -> Summary:
+    notes.warn(f"{names[number]}: the worker process died twice (out of memory?)")
+    return Summary(shards_lost=[names[number]])
 
 
 @dataclass(frozen=True)
@@ -204,11 +218,13 @@ def _in_workers(
         for index, done in enumerate(run_tasks(_write_part, tasks, job.jobs)):
             done.shards_done = done.rows_out = 0
             if done.reject_path:
-                for row in pq.read_table(done.reject_path).to_pylist():
+                with parquet_at(done.reject_path) as file:
+                    rows = file.read().to_pylist()
+                for row in rows:
                     rejects.add(json.loads(row["record"]), row["reason"], row["shard"])
             summary.add(done)
             bar.advance(done.rows_in)
-            with pq.ParquetFile(outputs.output_path(job, index)) as file:
+            with parquet_at(outputs.output_path(job, index)) as file:
                 yield from file.iter_batches(outputs.GROUP_ROWS)
 
 

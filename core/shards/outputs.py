@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sabia.core import digests
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import records
 from sabia.core.shards.atomic import atomic_path
@@ -53,7 +55,8 @@ class ParquetRows:
     def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
         self.target, self.schema = target, schema
         self.pending, self.rows = list[pa.RecordBatch](), 0
-        self.file: pq.ParquetWriter | None = None  # opened with the first rows, which it depends on
+        # opened with the first rows, which it depends on
+        self.file: digests.ParquetWriter | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, GROUP_ROWS):
@@ -66,9 +69,9 @@ class ParquetRows:
         self.pending.append(batch)
         self.rows += batch.num_rows
 
-    def _opened(self, table: pa.Table) -> pq.ParquetWriter:
+    def _opened(self, table: pa.Table) -> digests.ParquetWriter:
         if self.file is None:
-            self.file = pq.ParquetWriter(
+            self.file = digests.ParquetWriter(
                 self.target, self.schema, compression="zstd", compression_level=1,
                 use_dictionary=_repeating(table),
             )  # fmt: skip
@@ -148,9 +151,9 @@ def _cell(value: Any, width: int = 40) -> str:
 
 
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
-    "parquet": ParquetRows, "arrow": pa.ipc.new_stream, "jsonl": JsonRows,
+    "parquet": ParquetRows, "arrow": digests.ArrowRows, "jsonl": JsonRows,
 }  # fmt: skip
-FILES = STREAMS | {"arrow": pa.ipc.new_file}
+FILES = STREAMS | {"arrow": partial(digests.ArrowRows, new=pa.ipc.new_file)}
 
 
 def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:
@@ -178,7 +181,8 @@ def readable(path: str) -> bool:
 def _schema_of(path: str) -> pa.Schema:
     with open_binary(path) as file:
         arrow = file_ending(path) == ".arrow"
-        return pa.ipc.open_file(file).schema if arrow else pq.read_schema(file)
+        opened = pa.ipc.open_file(file) if arrow else digests.open_parquet(file, path, False)
+        return opened.schema if arrow else opened.schema_arrow
 
 
 def rows_in(path: str) -> int:
@@ -221,7 +225,8 @@ def _compressed(file: BinaryIO, ending: str) -> Iterator[BinaryIO]:
     elif ending.endswith(".zst"):
         import zstandard
 
-        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as compressed:
+        compressor = zstandard.ZstdCompressor(write_checksum=True)
+        with compressor.stream_writer(file, closefd=False) as compressed:
             yield compressed
     else:
         yield file

@@ -21,19 +21,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sabia.core import stop
+from sabia.core.digests import arrow_batches, is_damage, open_parquet
 from sabia.core.errors import BadData
+from sabia.core.file_hashes import content_hash
 from sabia.core.shards import named_numbers, records, schemas
 from sabia.core.shards.arrow_arrays import cast
 from sabia.core.shards.endings import is_stream
 from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
 BATCH_ROWS = 2_000
-DAMAGE = (pa.ArrowException, EOFError, gzip.BadGzipFile, zlib.error)
+DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 SHOWN = 8  # columns in a message
 TEXT, TEXT_HINT = "text", "; --text-column NAME reads another column"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _JOINED = b"ARROW1ARROW1\0\0"  # the end of an Arrow file and the start of another
-_EDGE_BYTES = 1 << 16
 
 Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its start
 
@@ -62,22 +63,10 @@ class Source:
     text_column: str = ""  # the column that is read as `text`; '': that one
 
     def fingerprint(self) -> str:
-        """A hash of size and both ends (a Parquet or Arrow footer describes the middle)."""
-        digest = hashlib.blake2b(digest_size=16)
-        with self.open() as file:
-            size = file.seek(0, io.SEEK_END)
-            digest.update(f"{self.form} {size}".encode())
-            if self.keys:
-                digest.update(repr(self.keys).encode())
-            digest.update(self.text_column.encode())
-            for start in (0, max(0, size - _EDGE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_EDGE_BYTES))
-            if self.form == "jsonl":
-                file.seek(0)
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()
+        """A hash of all bytes, the format, and what decides how they are read."""
+        content = content_hash(self.name, self.open)
+        about = repr((self.form, self.keys, self.text_column, content))
+        return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
     @property
     def origin(self) -> str:
@@ -94,7 +83,7 @@ class Source:
         if self.form != "parquet":
             return None
         with self.reading(), self.open() as file:
-            return pq.ParquetFile(file).metadata.num_rows
+            return int(open_parquet(file, self.name).metadata.num_rows)
 
     def batches(
         self,
@@ -161,7 +150,7 @@ class Source:
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         with self.open() as file:
-            parquet = pq.ParquetFile(file)
+            parquet = open_parquet(file, self.name)
             check_single_parquet(file, parquet.metadata)
             stored = parquet.schema_arrow.names
             names = self.named(stored)
@@ -229,8 +218,7 @@ def reading(name: str) -> Iterator[None]:
             raise
         raise BadData(f"{name}: {error}") from error
     except Exception as error:
-        # pyarrow raises OSError without a number for Arrow data that it cannot decode
-        damaged = isinstance(error, DAMAGE) or (isinstance(error, OSError) and error.errno is None)
+        damaged = is_damage(error) or isinstance(error, DAMAGE)
         if not damaged and type(error).__name__ != "ZstdError":
             raise
         reason = str(error).partition("\n")[0]
@@ -271,17 +259,17 @@ def open_arrow(file: BinaryIO, name: str) -> tuple[pa.Schema, Iterator[pa.Record
     file.seek(0)
     if magic == b"ARROW1":
         reader = pa.ipc.open_file(file)
-        return reader.schema, _batches_of_file(file, reader)
+        return reader.schema, _batches_of_file(file, reader, name)
     _check_end_of_stream(file, name)
     schema = pa.ipc.open_stream(file).schema
     file.seek(0)
-    return schema, _batches_of_streams(file, schema)
+    return schema, _batches_of_streams(file, schema, name)
 
 
 def _batches_of_file(
-    file: BinaryIO, reader: pa.ipc.RecordBatchFileReader
+    file: BinaryIO, reader: pa.ipc.RecordBatchFileReader, name: str
 ) -> Iterator[pa.RecordBatch]:
-    yield from map(reader.get_batch, range(reader.num_record_batches))
+    yield from arrow_batches(reader, name)
     file.seek(0)
     before = b""
     while block := file.read(1 << 20):
@@ -290,14 +278,14 @@ def _batches_of_file(
         before = block[-len(_JOINED) :]
 
 
-def _batches_of_streams(file: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches_of_streams(file: BinaryIO, schema: pa.Schema, name: str) -> Iterator[pa.RecordBatch]:
     end = file.seek(0, io.SEEK_END)
     file.seek(0)
     while file.tell() < end:
         stream = pa.ipc.open_stream(file)
         if not stream.schema.equals(schema):
             raise BadData("several Arrow streams with different columns joined into one")
-        yield from stream
+        yield from arrow_batches(stream, name)
 
 
 def _check_end_of_stream(file: BinaryIO, name: str) -> None:

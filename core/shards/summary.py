@@ -14,7 +14,8 @@ from sabia.core.shards.job import Job
 
 @dataclass
 class Summary:
-    """Rows in, out and rejected, named counters, and shards done and skipped. `seconds` is
+    """Rows in, out and rejected, named counters, and shards done, skipped
+    and lost (names: their worker process died twice). `seconds` is
     working time, `waited_seconds` the time in which the process waited for its input.
 
     Counters of a group, `name[group]`, are only in `--stats`.
@@ -29,6 +30,7 @@ class Summary:
     waited_seconds: float = 0.0
     counters: dict[str, float] = field(default_factory=dict)
     reject_path: str | None = None
+    shards_lost: list[str] = field(default_factory=list)
 
     def add(self, other: "Summary") -> None:
         """Add the statistics of another shard."""
@@ -36,6 +38,7 @@ class Summary:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, value in other.counters.items():
             self.counters[name] = self.counters.get(name, 0) + value
+        self.shards_lost += other.shards_lost
         self.reject_path = self.reject_path or other.reject_path
 
     def check_rejects(self) -> None:
@@ -54,6 +57,8 @@ class Summary:
             parts.append(f"{self.rejected:,} rejected → {self.reject_path}")
         if self.shards_skipped:
             parts.append(f"{self.shards_skipped} shards already done")
+        if self.shards_lost:
+            parts.append(f"{len(self.shards_lost)} shards lost")
         self.waited_seconds = waited_s()
         line = ", ".join(parts) + f" ({units.format_duration(self.seconds)}"
         if self.waited_seconds >= 1:

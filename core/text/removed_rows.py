@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import unified
@@ -112,7 +112,7 @@ def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
 
 def _part(path: Path) -> Iterator[pa.RecordBatch]:
     """The removed rows of one shard."""
-    with pq.ParquetFile(path) as file:
+    with parquet_at(path) as file:
         yield from file.iter_batches()
 
 

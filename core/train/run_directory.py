@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, Failed, UsageError
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.train import checkpoint
 
 Identity = Mapping[str, Any]
@@ -51,7 +51,7 @@ class RunDirectory:
         if not self.record.exists():
             return False
         try:
-            record = json.loads(self.record.read_text("utf-8"))
+            record = read_json(self.record)
             stored_identity, done = record["identity"], bool(record["finished"])
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{self.record}: not the record of a run ({error})") from error
@@ -93,7 +93,7 @@ class RunDirectory:
     def started_at(self) -> float:
         """Seconds since the epoch at the run's first start; now, if it has not started."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(json.loads(self.record.read_text("utf-8"))["started_at"])
+            return float(read_json(self.record)["started_at"])
         return time.time()
 
     def _write(self, identity: Identity, finished: bool, **more: Any) -> None:
@@ -106,7 +106,7 @@ class RunDirectory:
             "identity": dict(identity),
             **more,
         }
-        write_atomic(self.record, json.dumps(record, indent=1) + "\n")
+        write_json(self.record, record)
 
 
 def refuse_another(location: str, stored: Identity, identity: Identity, option: str) -> None:

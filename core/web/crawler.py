@@ -97,7 +97,7 @@ class Crawl:
         """Crawl until the budget is spent or nothing is left; raises Interrupted."""
         self._wake = asyncio.Event()
         try:
-            async with self.web or Fetcher(self.options) as self.fetcher:
+            async with self.web or Fetcher(self.options, self._rest) as self.fetcher:
                 self.robots = RobotsCache(self.frontier, self.fetcher, "sabia")
                 try:
                     await self._loop()
@@ -170,6 +170,10 @@ class Crawl:
         if sent and rest_s:
             return rest_s  # the URL stays pending during the delay
         return max(rest_s, await self._fetched(entry))
+
+    def _rest(self, host: str, seconds: float) -> None:
+        """Keep a host's Retry-After in the frontier, for a run that starts again."""
+        self.frontier.rest(host, time.time() + seconds)
 
     def _disallowed(self, entry: Entry, rules: Rules) -> str:
         """Why robots.txt disallows the URL; empty if it does not. Adds its sitemaps."""

@@ -10,7 +10,7 @@ import asyncio
 import email.utils
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -22,6 +22,7 @@ from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import AddressRefused
+from sabia.core.web.url_rules import host_of
 
 MIME_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
 MAX_WAIT_S = 60.0  # after a longer Retry-After the URL is put back
@@ -120,8 +121,11 @@ def user_agent(options: CrawlOptions) -> str:
 class Fetcher:
     """An aiohttp session with checked addresses; use as an async context manager."""
 
-    def __init__(self, options: CrawlOptions) -> None:
-        self.options = options
+    def __init__(
+        self, options: CrawlOptions, on_retry_after: Callable[[str, float], None] | None = None
+    ) -> None:
+        """on_retry_after(host, seconds) is called with each Retry-After of a server."""
+        self.options, self._on_retry_after = options, on_retry_after
 
     async def __aenter__(self) -> "Fetcher":
         resolver = addresses.GuardedResolver(self.options.allow_private)
@@ -171,6 +175,8 @@ class Fetcher:
                 return await self._once(url, wanted, sent)
             except _Retryable as error:
                 asked = error.wait_s
+                if asked is not None and self._on_retry_after is not None:
+                    self._on_retry_after(host_of(url), asked)
                 too_long = asked is not None and asked > MAX_WAIT_S
                 if too_long or sent == self.options.attempts:
                     return Response(url, error.status, refused=str(error), requests=sent,

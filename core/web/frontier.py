@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS robots (
   keep REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
+_REST = "rest of "  # with the name of a host: a fact
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,17 @@ class Frontier:
     def set_fact(self, name: str, value: str) -> None:
         """Store a value (inside the open transaction, if any)."""
         self.db.execute("INSERT OR REPLACE INTO facts VALUES (?,?)", (name, value))
+
+    def rest(self, host: str, until_s: float) -> None:
+        """Store until when a host must not be asked again (seconds since 1970)."""
+        self.begin()
+        self.set_fact(f"{_REST}{host}", repr(until_s))
+
+    def rests(self) -> dict[str, float]:
+        """What `rest` stored, by host."""
+        rows = self.db.execute("SELECT name, value FROM facts WHERE substr(name,1,?)=?",
+                               (len(_REST), _REST))  # fmt: skip
+        return {name.removeprefix(_REST): float(until_s) for name, until_s in rows}
 
     def forget(self) -> None:
         """Delete all stored data."""

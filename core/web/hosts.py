@@ -49,6 +49,12 @@ class Hosts:
         """Load the hosts from the frontier."""
         for name, (tried, _good) in self.frontier.figures("host").items():
             self.get(name).pages = int(tried)
+        for (
+            name,
+            until_s,
+        ) in self.frontier.rests().items():  # the clocks differ: time(), monotonic()
+            host = self.get(name)
+            host.ready_s = max(host.ready_s, time.monotonic() + until_s - time.time())
         for name in self.frontier.hosts():
             self.refresh(name)
 

@@ -1,7 +1,7 @@
 """Cache folders: $XDG_CACHE_HOME/sabia, or ~/.cache/sabia; never next to the source files.
 
 numba/, triton/, inductor/ and cuda/ hold compiled code; calls/ holds completed requests to
-language models. `sabia(1)` lists them under FILES.
+language models; hashes/ the hashes of large files. `sabia(1)` lists them under FILES.
 """
 
 import os

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
@@ -24,10 +23,11 @@ from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel.world import detect
 from sabia.core.recipes.classifier.lm_scorer import LmScorer
 from sabia.core.recipes.classifier.trainer import open_trained, train
-from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import held_out_metrics
 from sabia.core.text.classify.fasttext_model import is_held_out
@@ -62,8 +62,8 @@ def run(job: Job, options: ClassifyTrainOptions, teacher: LmScorer) -> None:
     notes.note(teacher.summary())
     if not rows:
         raise BadData(f"--ask: no answer to any of {teacher.asked:,} documents could be read")
-    with atomic_path(labels) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), temporary, compression="zstd")
+    with open_file(labels, SCHEMA) as file:
+        file.write(pa.RecordBatch.from_pylist(rows, SCHEMA))
     number = bool(options.model) and teacher.prompt.numeric
     targets = {"label": SCORE if number else LABEL, "regression": options.regression or number}
     train(replace(job, inputs=(labels,)), options.replace(**targets))

@@ -17,6 +17,7 @@ from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.options.training import Training
 from sabia.core.recipes.training_run import Plan, Task, fresh_stepper
+from sabia.core.shards.atomic import sealed, unsealed
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.optimizer.schedule import learning_rate
@@ -63,7 +64,10 @@ class Proxies:
         weights = [round(float(weight), 9) for weight in mix]
         path = self.directory / FILE
         for line in path.read_text().splitlines() if path.exists() else ():
-            stored = json.loads(line)
+            try:
+                stored = unsealed(json.loads(line))
+            except ValueError:
+                continue  # cut short or damaged: run it again
             if (stored["run"], stored["weights"], stored["of"]) == (name, weights, self.identity):
                 return stored["losses"]
         stepper = self.trained(mix)
@@ -73,7 +77,7 @@ class Proxies:
         ]
         row = {"run": name, "weights": weights, "losses": losses, "of": self.identity}
         with path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(sealed(row)) + "\n")
         return losses
 
     def trained(self, mix: np.ndarray) -> Stepper:

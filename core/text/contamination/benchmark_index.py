@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from sabia.core.digests import open_parquet
 from sabia.core.errors import BadData
 from sabia.core.shards.outputs import open_file
 from sabia.kernels.word_spans.definitions import Words
@@ -129,7 +129,8 @@ class Index:
     def load(cls, path: str) -> "Index":
         """Read an index; raises BadData for other files, damaged ones and other versions."""
         try:
-            table = pq.read_table(path)
+            with open(path, "rb") as file:
+                table = open_parquet(file, path).read()
             metadata = json.loads((table.schema.metadata or {})[b"sabia"])
             if metadata["contamination"] != VERSION:
                 version = metadata["contamination"]

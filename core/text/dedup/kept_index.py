@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_128_hexdigest
 
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.shards.atomic import atomic_directory, write_atomic
+from sabia.core.shards.atomic import atomic_directory, read_json, write_json
 from sabia.core.shards.sources import Source
 from sabia.core.text.dedup import keep_rules, lsh, signature_files
 from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter
@@ -65,7 +66,7 @@ def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Kep
     names = [run["key"] for run in manifest["runs"]]
     names = names[: names.index(key)] if key in names else names
     segments = [Segment.open(Path(directory) / name) for name in names]
-    replaced = [np.fromfile(Path(directory) / name / "replaced", np.int64) for name in names]
+    replaced = [_replaced(Path(directory), run) for run in manifest["runs"][: len(names)]]
     dead_rows = np.sort(np.concatenate([np.empty(0, np.int64), *replaced]))
     print_ = hashlib.blake2b(" ".join(names).encode(), digest_size=16).hexdigest()
     return KeptIndex(segments, dead_rows, print_)
@@ -73,7 +74,7 @@ def open_index(directory: str, config: DedupOptions, seed: int, key: str) -> Kep
 
 def _read(directory: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((directory / _FILE).read_text())
+        manifest = read_json(directory / _FILE)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -84,6 +85,15 @@ def _read(directory: Path) -> dict[str, Any] | None:
             " index again with --index"
         )
     return manifest
+
+
+def _replaced(directory: Path, run: dict[str, Any]) -> np.ndarray:
+    """The rows of the index that a run replaced."""
+    path = directory / run["key"] / "replaced"
+    rows = np.fromfile(path, np.int64)
+    if run.get("replaced_xxh3") not in (None, xxh3_128_hexdigest(rows.tobytes())):
+        raise BadData(f"{path}: changed since it was written; create the index again")
+    return rows
 
 
 def _parameters(config: DedupOptions, seed: int) -> dict[str, Any]:
@@ -127,9 +137,10 @@ def write_index(
         for low in range(0, len(rows), signature_files.CHUNK_ROWS):
             _copy(corpus, rows[low : low + signature_files.CHUNK_ROWS], writer)
         replaced.astype(np.int64).tofile(temporary / "replaced")
-        writer.close(checksums=True)
-    run = {"key": key, "rows": len(rows), "replaced": len(replaced)}
-    write_atomic(root / _FILE, json.dumps(manifest | {"runs": [*manifest["runs"], run]}, indent=1))
+        writer.close()
+        digest = xxh3_128_hexdigest(replaced.astype(np.int64).tobytes())
+    run = {"key": key, "rows": len(rows), "replaced": len(replaced), "replaced_xxh3": digest}
+    write_json(root / _FILE, manifest | {"runs": [*manifest["runs"], run]})
     notes.note(f"index {directory}: {len(rows):,} documents added, {len(replaced):,} replaced")
 
 

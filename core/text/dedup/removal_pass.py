@@ -5,7 +5,6 @@ process even if it is killed. Every output row has `cluster` (the id of the docu
 `cluster_size`; a removed row also with `reason`, `kept_id` and `similarity`.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards.atomic import atomic_directory
+from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, write_json
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
@@ -26,6 +25,7 @@ from sabia.core.text.dedup.signature_files import Corpus
 from sabia.core.text.removed_rows import Repeatable, put_column
 
 Ids = IdSpool | Corpus  # both have the id of every row, and the first row of each source
+PLAN_FILES = "rows", "clusters"
 DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
 
@@ -55,12 +55,13 @@ class RemovalPlan:
             return cls._spool(ids, clusters, None)
         with atomic_directory(directory) as temporary:
             made = cls._spool(ids, clusters, temporary)
-            (temporary / "starts.json").write_text(json.dumps(made.starts))
+            files = {name: file_digest(temporary / name) for name in PLAN_FILES}
+            write_json(temporary / "starts.json", {"starts": made.starts, "files": files})
         return cls.open(directory)
 
     @classmethod
     def _spool(cls, ids: Ids, clusters: Clusters, directory: Path | None) -> "RemovalPlan":
-        paths = (str(directory / name) if directory else "" for name in ("rows", "clusters"))
+        paths = (str(directory / name) if directory else "" for name in PLAN_FILES)
         row_spool, spool = map(Spool, paths)
         table = np.empty(len(clusters.of_row), DECISION)
         table["cluster"], table["reason"] = clusters.of_row, clusters.reason
@@ -81,14 +82,21 @@ class RemovalPlan:
 
     @classmethod
     def open(cls, directory: Path) -> "RemovalPlan":
-        """A plan that was written into a directory; raises UsageError if there is none."""
+        """A plan that was written into a directory; raises UsageError if there is none,
+        BadData if it is damaged."""
         try:
-            starts = tuple(json.loads((directory / "starts.json").read_text()))
+            record = read_json(directory / "starts.json")
+            intact = all(file_digest(directory / n) == record["files"][n] for n in PLAN_FILES)
         except FileNotFoundError as error:
             raise UsageError(
                 f"{directory.parent}: no plan for these inputs and options; run --phase compare"
             ) from error
-        return cls(str(directory / "rows"), str(directory / "clusters"), starts, OpenSpools())
+        except (ValueError, KeyError):
+            intact = False
+        if not intact:
+            raise BadData(f"{directory}: damaged bits; remove it and run --phase compare")
+        rows, clusters = (str(directory / name) for name in PLAN_FILES)
+        return cls(rows, clusters, tuple(record["starts"]), OpenSpools())
 
     def rows(self, index: int) -> np.ndarray:
         """Decisions of the rows of source `index`."""

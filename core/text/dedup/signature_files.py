@@ -9,7 +9,6 @@ they are unnamed and disappear with the process. Memory holds exact hashes, prio
 shingle offsets: 36 bytes per document.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.kernels.minhash.definitions import Sketches
 from sabia.kernels.minhash.interface import gather
@@ -61,7 +61,7 @@ class SegmentWriter:
         self.pending = [whole[CHUNK_ROWS:].copy()]
         self.pending_rows = len(self.pending[0])
 
-    def close(self, about: dict[str, Any] | None = None, checksums: bool = False) -> "Segment":
+    def close(self, about: dict[str, Any] | None = None) -> "Segment":
         """Flush; in a directory write `segment.json` with `about`."""
         if self.pending_rows:
             self._write_chunk()
@@ -72,9 +72,8 @@ class SegmentWriter:
             sizes = {n: (self.directory / n).stat().st_size for n in _NAMES}
             manifest = {"version": VERSION, "rows": self.rows, "bands": self.bands, "sizes": sizes}
             manifest |= {"shingles": self.with_shingles, "about": about or {}}
-            if checksums:
-                manifest["crc32"] = {n: _checksum(self.directory / n) for n in _NAMES}
-            (self.directory / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            manifest["crc32"] = {n: _checksum(self.directory / n) for n in _NAMES}
+            write_json(self.directory / _MANIFEST, manifest)
         return Segment(self.rows, self.bands, self.with_shingles, self.spools)
 
 
@@ -106,7 +105,7 @@ class Segment:
             if not path.exists() or path.stat().st_size != manifest["sizes"][name]:
                 raise BadData(f"{path}: missing or truncated; compute the sketches again")
             if "crc32" in manifest and _checksum(path) != manifest["crc32"][name]:
-                raise BadData(f"{path}: changed since it was written; create the index again")
+                raise BadData(f"{path}: changed since it was written; create it again")
         spools = {name: Spool(str(directory / name), "rb") for name in _NAMES}
         return cls(manifest["rows"], manifest["bands"], manifest["shingles"], spools)
 
@@ -138,7 +137,7 @@ def blank_segment(ids: pa.Array, bands: int, with_shingles: bool) -> Segment:
 def read_manifest(directory: Path) -> dict[str, Any] | None:
     """The contents of `segment.json`; None if it is missing or of another version."""
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text())
+        manifest = read_json(directory / _MANIFEST)
     except (OSError, ValueError):
         return None
     return manifest if manifest.get("version") == VERSION else None

@@ -6,6 +6,7 @@ array share the work. Within a process the work is done by threads: the kernels 
 interpreter lock, and rows keep their order.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.atomic import atomic_directory
@@ -48,7 +49,8 @@ def sketch_into(
     done = 0
     for source in sources:
         print_ = segment_print(source, config, seed)
-        if read_manifest(scratch / print_) is not None:
+        with contextlib.suppress(BadData):
+            Segment.open(scratch / print_)
             done += 1
             continue
         with atomic_directory(scratch / print_) as temporary:

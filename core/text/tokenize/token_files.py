@@ -10,6 +10,7 @@ something else.
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,9 +18,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from sabia.core import notes
+from sabia.core.digests import ArrowRows
 from sabia.core.errors import UsageError
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.atomic import atomic_path, read_json, write_atomic, write_json
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.document_encoding import tokens_of
 from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
@@ -52,7 +54,7 @@ class TokenFileSink(ABC):
     def rows_made(self, part: int, provenance: dict[str, Any]) -> int | None:
         """See Sink."""
         try:
-            record = json.loads(Path(self.path(part)).read_text("utf-8"))
+            record = read_json(self.path(part))
         except (FileNotFoundError, ValueError):
             return None
         same = record.get("fingerprint") == provenance["fingerprint"]
@@ -64,7 +66,7 @@ class TokenFileSink(ABC):
     ) -> int:  # fmt: skip
         """See Sink."""
         rows = self.write_files(part, schema, batches)
-        write_atomic(self.path(part), json.dumps(provenance | {"rows": rows}, indent=1))
+        write_json(self.path(part), provenance | {"rows": rows})
         return rows
 
     def for_run(self, job: Job, existing: frozenset[str]) -> Self:
@@ -93,7 +95,7 @@ class ArrowSink(TokenFileSink):
         with (
             atomic_path(self._data_file(part)) as path,
             open(path, "wb") as file,
-            pa.ipc.new_stream(file, schema) as stream,
+            closing(ArrowRows(file, schema)) as stream,
         ):
             for batch in batches:
                 stream.write(batch)

@@ -4,7 +4,6 @@ A new tokenizer is saved beside the rows with a record of its inputs and options
 run loads it. A slice of the input never trains one, as each slice would train another.
 """
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +14,12 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import file_digest, read_json, write_json
 from sabia.core.shards.endings import without_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.sources import Source
-from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
+from sabia.core.text.tokenize.tokenizer import FILES, Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import added_tokens, target, train
 from sabia.core.text.tokenize.training_sample import sampled_texts
 from sabia.core.text.tokenize.vocabulary_extension import (
@@ -30,6 +29,7 @@ from sabia.core.text.tokenize.vocabulary_extension import (
     load_extension,
 )
 
+DIGEST = "tokenizer.json"  # in the record: the digest of this file
 RECORD = "training.json"
 
 
@@ -103,7 +103,8 @@ def _train(
     else:
         tokenizer = train(texts, options)
         _save(tokenizer, directory, None)
-    write_atomic(Path(directory) / RECORD, json.dumps(record, indent=1) + "\n")
+    definition = file_digest(Path(directory) / FILES[0])
+    write_json(Path(directory) / RECORD, record | {DIGEST: definition})
     seconds = time.monotonic() - start
     notes.note(f"trained {tokenizer.vocab_size:,} tokens in {seconds:.1f} s → {directory}")
     if tokenizer.vocab_size < vocab_size:
@@ -124,9 +125,12 @@ def _save(tokenizer: Tokenizer, directory: str, extension: Extension | None) -> 
 
 
 def _is_record(path: Path, record: dict[str, Any]) -> bool:
-    """Whether the file holds this record."""
+    """Whether the file holds this record, and the definition beside it is as it was written."""
     try:
-        return json.loads(path.read_text("utf-8")) == record
+        stored = read_json(path)
+        digest = stored.pop(DIGEST, None)
+        intact = digest is None or digest == file_digest(path.parent / FILES[0])
+        return intact and stored == record
     except (OSError, ValueError):
         return False
 

@@ -1,6 +1,7 @@
 """Workers: order, errors, death, and no orphans when the parent is killed."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,9 +37,30 @@ def test_an_error_of_a_worker_is_the_error_of_the_run() -> None:
         list(run_tasks(refuse, [(0,), (1,)], 2))
 
 
-def test_a_dead_worker_is_one_clear_error() -> None:
+def test_a_worker_that_dies_again_is_one_clear_error() -> None:
     with pytest.raises(Failed, match="worker process died"):
         list(run_tasks(die, [(0,), (1,)], 2))
+
+
+def kill_at(n: int, fatal: tuple[int, ...], once: str) -> int:
+    """n; the process kills itself at the numbers of `fatal`, and once for all at n = 3."""
+    time.sleep(0.02)
+    first = n == 3 and not os.path.exists(once)
+    if first:
+        open(once, "w").close()
+    if first or n in fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return n
+
+
+SLOW = [pytest.param(fatal, marks=pytest.mark.slow) for fatal in [(0,), (6,), (1, 2), (0, 5, 11)]]
+
+
+@pytest.mark.parametrize("fatal", [(), *SLOW])
+def test_only_the_tasks_that_kill_their_worker_are_lost(tmp_path, fatal: tuple[int, ...]) -> None:
+    tasks = [(n, fatal, str(tmp_path / "once")) for n in range(12)]
+    results = list(run_tasks(kill_at, tasks, 3, lambda number: -number - 1))
+    assert results == [-n - 1 if n in fatal else n for n in range(12)]
 
 
 PARENT = """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core import progress
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.shards import inputs
 from sabia.core.shards.job import Job, chosen_shard, slurm_slice
 from sabia.core.shards.mapping import run_map
@@ -40,6 +41,32 @@ def make_inputs(folder: Path, shards: int = 3, rows: int = 100) -> Path:
         texts = [f"shard {s} row {i}" for i in range(rows)]
         pq.write_table(pa.table({"text": texts}), folder / f"{s}.parquet")
     return folder
+
+
+def kill_on(batches, context, text: str):
+    """Upper-case texts; the process kills itself at one text, as the kernel does for memory."""
+    for batch in upper(batches, context):
+        if text.upper() in batch.column("text").to_pylist():
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield batch
+
+
+def test_a_shard_that_kills_its_worker_is_named_and_the_others_are_done(
+    job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stats = tmp_path / "stats.json"
+    workers = replace(job, jobs=2, stats=str(stats))
+    with pytest.raises(Failed, match=r"1 of 3 shards .*/1\.parquet; run again"):
+        run_map(workers, partial(kill_on, text="shard 1 row 7"))
+    assert "1 shards lost" in capsys.readouterr().err
+    assert json.loads(stats.read_text())["shards_lost"] == [str(tmp_path / "in" / "1.parquet")]
+    assert rows(tmp_path / "out") == [f"SHARD {s} ROW {i}" for s in (0, 2) for i in range(100)]
+    again = run_map(workers, partial(kill_on, text="no such text"))
+    assert (again.shards_done, again.shards_skipped) == (1, 2)
+    with pytest.raises(Failed, match="worker process died twice"):
+        one = replace(workers, out=str(tmp_path / "one.parquet"))
+        run_map(one, partial(kill_on, text="shard 1 row 7"))
+    assert not (tmp_path / "one.parquet").exists()
 
 
 def rows(path: Path) -> list[str]:

@@ -1,9 +1,12 @@
 """One GET: retries with the server's Retry-After, limits, redirects handed back, robots.txt."""
 
 import asyncio
+import contextlib
 import email.utils
 import gzip
 import itertools
+import subprocess
+import sys
 import time
 
 import pytest
@@ -137,3 +140,23 @@ def test_robots_5xx_and_silence_deny(web):
     web.script["/robots.txt"] = lambda _n: (503, {}, b"")
     assert robots(web.url, attempts=1)[0].state == "unreachable"
     assert robots("http://127.0.0.1:9", attempts=1)[0].state == "unreachable"
+
+
+@pytest.mark.slow
+def test_a_killed_crawl_keeps_retry_after(web, tmp_path):
+    web.script["/a"] = lambda _n: (429, HTML | {"Retry-After": "40"}, b"")
+    command = [
+        sys.executable, "-m", "sabia.cli.main", "crawl", web.url + "/a",
+        "--contact", "a@example.org", "--allow-private", "--delay", "0s", "-q",
+        "-o", tmp_path / "out.parquet",
+    ]  # fmt: skip
+    for _ in range(2):
+        child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, said = child.communicate(timeout=6)
+                raise AssertionError(said)
+        finally:
+            child.kill()  # while it waits
+            child.wait()
+    assert web.paths().count("/a") == 1

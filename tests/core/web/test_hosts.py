@@ -50,6 +50,18 @@ def end(found, frontier, entry, rest_s=0.0, state=DONE):
     found.done(entry, rest_s)
 
 
+def test_a_rest_outlives_the_process(frontier, clock):
+    fill(frontier, a=[0.5], b=[0.4])
+    frontier.rest("a", clock.now + 300)
+    frontier.commit()
+    after = hosts(frontier)
+    assert after.take().url == "http://b/0"
+    assert after.take() is None
+    assert after.wait_s() == 300
+    clock.now += 301
+    assert after.take().url == "http://a/0"
+
+
 def test_best_host_first_and_one_request_each(frontier, clock):
     fill(frontier, a=[0.2, 0.9], b=[0.5], c=[0.7])
     found = hosts(frontier)

@@ -1,0 +1,193 @@
+"""Digests by which a flipped bit in a Parquet file or an Arrow stream is found.
+
+Other programs read these files as they are. In Parquet every page has its CRC-32, and the bytes
+between the last row group and the footer, which no reader looks at, hold MARK and the digest of the
+footer. In Arrow the custom metadata of each record batch holds the digest of the schema, the rows
+before it and the batch; the last batch has no rows and also holds the number of rows. Digests are
+128-bit XXH3 (xxhash.com; not cryptographic). Files without digests, which other programs or earlier
+versions wrote, are read with a note. JSON objects with a digest are in `atomic`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from xxhash import xxh3_128, xxh3_128_digest
+
+from sabia.core import notes
+from sabia.core.errors import BadData
+
+MARK = b"sabiaXXH"  # 8 bytes, followed by the 16 bytes of the digest of all that follows it
+KEY, ROWS = b"sabia.xxh3", b"sabia.rows"
+_TAIL = 8  # bytes of a Parquet file after the footer: its length, PAR1
+_seen = {"undigested": False}
+
+
+def note_missing(name: str) -> None:
+    """Say once in a run that a file has no digests."""
+    if not _seen["undigested"]:
+        _seen["undigested"] = True
+        notes.note(f"{name} has no digests, as files of other programs: damaged bits may go unseen")
+
+
+def suppress_notes() -> None:
+    """Leave these notes to the parent process."""
+    _seen["undigested"] = True
+
+
+class ParquetWriter:
+    """A `pyarrow.parquet.ParquetWriter` with checksums of pages and the digest of the footer.
+
+    The target is open for writing; it need not be seekable and stays open.
+    """
+
+    def __init__(self, target: BinaryIO, schema: pa.Schema, **options: Any) -> None:
+        self._target = _Target(target)
+        self._writer = pq.ParquetWriter(self._target, schema, write_page_checksum=True, **options)
+        self.write_table = self._writer.write_table
+
+    def close(self) -> None:
+        """Write the digest and the footer."""
+        held = self._target.held = []
+        self._writer.close()
+        end = b"".join(held)
+        start = len(end) - _TAIL - int.from_bytes(end[-8:-4], "little")
+        footer = end[start:]
+        self._target.file.write(end[:start] + MARK + xxh3_128_digest(footer) + footer)
+
+
+class _Target:
+    """Passes on what is written, or holds it back."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.held: list[bytes] | None = None
+
+    def write(self, data: bytes) -> int:
+        if self.held is None:
+            self.file.write(data)
+        else:
+            self.held.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """The owner of the file flushes it."""
+
+    def close(self) -> None:
+        """The owner of the file closes it."""
+
+
+def open_parquet(file: BinaryIO, name: str, say: bool = True) -> pq.ParquetFile:
+    """A Parquet file whose footer is as it was written and whose pages are checked when they are
+    read. Raises BadData, and what pyarrow raises for a file that is not Parquet. say: note that
+    there are no digests."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _TAIL))
+    length = int.from_bytes(file.read(4), "little")
+    start = size - _TAIL - length - len(MARK) - 16
+    if start >= 4 and file.read(4) == b"PAR1":
+        file.seek(start)
+        mark, digest = file.read(len(MARK)), file.read(16)
+        if mark != MARK:
+            if say:
+                note_missing(name)
+        elif xxh3_128_digest(file.read()) != digest:
+            raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
+    file.seek(0)
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+@contextlib.contextmanager
+def parquet_at(path: str | Path) -> Iterator[pq.ParquetFile]:
+    """`open_parquet` of a local file; errors of damaged pages are BadData with its name."""
+    try:
+        with open(path, "rb") as file:
+            yield open_parquet(file, str(path))
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise BadData(f"{path}: corrupt or cut short ({reason})") from error
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether pyarrow raises this for the content of a file: OSError itself, without a number."""
+    content = type(error) is OSError and error.errno is None
+    return content or isinstance(error, pa.ArrowException)
+
+
+class ArrowRows:
+    """An Arrow IPC stream, or a file with `pa.ipc.new_file`, with a digest for each batch."""
+
+    def __init__(
+        self, target: Any, schema: pa.Schema,
+        new: Callable[[Any, pa.Schema], Any] = pa.ipc.new_stream,
+    ) -> None:  # fmt: skip
+        self.schema = schema.with_metadata((schema.metadata or {}) | {KEY: b"1"})
+        self.rows, self._file = 0, new(target, self.schema)
+        columns = [pa.nulls(0, field.type) for field in schema]
+        self._empty = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        self._head = self.schema.serialize()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch."""
+        self._write(batch, {})
+
+    def _write(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> None:
+        digest = _batch_digest(self._head, self.rows, batch, about.get(ROWS, b""))
+        self._file.write_batch(batch, custom_metadata=about | {KEY: digest})
+        self.rows += batch.num_rows
+        self._empty = batch.slice(0, 0)  # with the same dictionaries
+
+    def close(self) -> None:
+        """Write the last batch, which has no rows, and the end."""
+        self._write(self._empty, {ROWS: str(self.rows).encode()})
+        self._file.close()
+
+
+def _batch_digest(head: pa.Buffer, row: int, batch: pa.RecordBatch, rows: bytes) -> bytes:
+    digest = xxh3_128(head, seed=row)
+    digest.update(rows)
+    digest.update(batch.serialize())
+    for column in batch.columns:  # a dictionary is a message of its own
+        if pa.types.is_dictionary(column.type):
+            values = pa.RecordBatch.from_arrays([column.dictionary], names=[""])
+            digest.update(values.serialize())
+    return digest.hexdigest().encode()
+
+
+def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
+    """The batches of `pa.ipc.open_stream` or `open_file`; BadData where one is not as written."""
+    pairs = _pairs(reader)
+    if KEY not in (reader.schema.metadata or {}):
+        note_missing(name)
+        yield from (batch for batch, _ in pairs)
+        return
+    head, row, ended = reader.schema.serialize(), 0, False
+    for batch, about in pairs:
+        batch.validate()  # before lengths are used
+        about = about or {}
+        rows = about.get(ROWS, b"")
+        if ended or about.get(KEY) != _batch_digest(head, row, batch, rows):
+            raise BadData(f"{name}: rows from {row} on are not as they were written (damaged bits)")
+        row += batch.num_rows
+        ended = rows == str(row).encode()
+        if not ended:
+            yield batch
+    if not ended:
+        raise BadData(f"{name}: ends after {row} rows, without its last batch (damaged bits)")
+
+
+def _pairs(reader: Any) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
+    """Batches with their custom metadata."""
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        yield from map(reader.get_batch_with_custom_metadata, range(reader.num_record_batches))
+        return
+    with contextlib.suppress(StopIteration):
+        while True:
+            yield reader.read_next_batch_with_custom_metadata()

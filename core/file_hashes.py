@@ -1,0 +1,82 @@
+"""The hash of all bytes of a file, computed once: 128-bit XXH3 (xxhash.com; not cryptographic).
+
+The hash of a large local file is remembered in `cache_folder("hashes")` with its path, size, times
+and inode, in a small file of its own, so that processes share the cache; an entry that cannot be
+read or is damaged is computed again. An object of a store is named by its version or ETag.
+"""
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
+from sabia.core.shards.atomic import read_json, write_json
+from sabia.kernels.runtime.cache_folder import cache_folder
+
+CACHED_BYTES = 8 << 20  # smaller files are read each time
+SETTLED_NS = 2 * 10**9  # a file changed later than this before may change again with equal times
+VERSIONS = ("VersionId", "generation", "ETag", "etag", "md5Hash", "content_md5")
+
+
+def content_hash(name: str, open_file: Callable[[], BinaryIO] | None = None) -> str:
+    """A hash of the content of a local path or an fsspec URL; of other names, `open_file` gives
+    the content. Raises OSError."""
+    if "://" in name and (version := _version(name)):
+        return xxh3_128_hexdigest(version.encode())
+    if "://" not in name and os.path.isfile(name):
+        return _of_path(os.path.realpath(name))
+    if open_file is None:
+        raise FileNotFoundError(f"{name}: no such file")
+    with open_file() as file:
+        return _digest(file)
+
+
+def _of_path(path: str) -> str:
+    status = os.stat(path)
+    if status.st_size < CACHED_BYTES:
+        with open(path, "rb") as file:
+            return _digest(file)
+    identity = _identity(path, status)
+    entry = cache_folder("hashes") / xxh3_128_hexdigest(os.fsencode(path))
+    with contextlib.suppress(OSError, ValueError):
+        stored = read_json(entry)
+        if stored.get("file") == identity:
+            return str(stored["hash"])
+    with open(path, "rb") as file:
+        digest = _digest(file)
+    after = os.stat(path)
+    settled = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns) > SETTLED_NS
+    if settled and _identity(path, after) == identity:
+        with contextlib.suppress(OSError):  # a home that cannot be written
+            write_json(entry, {"file": identity, "hash": digest})
+    return digest
+
+
+def _identity(path: str, status: os.stat_result) -> list[Any]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return [os.fsencode(path).hex(), status.st_size, *times, status.st_ino, status.st_dev]
+
+
+def _digest(file: BinaryIO) -> str:
+    digest, buffer = xxh3_128(), memoryview(bytearray(1 << 20))
+    if not isinstance(file, io.RawIOBase | io.BufferedIOBase):  # of fsspec, without readinto
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()
+    while count := file.readinto(buffer):
+        digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+def _version(url: str) -> str:
+    """What the store says of an object's content: its version or ETag, and size; '' if nothing."""
+    import fsspec
+
+    files, key = fsspec.core.url_to_fs(url)
+    about = files.info(key)
+    given = [f"{name}={about[name]}" for name in VERSIONS if about.get(name)]
+    return f"{url} {about.get('size')} {' '.join(given)}" if given else ""
