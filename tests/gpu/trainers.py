@@ -112,6 +112,13 @@ def clear(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
+def smaller(left: list[Policy], refused: Policy) -> list[Policy]:
+    """Those that are clearly smaller than one that did not fit, else the smallest of all."""
+    clearly = [policy for policy in left if policy.bytes <= CLEARLY_SMALLER * refused.bytes]
+    least = min(left, key=lambda policy: policy.bytes)
+    return clearly or ([least] if least.bytes < refused.bytes else [])
+
+
 def fitting(
     spec: ModelSpec, run: Run, device: Device, use: Callable[[Policy], Figures]
 ) -> tuple[Figures, Policy, list[str]]:
@@ -123,11 +130,9 @@ def fitting(
 
     memory = device.memory if device.cuda else float("inf")
     refused: list[str] = []
-    limit = float("inf")
-    for policy in policies(spec, run, memory):
-        if policy.bytes > limit:
-            continue
-        message = ""
+    left = policies(spec, run, memory)
+    while left:
+        policy, message = left[0], ""
         try:
             return use(policy), policy, refused
         except (RuntimeError, torch.OutOfMemoryError) as error:
@@ -137,7 +142,7 @@ def fitting(
         # outside of the handler, whose traceback holds the tensors
         clear(device)
         refused.append(f"{policy} ({message[:120]})")
-        limit = CLEARLY_SMALLER * policy.bytes
+        left = smaller(left, policy)
     parameters = sum(tensor.size for tensor in spec.tensors())
     raise Skipped(f"{parameters / 1e9:.2f}e9 parameters of {STATE_BYTES} bytes and rows of "
                   f"{run.length} do not fit: {'; '.join(refused)}")  # fmt: skip
