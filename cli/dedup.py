@@ -9,8 +9,8 @@ from sabia.core.shards.job import Job
 # method → the module whose `run(job, options)` does it
 METHODS = {
     "": "sabia.core.recipes.eval_task_index",
-    "minhash": "sabia.core.text.dedup.stage",
-    "exact": "sabia.core.text.dedup.stage",
+    "minhash": "sabia.core.text.dedup.signature_method",
+    "exact": "sabia.core.text.dedup.signature_method",
     "substring": "sabia.core.text.dedup.substring_method",
     "line": "sabia.core.text.dedup.line_method",
     "url": "sabia.core.text.dedup.url_method",

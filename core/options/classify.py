@@ -74,8 +74,9 @@ class ClassifyOptions(
     expression is true."""
     removed: str = text("Where to write the rows that --where removes, with the reason", "PATH",
                         only=needs("where"))  # fmt: skip
-    """A directory if `--out` is a directory, otherwise a Parquet file. The column `reason` is
-    added."""
+    """A file in the format of its ending, as with `--out`, or a directory, which gets one Parquet
+    file for each input shard with removed rows. The column `reason` is added. Tasks that process a
+    slice of the shards need a directory."""
     model: tuple[str, ...] = several("Add the scores of this trained classifier", "[NAME=]PATH",
                                      common=True)  # fmt: skip
     """A fastText model file, or the directory of a sequence classifier. There is a score for each

@@ -138,10 +138,11 @@ class IndexOptions(Options, group="Index"):
 class Phases(Options, group="Parallelism"):
     """The work divided into phases."""
 
-    scratch: str = text("Directory for intermediate signatures, to resume and for --phase", "DIR",
+    scratch: str = text("Directory for intermediate results, to resume and for --phase", "DIR",
                         recorded=False)  # fmt: skip
-    """It gets a directory for each input shard. An interrupted run continues from them. Delete the
-    directory when the run is complete."""
+    """It gets a file or directory for each input shard: signatures, hashes, units or vectors,
+    depending on `--method`. An interrupted run continues from them. Delete the directory when the
+    run is complete."""
     phase: str = choice("Run only this phase, over a shared --scratch directory", "sketch",
                         "compare", "write", default="", unset="all three", recorded=False,
                         only=needs("scratch"))  # fmt: skip
@@ -160,7 +161,7 @@ class DedupOptions(
         Embeddings: needs(method="semantic"),
         BenchmarkItems: needs("decontaminate"),
         IndexOptions: INDEXED,
-        Phases: INDEXED,
+        Phases: unless("decontaminate"),
     },
 ):  # fmt: skip
     """Options of `sabia dedup`."""
@@ -195,10 +196,10 @@ class DedupOptions(
     white space and accents, `first` the order of the input, `newest` the column
     `crawl_time`, and `best:SCORE` that entry of the column `scores`, of which the highest value is
     kept. If two documents are equal, the earlier one is kept."""
-    removed: str = text("Where to write removed rows, with the reason and kept_id", "FILE.parquet",
+    removed: str = text("Where to write removed rows, with the reason and kept_id", "PATH",
                         common=True, recorded=False, group="Input and output")  # fmt: skip
-    """With `--decontaminate` and a directory as `--out`, this is a directory too, with one part for
-    each shard."""
+    """A file in the format of its ending, as with `--out`, or a directory, which gets one Parquet
+    file for each input shard with removed rows."""
     decisions: bool = switch("Write the decision for each document instead of its text",
                              only=INDEXED, excludes=("phase",))  # fmt: skip
     """There is a row for every document: `id`, `cluster`, `cluster_size`, `kept`, `reason` and

@@ -1,12 +1,14 @@
-"""The rows that a stage removes by its options, with the reason, as Parquet.
+"""The rows that a stage removes by its options, with the reason: a file, or a directory of Parquet
+parts with the number of their input shard. The ending of the path decides, as for the output.
 
 They are not errors (those are written to the rejects). They keep all columns, so that users can
 inspect them to check a threshold, and restore them.
 """
 
+import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,23 +19,27 @@ import pyarrow as pa
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.columns import unified
-from sabia.core.shards.endings import file_ending
+from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.layout import check_outside
-from sabia.core.shards.manifest import check_output, holds, is_current, provenance, schema_of_all
-from sabia.core.shards.outputs import RowsIfAny, open_file
+from sabia.core.shards.layout import MANIFEST, check_outside
+from sabia.core.shards.manifest import check_output, holds, provenance, schema_of_all
+from sabia.core.shards.outputs import RowsIfAny, open_file, read_metadata
 from sabia.core.shards.sources import Source
 
 Work = Callable[[Job, str, Sequence[Source] | None], None]
 
 
 def check_path(job: Job, path: str, flag: str = "--removed") -> None:
-    """Raise UsageError unless `path` is empty or a Parquet file outside the output."""
-    if path and not path.endswith(".parquet"):
-        raise UsageError(f"{flag}: {path} (expected a file ending in .parquet)")
+    """Raise UsageError unless `path` is empty, or a file or directory apart from the output."""
+    if is_stream(path):
+        raise UsageError(f"{flag}: {path} is a stream (expected a file or a directory)")
+    check_ending(path, flag)
     check_outside(job, path, flag)
+    if path and job.out and os.path.realpath(path) == os.path.realpath(job.out):
+        raise UsageError(f"{flag}: {path} is the path of --out; give another")
 
 
 def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -60,22 +66,20 @@ class RemovedPart(RowsIfAny):
 
 
 def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
-    """Run a map stage that writes RemovedParts to a directory, and gather them in `removed`.
+    """Run a map stage that writes RemovedParts to a directory; if `removed` is a file, gather them.
 
-    `work(job, directory, sources)` runs the stage. If the job writes a directory, `removed` is a
-    directory of parts; else it is one file. Raises UsageError where it is not.
+    `work(job, directory, sources)` runs the stage. Raises UsageError for a file and a slice of the
+    shards, as every slice has removed rows.
     """
-    if not removed or job.dry_run:
-        work(job, "", None)
-    elif job.to_directory:
-        if removed.endswith(".parquet"):
-            raise UsageError(
-                "--removed: -o is a directory, so give a directory here too (one part per shard)"
-            )
-        check_outside(job, removed, "--removed")
-        work(job, removed, None)
-    else:
-        _gathered(job, removed, work, salt)
+    check_path(job, removed)
+    if not removed or job.dry_run or not file_ending(removed):
+        work(job, "" if job.dry_run else removed, None)
+        return
+    if job.shard:
+        raise UsageError(
+            f"--removed: {removed} is one file, but this is a slice of the shards; give a directory"
+        )
+    _gathered(job, removed, work, salt)
 
 
 def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, Any]:
@@ -86,28 +90,27 @@ def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, A
 
 
 def check_outputs(job: Job, sources: Sequence[Source], removed: str) -> None:
-    """Raise UsageError if the output, or the file of removed rows, has those of other inputs."""
+    """Raise UsageError if the output, or the removed rows beside it, are those of other inputs."""
     check_output(job, sources)
-    if file_ending(removed):
+    if removed:
         beside = replace(job, out=removed, append=None)
         check_output(beside, sources, flag="--removed")
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
-    check_path(job, final)
     sources = unified(open_inputs(job, "document"))
     check_outputs(job, sources, final)
     made = provenance_of(job, sources, salt)
     written = holds(final, made)
-    done = written and is_current(job, sources, salt)
     job = job if written else replace(job, force=True)
     parent = os.path.dirname(os.path.abspath(final))
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
         work(job, scratch, sources)
-        if not done:
+        if not written:
             paths = sorted(Path(scratch).glob("part-*.parquet"))
-            write_removed(final, [Repeatable(partial(_part, path)) for path in paths], made)
+            parts = [Repeatable(partial(_part, path)) for path in paths]
+            write_removed(final, dict(enumerate(parts)), made)
 
 
 def _part(path: Path) -> Iterator[pa.RecordBatch]:
@@ -126,21 +129,51 @@ class Repeatable:
         return self.read()
 
 
+def is_written(path: str, made: dict[str, Any]) -> bool:
+    """Whether all removed rows of this provenance are in the file or the directory."""
+    if file_ending(path):
+        return holds(path, made)
+    try:
+        manifest = json.loads((Path(path) / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(manifest.get("fingerprint") == made["fingerprint"])
+
+
 def write_removed(
-    path: str, parts: Sequence[Iterable[pa.RecordBatch]], metadata: dict[str, Any]
+    path: str, parts: Mapping[int, Iterable[pa.RecordBatch]], made: dict[str, Any]
 ) -> None:
     """Write the rows of all parts; columns that only some parts have are null in the others.
 
-    Each part is iterated twice (the first time for its first batch) and has one schema.
+    Each part is iterated twice (the first time for its first batch) and has one schema. `made`: the
+    provenance. A directory gets a file for each part, and its manifest last.
     """
-    heads = [head.schema for part in parts if (head := next(iter(part), None)) is not None]
+    heads = {i: head.schema for i, part in parts.items() if (head := next(iter(part), None))}
     empty = schemas.document().append(pa.field("reason", pa.string()))
     try:
-        schema = pa.unify_schemas(heads, promote_options="permissive") if heads else empty
+        schema = empty
+        if heads:
+            schema = pa.unify_schemas(list(heads.values()), promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise BadData(f"--removed: the column types of the shards differ ({error})") from error
     schema = schema.remove_metadata()
-    with open_file(path, schema, metadata) as writer:
+    if file_ending(path):
+        _write_file(path, schema, [parts[i] for i in heads], made)
+        return
+    directory = Path(path)
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for old in directory.glob("part-*.parquet"):
+        if (read_metadata(str(old)) or {}).get("command") == made["command"]:
+            old.unlink()
+    for index in heads:
+        _write_file(f"{directory}/part-{index:05d}.parquet", schema, [parts[index]], made)
+    write_atomic(directory / MANIFEST, json.dumps(made, indent=1))
+
+
+def _write_file(
+    path: str, schema: pa.Schema, parts: Iterable[Iterable[pa.RecordBatch]], made: dict[str, Any]
+) -> None:
+    with open_file(path, schema, made) as writer:
         for part in parts:
             for batch in part:
                 writer.write(schemas.fit(batch, schema))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,8 +104,22 @@ def test_removed_rows_of_a_directory(world: Path, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "o")) == 80 and len(rows(tmp_path / "r")) == 40
     again = classify(*line, "--removed", tmp_path / "r")
     assert b"4 shards already done" in again.stderr and len(rows(tmp_path / "r")) == 40
-    wrong = classify(*line, "--removed", tmp_path / "r.parquet")
-    assert wrong.returncode == 2 and b"directory" in wrong.stderr
+    whole = rows(tmp_path / "r")
+    for out in ("o", "o.parquet"):
+        line[2] = tmp_path / out
+        for removed in ("x.parquet", "x"):
+            classify(*line, "--removed", tmp_path / removed, check=True)
+            assert len(rows(tmp_path / out)) == 80 and rows(tmp_path / removed) == whole
+        shutil.rmtree(tmp_path / "x")
+    line[2] = tmp_path / "o"
+    classify(*line, "--removed", tmp_path / "x.parquet", check=True)
+    (tmp_path / "o" / "part-00002.parquet").unlink()
+    classify(*line, "--removed", tmp_path / "x.parquet", check=True)
+    assert rows(tmp_path / "x.parquet") == whole and len(rows(tmp_path / "o")) == 80
+    wrong = classify(*line, "--removed", tmp_path / "y.parquet", "--shard", "0/2")
+    assert wrong.returncode == 2 and b"--removed" in wrong.stderr and b"directory" in wrong.stderr
+    wrong = classify(*line, "--removed", tmp_path / "r.csv")
+    assert wrong.returncode == 2 and b"--removed" in wrong.stderr
 
 
 def test_train_then_predict(world: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def folded(piece: str) -> tuple[str, ...]:
     """Words (Han characters are words) and marks; spacing, case and accents aside."""
     plain = unicodedata.normalize("NFKD", piece.lower())
     plain = "".join(c for c in plain if not unicodedata.combining(c))
-    return tuple(re.findall(r"[一-龯]|\w+|[^\w\s]", plain))
+    return tuple(re.findall(r"[一-龯]|(?:(?![一-龯])\w)+|[^\w\s]", plain))
 
 
 def words_of(key: tuple[str, ...]) -> int:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
+from sabia.core.shards.endings import file_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
@@ -39,7 +40,8 @@ def run(job: Job, options: DedupOptions, index: Index) -> None:
             f"{len(short)} items have too few words to be looked for (for example {task}/{item})"
         )
     engine = choose_engine(options.engine)
-    salt = f"{index.digest} {options.removed}" if job.to_directory else index.digest
+    parts = job.to_directory or (options.removed and not file_ending(options.removed))
+    salt = f"{index.digest} {options.removed}" if parts else index.digest
 
     def work(job: Job, removed: str, sources: Sequence[Source] | None) -> None:
         resolved = options.replace(engine=engine, removed=removed)

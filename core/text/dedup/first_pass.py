@@ -31,13 +31,14 @@ def choose_engine(name: str) -> str:
 
 
 def first_pass(
-    sources: Sequence[Source], columns: Sequence[str], work: Callable[[pa.RecordBatch], R],
+    sources: Sequence[Source], columns: Sequence[str], work: Callable[[pa.RecordBatch, str], R],
     jobs: int, total: int | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch, R]]:  # fmt: skip
-    """(source number, batch, work(batch)) of all sources in order, with a progress bar."""
+    """(source number, batch, work(batch, source name)) of all sources in order, with a progress
+    bar."""
 
     def worked(item: tuple[int, pa.RecordBatch]) -> tuple[int, pa.RecordBatch, R]:
-        return *item, work(item[1])
+        return *item, work(item[1], sources[item[0]].name)
 
     with progress(total, "dedup: reading") as bar:
         for item in map_threads(worked, batches_of(sources, columns), jobs):

@@ -12,7 +12,10 @@ Hashes are partitioned into files by value and processed file by file. In memory
 bytes per document. On disk: 24 bytes for the hash of each piece, and 8 for its byte range.
 """
 
-from functools import partial
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +25,13 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.text.dedup import barrier
-from sabia.core.text.dedup.first_pass import choose_engine, first_pass
+from sabia.core.text.dedup import phases
+from sabia.core.text.dedup.first_pass import choose_engine
 from sabia.core.text.dedup.hash_partitions import partition_bytes
 from sabia.core.text.dedup.piece_bounds import BOUNDS
 from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
-from sabia.core.text.dedup.span_cuts import CutPolicy, decision
+from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
+from sabia.core.text.dedup.span_cuts import CutPolicy, Cuts
 from sabia.kernels.minhash.definitions import SHINGLE_BASE, SketchConfig
 from sabia.kernels.minhash.interface import sketch
 from sabia.kernels.substring.definitions import Repeats
@@ -40,28 +44,57 @@ _COPIES = 8  # of a partition of pieces in memory while it is processed
 
 def run(job: Job, options: DedupOptions) -> None:
     """Cut copied lines, paragraphs or runs of sentences out of the job's documents."""
-    barrier.run(job, options.removed, partial(_decide, job, options))
+    phases.run(LineMethod(job, options))
 
 
-def _decide(job: Job, options: DedupOptions, sources: list[Source]) -> barrier.Decision:
-    engine = choose_engine(options.engine)
-    notes.note(f"engine {engine}, {options.unit} pieces with {options.min_copies} copies or more")
-    run = RUNS[options.unit]
+class LineMethod(StreamMethod):
+    """The sketch: byte ranges of pieces, their number in each document, hashes of those that are
+    compared."""
 
-    def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
-        return _copies(item[0], options.min_copies, run)
+    def __init__(self, job: Job, options: DedupOptions) -> None:
+        super().__init__(job, options)
+        self.policy = CutPolicy(options.action, options.share, options.unit)
 
-    # first pass: byte ranges of all pieces, and hashes of those that are compared
-    unit_bounds = UnitBounds()
-    corpus = UnitCorpus(unit_bounds, _PIECE, len(sources))
-    work = partial(_pieces, options=options, engine=engine)
-    for index, batch, pieces_of_batch in first_pass(sources, ("id", "text"), work, job.jobs):
-        pieces, counts, records = pieces_of_batch
-        unit_bounds.add(pieces)
-        corpus.add(index, batch.column("id"), counts, records)
-    limit = partition_bytes(options.mem // _COPIES, job.jobs)
-    cuts = corpus.cuts(find_repeats, limit, run, job.jobs)
-    return decision(sources, cuts, CutPolicy(options.action, options.share, options.unit))
+    def sketch_key(self) -> Any:
+        """See phases.Method."""
+        return [self.options.unit, self.options.min_words]
+
+    def columns(self) -> list[str]:
+        """See StreamMethod."""
+        return ["text"]
+
+    @cached_property
+    def engine(self) -> str:
+        """The implementation of the kernel, which is announced."""
+        engine, copies = choose_engine(self.options.engine), self.options.min_copies
+        notes.note(f"engine {engine}, {self.options.unit} pieces with {copies} copies or more")
+        return engine
+
+    def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
+        """See StreamMethod."""
+        del name
+        return _pieces(batch, self.options, self.engine)
+
+    def compare(
+        self, sources: list[Source], sketches: Iterator[Sketched], directory: Path | None
+    ) -> Cuts:
+        """See StreamMethod."""
+        options, jobs, run = self.options, self.job.jobs, RUNS[self.options.unit]
+        unit_bounds = UnitBounds()
+        corpus = UnitCorpus(unit_bounds, _PIECE, len(sources))
+        for index, ids, (pieces, counts, records) in sketches:
+            unit_bounds.add(pieces)
+            corpus.add(index, ids, counts, records)
+
+        def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
+            return _copies(item[0], options.min_copies, run)
+
+        limit = partition_bytes(options.mem // _COPIES, jobs)
+        return corpus.cuts(find_repeats, limit, run, jobs, self.policy, directory)
+
+    def open_plan(self, directory: Path) -> Cuts:
+        """See phases.Method."""
+        return Cuts.open(directory, self.policy)
 
 
 def _pieces(

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
 from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, write_json
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.barrier import Decision
 from sabia.core.text.dedup.clusters import ALONE, KEPT, REASONS, Clusters
+from sabia.core.text.dedup.phases import Decision
 from sabia.core.text.dedup.signature_files import Corpus
 from sabia.core.text.removed_rows import Repeatable, put_column
 
@@ -47,20 +47,25 @@ class RemovalPlan:
     clusters_path: str
     starts: tuple[int, ...]
     kept: OpenSpools
+    annotated: bool  # the output is the decisions themselves
 
     @classmethod
-    def write(cls, ids: Ids, clusters: Clusters, directory: Path | None = None) -> "RemovalPlan":
+    def write(
+        cls, ids: Ids, clusters: Clusters, directory: Path | None = None, annotated: bool = False
+    ) -> "RemovalPlan":
         """Write the decisions into a directory (atomically) or into unnamed files."""
         if directory is None:
-            return cls._spool(ids, clusters, None)
+            return cls._spool(ids, clusters, None, annotated)
         with atomic_directory(directory) as temporary:
-            made = cls._spool(ids, clusters, temporary)
+            made = cls._spool(ids, clusters, temporary, annotated)
             files = {name: file_digest(temporary / name) for name in PLAN_FILES}
             write_json(temporary / "starts.json", {"starts": made.starts, "files": files})
-        return cls.open(directory)
+        return cls.open(directory, annotated)
 
     @classmethod
-    def _spool(cls, ids: Ids, clusters: Clusters, directory: Path | None) -> "RemovalPlan":
+    def _spool(
+        cls, ids: Ids, clusters: Clusters, directory: Path | None, annotated: bool
+    ) -> "RemovalPlan":
         paths = (str(directory / name) if directory else "" for name in PLAN_FILES)
         row_spool, spool = map(Spool, paths)
         table = np.empty(len(clusters.of_row), DECISION)
@@ -78,25 +83,21 @@ class RemovalPlan:
             writer.write_batch(batch)
         spool.file.flush()
         starts = tuple(ids.starts.tolist())
-        return cls(row_spool.path, spool.path, starts, OpenSpools(row_spool, spool))
+        return cls(row_spool.path, spool.path, starts, OpenSpools(row_spool, spool), annotated)
 
     @classmethod
-    def open(cls, directory: Path) -> "RemovalPlan":
-        """A plan that was written into a directory; raises UsageError if there is none,
+    def open(cls, directory: Path, annotated: bool = False) -> "RemovalPlan":
+        """A plan that was written into a directory; raises FileNotFoundError if there is none,
         BadData if it is damaged."""
         try:
             record = read_json(directory / "starts.json")
             intact = all(file_digest(directory / n) == record["files"][n] for n in PLAN_FILES)
-        except FileNotFoundError as error:
-            raise UsageError(
-                f"{directory.parent}: no plan for these inputs and options; run --phase compare"
-            ) from error
         except (ValueError, KeyError):
             intact = False
         if not intact:
             raise BadData(f"{directory}: damaged bits; remove it and run --phase compare")
         rows, clusters = (str(directory / name) for name in PLAN_FILES)
-        return cls(rows, clusters, tuple(record["starts"]), OpenSpools())
+        return cls(rows, clusters, tuple(record["starts"]), OpenSpools(), annotated)
 
     def rows(self, index: int) -> np.ndarray:
         """Decisions of the rows of source `index`."""
@@ -109,6 +110,17 @@ class RemovalPlan:
     def clusters(self) -> pa.RecordBatch:
         """id (of the document kept) and size of each cluster."""
         return pa.ipc.open_file(pa.memory_map(self.clusters_path)).get_batch(0)
+
+    def decision(self, sources: Sequence[Source]) -> Decision:
+        """See phases.Plan."""
+        dropped = {
+            index: Repeatable(partial(_dropped, source, self, index))
+            for index, source in enumerate(sources)
+            if (self.rows(index)["reason"] != KEPT).any()
+        }
+        if self.annotated:
+            return Decision(partial(annotate, plan=self), dropped, ("id",))
+        return Decision(partial(drop, plan=self), dropped)
 
 
 def _with_decisions(
@@ -166,18 +178,6 @@ def annotate(
         batch = put_column(batch, "reason", pa.array(np.array(REASONS)[part["reason"]]))
         similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
         yield put_column(batch, "similarity", similarity)
-
-
-def decision(sources: Sequence[Source], plan: RemovalPlan, annotated: bool = False) -> Decision:
-    """The decision of the barrier stage; `annotated`: its output is the decisions themselves."""
-    dropped = [
-        Repeatable(partial(_dropped, source, plan, index))
-        for index, source in enumerate(sources)
-        if (plan.rows(index)["reason"] != KEPT).any()
-    ]
-    if annotated:
-        return Decision(partial(annotate, plan=plan), dropped, ("id",))
-    return Decision(partial(drop, plan=plan), dropped)
 
 
 def _dropped(source: Source, plan: RemovalPlan, index: int) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ it starts; a run is a sequence of adjacent repeats whose first occurrences are a
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup.hash_partitions import HashPartitions
-from sabia.core.text.dedup.span_cuts import CUT, Cuts
+from sabia.core.text.dedup.span_cuts import CUT, CutPolicy, Cuts
 from sabia.kernels.substring.definitions import Repeats
 
 RUN = np.dtype([("start", "i8"), ("count", "i8"), ("first", "i8")])
@@ -83,12 +84,15 @@ class UnitCorpus:
         limit: int,
         span: int,
         jobs: int,
+        policy: CutPolicy,
+        directory: Path | None,
     ) -> Cuts:
-        """Find repeats partition by partition, at most `limit` bytes each, and order the cuts."""
+        """Find repeats partition by partition, at most `limit` bytes each, and order the cuts; see
+        Cuts.write."""
         runs = ByDocument(self.starts)
         for repeats in map_threads(find_repeats, self.files.files(limit), jobs):
             runs.add(repeats)
-        return Cuts.write(*runs.cuts(self.units, span), self.ids)
+        return Cuts.write(*runs.cuts(self.units, span), self.ids, policy, directory)
 
 
 class ByDocument:

@@ -15,8 +15,8 @@ the kept rows of the clusters in progress.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,12 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.job import Job
-from sabia.core.shards.sources import Source, batches_of
+from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup import barrier, keep_rules, kmeans, removal_pass
+from sabia.core.text.dedup import keep_rules, kmeans, phases
 from sabia.core.text.dedup.clusters import SEMANTIC, Clusters, choose_kept
+from sabia.core.text.dedup.removal_pass import RemovalPlan
+from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
 
 MAX_UNCLUSTERED = 4_096  # up to this many documents are compared without clusters
 _BLOCK = 512
@@ -45,24 +47,6 @@ class Embedder(Protocol):
         """float32[n, d]; NaN where a text has no vector."""
 
 
-def run(job: Job, options: DedupOptions, embedder: Embedder | None = None) -> None:
-    """Deduplicate the job's inputs by an embedding column, or by the vectors of an embedder."""
-    salt = embedder.fingerprint if embedder else ""
-    barrier.run(job, options.removed, partial(_decide, job, options, embedder), salt)
-
-
-def _decide(
-    job: Job, options: DedupOptions, embedder: Embedder | None, sources: list[Source]
-) -> barrier.Decision:
-    embedded = _read_vectors(sources, options, embedder)
-    n = len(embedded.rows)
-    k = min(n, options.clusters or (1 if n <= MAX_UNCLUSTERED else math.isqrt(n)))
-    missing = len(embedded.priority) - n
-    notes.note(f"{n:,} vectors in {k:,} clusters; {missing:,} documents without a vector are kept")
-    clusters = find_semantic(embedded, options.threshold, k, job.seed, job.jobs)
-    return removal_pass.decision(sources, removal_pass.RemovalPlan.write(embedded.ids, clusters))
-
-
 class Embedded(NamedTuple):
     """unit vectors float32[v, d], their rows int64[v], priority float64[n] of all rows."""
 
@@ -72,33 +56,84 @@ class Embedded(NamedTuple):
     ids: IdSpool
 
 
-def _read_vectors(
-    sources: Sequence[Source], options: DedupOptions, embedder: Embedder | None
-) -> Embedded:
-    spool, ids = Spool(), IdSpool(sources=len(sources))
+def run(job: Job, options: DedupOptions, embedder: Embedder | None = None) -> None:
+    """Deduplicate the job's inputs by an embedding column, or by the vectors of an embedder."""
+    phases.run(SemanticMethod(job, options, embedder))
+
+
+class SemanticMethod(StreamMethod):
+    """The sketch: unit vectors (NaN where there is none), and the priority of each document."""
+
+    def __init__(self, job: Job, options: DedupOptions, embedder: Embedder | None) -> None:
+        super().__init__(job, options)
+        self.embedder = embedder
+
+    def salt(self, sources: list[Source]) -> str:
+        """See phases.Method."""
+        del sources
+        made_by = self.embedder.fingerprint if self.embedder else ""
+        return f"{made_by} keep {keep_rules.MEASURE}"
+
+    def sketch_key(self) -> Any:
+        """See phases.Method."""
+        options = self.options
+        made_by = [self.embedder.fingerprint, options.backend] if self.embedder else []
+        return [options.embeddings, made_by, options.keep, keep_rules.MEASURE]
+
+    def columns(self) -> list[str]:
+        """See StreamMethod."""
+        return [self.options.embeddings or "text", *keep_rules.columns(self.options.keep)]
+
+    def threads(self) -> int:
+        """A model computes its vectors batch by batch, with threads of its own."""
+        return 1 if self.embedder else self.job.jobs
+
+    def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
+        """See StreamMethod."""
+        raw = _raw(batch, self.options.embeddings, self.embedder, name)
+        return kmeans.normalized(raw), keep_rules.priorities(batch, self.options.keep)
+
+    def compare(
+        self, sources: list[Source], sketches: Iterator[Sketched], directory: Path | None
+    ) -> RemovalPlan:
+        """See StreamMethod."""
+        options, job = self.options, self.job
+        embedded = _embedded([source.name for source in sources], sketches, options.keep)
+        n = len(embedded.rows)
+        k = min(n, options.clusters or (1 if n <= MAX_UNCLUSTERED else math.isqrt(n)))
+        missing = len(embedded.priority) - n
+        without = f"{missing:,} documents without a vector are kept"
+        notes.note(f"{n:,} vectors in {k:,} clusters; {without}")
+        clusters = find_semantic(embedded, options.threshold, k, job.seed, job.jobs)
+        return RemovalPlan.write(embedded.ids, clusters, directory)
+
+    def open_plan(self, directory: Path) -> RemovalPlan:
+        """See phases.Method."""
+        return RemovalPlan.open(directory)
+
+
+def _embedded(names: Sequence[str], sketches: Iterator[Sketched], keep: str) -> Embedded:
+    """The vectors of all documents, on disk; names: of the sources."""
+    spool, ids = Spool(), IdSpool(sources=len(names))
     rows, priority = [np.empty(0, np.int64)], list[np.ndarray]()
-    columns = ["id", options.embeddings or "text", *keep_rules.columns(options.keep)]
     base, width = 0, 0
-    with progress(None, "dedup: reading") as bar:
-        for index, batch in batches_of(sources, list(dict.fromkeys(columns))):
-            raw = _raw(batch, options.embeddings, embedder, sources[index].name)
-            if raw.shape[1] and width and raw.shape[1] != width:
-                name = sources[index].name
-                raise BadData(f"{name}: vectors of {raw.shape[1]} numbers (before: {width})")
-            width = raw.shape[1] or width
-            vectors = kmeans.normalized(raw)
-            valid = ~np.isnan(vectors).any(axis=1)
-            spool.append(vectors[valid])
-            rows.append(base + np.flatnonzero(valid))
-            ids.append(batch.column("id"), index)
-            priority.append(keep_rules.priorities(batch, options.keep))
-            base += batch.num_rows
-            bar.advance(batch.num_rows)
+    for index, ids_of_batch, (vectors, priority_of_batch) in sketches:
+        if vectors.shape[1] and width and vectors.shape[1] != width:
+            raise BadData(
+                f"{names[index]}: vectors of {vectors.shape[1]} numbers (before: {width})"
+            )
+        width = vectors.shape[1] or width
+        valid = ~np.isnan(vectors).any(axis=1) & (vectors.shape[1] > 0)
+        spool.append(vectors[valid])
+        rows.append(base + np.flatnonzero(valid))
+        ids.append(ids_of_batch, index)
+        priority.append(priority_of_batch)
+        base += len(vectors)
     known = np.concatenate(rows)
     if base and not len(known):
         raise BadData("--method semantic: no document has a vector of finite length above 0")
-    vectors = spool.array(np.float32, (len(known), width))
-    return Embedded(vectors, known, keep_rules.all_priorities(priority, options.keep), ids)
+    array = spool.array(np.float32, (len(known), width))
+    return Embedded(array, known, keep_rules.all_priorities(priority, keep), ids)
 
 
 def _raw(batch: pa.RecordBatch, column: str, embedder: Embedder | None, name: str) -> np.ndarray:

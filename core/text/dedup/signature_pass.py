@@ -1,23 +1,17 @@
 """First pass of dedup: sketch every document, into unnamed files or into a scratch directory.
 
-In a scratch directory each source has a segment of its own, named by a hash of its input and
-options; an existing segment is not computed again, so a killed pass resumes, and the tasks of an
-array share the work. Within a process the work is done by threads: the kernels release the global
-interpreter lock, and rows keep their order.
+In a scratch directory each source has a segment of its own. Within a process the work is done by
+threads: the kernels release the global interpreter lock, and rows keep their order.
 """
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sabia.core import notes
-from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.atomic import atomic_directory
@@ -26,7 +20,7 @@ from sabia.core.shards.sources import Source, batches_of, rows_of
 from sabia.core.shards.spools import Spool
 from sabia.core.text.dedup import keep_rules, lsh, signature_files
 from sabia.core.text.dedup.first_pass import first_pass
-from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter, read_manifest
+from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter
 from sabia.kernels.minhash.definitions import SketchConfig, Sketches
 from sabia.kernels.minhash.interface import signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
@@ -42,48 +36,26 @@ def read_corpus(
 
 
 def sketch_into(
-    scratch: Path, sources: Sequence[Source], config: DedupOptions, engine: str, seed: int,
-    jobs: int,
-) -> None:  # fmt: skip
-    """Compute the segments of sources that the scratch directory does not have yet."""
-    done = 0
-    for source in sources:
-        print_ = segment_print(source, config, seed)
-        with contextlib.suppress(BadData):
-            Segment.open(scratch / print_)
-            done += 1
-            continue
-        with atomic_directory(scratch / print_) as temporary:
-            writer = _writer(config, seed, temporary)
-            fill(writer, [source], config, engine, seed, jobs)
-            writer.close({"source": source.name})
-    if done:
-        notes.note(f"{done} of {len(sources)} shards already sketched in {scratch}")
+    directory: Path, source: Source, config: DedupOptions, engine: str, seed: int, jobs: int
+) -> None:
+    """Compute the segment of one source, which appears when it is complete."""
+    with atomic_directory(directory) as temporary:
+        writer = _writer(config, seed, temporary)
+        fill(writer, [source], config, engine, seed, jobs)
+        writer.close({"source": source.name})
 
 
-def load_corpus(
-    scratch: Path, sources: Sequence[Source], config: DedupOptions, seed: int
-) -> Corpus:
-    """The corpus of sources that were sketched into a scratch directory."""
-    segments = []
-    for source in sources:
-        directory = scratch / segment_print(source, config, seed)
-        if read_manifest(directory) is None:
-            raise UsageError(
-                f"{source.name}: no sketches in {scratch} (computed from other bytes or with other"
-                " options?); run --phase sketch over all inputs first"
-            )
-        segments.append(Segment.open(directory))
+def load_corpus(directories: Sequence[Path]) -> Corpus:
+    """The corpus of sources that were sketched into directories."""
+    segments = [Segment.open(directory) for directory in directories]
     rows = [segment.rows for segment in segments]
     return Corpus(segments, np.concatenate(([0], np.cumsum(rows))).astype(np.int64))
 
 
-def segment_print(source: Source, config: DedupOptions, seed: int) -> str:
-    """The name of a source's segment: a hash of its bytes and of the options of its sketches."""
+def sketch_key(config: DedupOptions, seed: int) -> list[Any]:
+    """What a segment depends on besides its source."""
     sketch = asdict(lsh.sketch_of(config, seed))
-    versions = [signature_files.VERSION, keep_rules.MEASURE]
-    inputs = [versions, source.fingerprint(), sketch, config.keep, config.verify]
-    return "sketch-" + hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
+    return [signature_files.VERSION, keep_rules.MEASURE, sketch, config.keep, config.verify]
 
 
 def _writer(config: DedupOptions, seed: int, directory: Path | None = None) -> SegmentWriter:
@@ -98,7 +70,7 @@ def fill(
     sketch = lsh.sketch_of(config, seed)
     rows = np.zeros(len(sources), np.int64)
 
-    def work(batch: pa.RecordBatch) -> tuple[Sketches, np.ndarray]:
+    def work(batch: pa.RecordBatch, _name: str) -> tuple[Sketches, np.ndarray]:
         sketches = sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
         return sketches, keep_rules.priorities(batch, config.keep)
 

@@ -2,28 +2,33 @@
 
 A cut is a range of bytes [start, stop) of the text of a row, both at character boundaries, and the
 row and byte where the kept copy starts. Cuts of a row are disjoint and ascending. They are passed
-to worker processes through unnamed files, as decisions about whole documents are (removal_pass).
+to other processes through files, as decisions about whole documents are (removal_pass).
 """
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sabia.core.errors import BadData
 from sabia.core.shards.arrow_arrays import text_buffers
+from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, write_json
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.barrier import Decision
+from sabia.core.text.dedup.phases import Decision
 from sabia.core.text.dedup.removal_pass import OpenSpools, numbered
 from sabia.core.text.removed_rows import Repeatable, put_column
 from sabia.core.text.score_column import with_scores
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
+PLAN_FILES = "cuts", "ids"
 SCORE = "duplicate_share"
 _PIECE = 1 << 20  # cuts read at a time
 _SPAN = pa.struct(
@@ -54,21 +59,58 @@ class Cuts:
     count: int
     ids_path: str
     starts: tuple[int, ...]  # the first row of each source
+    policy: CutPolicy
     open_spools: OpenSpools
 
     @classmethod
-    def write(cls, spool: Spool, count: int, ids: IdSpool) -> "Cuts":
-        """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers."""
+    def write(
+        cls, spool: Spool, count: int, ids: IdSpool, policy: CutPolicy, directory: Path | None
+    ) -> "Cuts":
+        """From `count` cuts in a spool, by rising row and start; `kept` holds row numbers.
+
+        Written into the directory (atomically) or into unnamed files.
+        """
         spool.file.flush()
-        named, kept = Spool(), spool.array(CUT, (count,))["kept"]
+        kept = spool.array(CUT, (count,))["kept"]
         parts = [np.unique(kept[low : low + _PIECE]) for low in range(0, count, _PIECE)]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
         batch = pa.RecordBatch.from_arrays([pa.array(rows), ids.take(rows)], ["row", "id"])
-        with pa.ipc.new_file(named.file, batch.schema) as writer:
-            writer.write_batch(batch)
-        named.file.flush()
         starts = tuple(ids.starts.tolist())
-        return cls(spool.path, count, named.path, starts, OpenSpools(spool, named))
+        if directory is None:
+            named = Spool()
+            _write_ids(named, batch)
+            return cls(spool.path, count, named.path, starts, policy, OpenSpools(spool, named))
+        with atomic_directory(directory) as temporary:
+            shutil.copyfile(spool.path, temporary / "cuts")
+            spooled = Spool(str(temporary / "ids"))
+            _write_ids(spooled, batch)
+            files = {name: file_digest(temporary / name) for name in PLAN_FILES}
+            record = {"count": count, "starts": starts, "files": files}
+            write_json(temporary / "cuts.json", record)
+        return cls.open(directory, policy)
+
+    @classmethod
+    def open(cls, directory: Path, policy: CutPolicy) -> "Cuts":
+        """Cuts that were written into a directory; raises FileNotFoundError if there are none,
+        BadData if they are damaged."""
+        try:
+            record = read_json(directory / "cuts.json")
+            intact = all(file_digest(directory / n) == record["files"][n] for n in PLAN_FILES)
+        except (ValueError, KeyError):
+            intact = False
+        if not intact:
+            raise BadData(f"{directory}: damaged bits; remove it and run --phase compare")
+        cuts, ids = (str(directory / name) for name in PLAN_FILES)
+        return cls(cuts, record["count"], ids, tuple(record["starts"]), policy, OpenSpools())
+
+    def decision(self, sources: Sequence[Source]) -> Decision:
+        """What the policy does with the documents; see phases.Plan."""
+        parts = {
+            index: Repeatable(partial(_removed, source, self, index))
+            for index, source in enumerate(sources)
+            if len(self.of_rows(*self.starts[index : index + 2]))
+        }
+        return Decision(partial(transform, cuts=self), parts)
 
     def of_rows(self, first: int, last: int) -> np.ndarray:
         """CUT[c] of rows first … last - 1."""
@@ -82,6 +124,12 @@ class Cuts:
         """Ids of rows that keep copies."""
         named = pa.ipc.open_file(pa.memory_map(self.ids_path)).get_batch(0)
         return named.column("id").take(pa.array(np.searchsorted(named.column("row"), rows)))
+
+
+def _write_ids(spool: Spool, batch: pa.RecordBatch) -> None:
+    with pa.ipc.new_file(spool.file, batch.schema) as writer:
+        writer.write_batch(batch)
+    spool.file.flush()
 
 
 @dataclass(frozen=True)
@@ -101,9 +149,9 @@ class _CutBatch:
 
 
 def _cut_batches(
-    batches: Iterator[pa.RecordBatch], cuts: Cuts, policy: CutPolicy, index: int, name: str
+    batches: Iterator[pa.RecordBatch], cuts: Cuts, index: int, name: str
 ) -> Iterator[_CutBatch]:
-    low, high = cuts.starts[index : index + 2]
+    (low, high), policy = cuts.starts[index : index + 2], cuts.policy
     for first, batch in numbered(batches, low, high, name):
         mine = cuts.of_rows(first, first + batch.num_rows)
         mine["row"] -= first
@@ -172,10 +220,11 @@ def _strings(data: np.ndarray, bounds: np.ndarray) -> pa.Array:
 
 
 def transform(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts, policy: CutPolicy
+    batches: Iterator[pa.RecordBatch], context: ShardContext, cuts: Cuts
 ) -> Iterator[pa.RecordBatch]:
     """Documents without duplicated spans, or with columns that describe them, by the policy."""
-    for judged in _cut_batches(batches, cuts, policy, context.index, context.name):
+    policy = cuts.policy
+    for judged in _cut_batches(batches, cuts, context.index, context.name):
         batch = judged.batch
         spans = judged.cuts if policy.action == "mark" else judged.parts
         if len(spans) and policy.action != "drop":
@@ -205,26 +254,17 @@ def _marked(judged: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
     return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
 
 
-def decision(sources: Sequence[Source], cuts: Cuts, policy: CutPolicy) -> Decision:
-    """The decision of the barrier stage by the policy."""
-    parts = [
-        Repeatable(partial(_removed, source, cuts, policy, index))
-        for index, source in enumerate(sources)
-        if len(cuts.of_rows(*cuts.starts[index : index + 2]))
-    ]
-    return Decision(partial(transform, cuts=cuts, policy=policy), parts)
-
-
-def _removed(source: Source, cuts: Cuts, policy: CutPolicy, index: int) -> Iterator[pa.RecordBatch]:
+def _removed(source: Source, cuts: Cuts, index: int) -> Iterator[pa.RecordBatch]:
     """The removed rows of one source: one for each cut, its text the bytes cut, and one for each
     document that is removed whole."""
-    for one in _cut_batches(source.batches(), cuts, policy, index, source.name):
-        rows = _removed_rows(one, cuts, policy)
+    for one in _cut_batches(source.batches(), cuts, index, source.name):
+        rows = _removed_rows(one, cuts)
         if rows.num_rows:
             yield rows
 
 
-def _removed_rows(one: _CutBatch, cuts: Cuts, policy: CutPolicy) -> pa.RecordBatch:
+def _removed_rows(one: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
+    policy = cuts.policy
     parts = one.parts if policy.action == "cut" else one.cuts[:0]
     whole = np.flatnonzero(one.whole)
     texts = one.batch.column("text")

@@ -18,11 +18,11 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 
 class UnitsOfTexts(NamedTuple):
-    """Units of some texts: values[offsets[i]:offsets[i + 1]]."""
+    """Units of some texts: values[offsets[i]:offsets[i + 1]], where offsets[0] is 0."""
 
     values: np.ndarray
     offsets: np.ndarray
-    bounds: np.ndarray | None = None  # uint32[units, 2]: byte range of each unit in its text
+    bounds: np.ndarray  # uint32[units, 2]: byte range of each token in its text; none of bytes
 
 
 class ByteUnits:
@@ -35,11 +35,14 @@ class ByteUnits:
 
     def read(self, texts: pa.Array) -> UnitsOfTexts:
         """The units of texts; safe to call from several threads."""
-        return UnitsOfTexts(*text_buffers(texts))
+        data, offsets = text_buffers(texts)
+        none = np.empty((0, 2), np.uint32)
+        return UnitsOfTexts(data[offsets[0] : offsets[-1]], offsets - offsets[0], none)
 
-    def keep(self, read: UnitsOfTexts) -> None:
+    def keep(self, values: np.ndarray, bounds: np.ndarray) -> None:
         """Append units to those on disk."""
-        self.spool.append(read.values[read.offsets[0] : read.offsets[-1]])
+        del bounds
+        self.spool.append(values)
 
     def values(self, count: int) -> np.ndarray:
         """All `count` units on disk."""
@@ -83,11 +86,10 @@ class TokenUnits(UnitBounds):
         offsets = np.cumsum([0, *map(len, values)])
         return UnitsOfTexts(np.concatenate([np.empty(0, np.int32), *values]), offsets, all_bounds)
 
-    def keep(self, read: UnitsOfTexts) -> None:
+    def keep(self, values: np.ndarray, bounds: np.ndarray) -> None:
         """See ByteUnits."""
-        self.spool.append(read.values)
-        if read.bounds is not None:
-            self.add(read.bounds)
+        self.spool.append(values)
+        self.add(bounds)
 
     def values(self, count: int) -> np.ndarray:
         """See ByteUnits."""

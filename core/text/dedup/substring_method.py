@@ -12,7 +12,10 @@ On disk: the units, and 24 bytes for about 4 / N of them. In memory: `mem` for p
 (windows that share one k-gram are read together), and 24 bytes per document.
 """
 
-from functools import partial
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +24,13 @@ from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
-from sabia.core.text.dedup import barrier
-from sabia.core.text.dedup.first_pass import choose_engine, first_pass
+from sabia.core.text.dedup import phases
+from sabia.core.text.dedup.first_pass import choose_engine
 from sabia.core.text.dedup.hash_partitions import group_by_value, partition_bytes
 from sabia.core.text.dedup.repeated_spans import UnitCorpus
-from sabia.core.text.dedup.span_cuts import CutPolicy, decision
-from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits, UnitsOfTexts
+from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
+from sabia.core.text.dedup.span_cuts import CutPolicy, Cuts
+from sabia.core.text.dedup.span_units import ByteUnits, SpanUnits, TokenUnits
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.kernels.substring.definitions import RECORD, Repeats
 from sabia.kernels.substring.interface import file_windows
@@ -38,35 +42,67 @@ _TABLE_BYTES = 64  # per window of a hash table, while it grows
 
 def run(job: Job, options: DedupOptions) -> None:
     """Cut copied spans out of the job's documents."""
-    units: SpanUnits = ByteUnits()
-    if options.tokenizer:
-        units = TokenUnits(load_tokenizer(options.tokenizer, "--tokenizer"))
-    barrier.run(job, options.removed, partial(_decide, job, options, units), units.fingerprint)
+    phases.run(SubstringMethod(job, options))
 
 
-def _decide(
-    job: Job, options: DedupOptions, units: SpanUnits, sources: list[Source]
-) -> barrier.Decision:
-    engine = choose_engine(options.engine)
-    notes.note(f"engine {engine}, spans of {options.span} {units.name}")
-    corpus = UnitCorpus(units, RECORD, len(sources))
+class SubstringMethod(StreamMethod):
+    """The sketch: units, their number in each document, byte ranges of tokens, window records."""
 
-    def work(batch: pa.RecordBatch) -> tuple[UnitsOfTexts, np.ndarray]:
-        read = units.read(batch.column("text"))
-        return read, file_windows(read.values, read.offsets, options.span, engine)
+    def __init__(self, job: Job, options: DedupOptions) -> None:
+        super().__init__(job, options)
+        self.units: SpanUnits = ByteUnits()
+        if options.tokenizer:
+            self.units = TokenUnits(load_tokenizer(options.tokenizer, "--tokenizer"))
+        self.policy = CutPolicy(options.action, options.share, "substring")
 
-    # first pass: units to disk, windows partitioned by the hash of their least k-gram
-    for index, batch, (read, records) in first_pass(sources, ("id", "text"), work, job.jobs):
-        units.keep(read)
-        corpus.add(index, batch.column("id"), np.diff(read.offsets), records)
-    values = units.values(int(corpus.starts[-1]))
+    def salt(self, sources: list[Source]) -> str:
+        """See phases.Method."""
+        del sources
+        return self.units.fingerprint
 
-    def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
-        records, groups = group_by_value(*item)
-        largest = np.add.reduceat(records["count"], groups[:-1]).max()
-        passes = -(-int(largest) * _TABLE_BYTES * job.jobs // options.mem)
-        return find_substring_repeats(values, records, groups, options.span, passes, engine)
+    def sketch_key(self) -> Any:
+        """See phases.Method."""
+        return [self.units.fingerprint, self.options.span]
 
-    limit = partition_bytes(options.mem // _COPIES, job.jobs)
-    cuts = corpus.cuts(find_repeats, limit, options.span, job.jobs)
-    return decision(sources, cuts, CutPolicy(options.action, options.share, "substring"))
+    def columns(self) -> list[str]:
+        """See StreamMethod."""
+        return ["text"]
+
+    @cached_property
+    def engine(self) -> str:
+        """The implementation of the kernel, which is announced."""
+        engine = choose_engine(self.options.engine)
+        notes.note(f"engine {engine}, spans of {self.options.span} {self.units.name}")
+        return engine
+
+    def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
+        """See StreamMethod."""
+        del name
+        values, offsets, bounds = self.units.read(batch.column("text"))
+        records = file_windows(values, offsets, self.options.span, self.engine)
+        return values, np.diff(offsets), bounds, records
+
+    def compare(
+        self, sources: list[Source], sketches: Iterator[Sketched], directory: Path | None
+    ) -> Cuts:
+        """See StreamMethod."""
+        options, jobs, engine = self.options, self.job.jobs, self.engine
+        # units to disk, windows partitioned by the hash of their least k-gram
+        corpus = UnitCorpus(self.units, RECORD, len(sources))
+        for index, ids, (values, counts, bounds, records) in sketches:
+            self.units.keep(values, bounds)
+            corpus.add(index, ids, counts, records)
+        units = self.units.values(int(corpus.starts[-1]))
+
+        def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
+            records, groups = group_by_value(*item)
+            largest = np.add.reduceat(records["count"], groups[:-1]).max()
+            passes = -(-int(largest) * _TABLE_BYTES * jobs // options.mem)
+            return find_substring_repeats(units, records, groups, options.span, passes, engine)
+
+        limit = partition_bytes(options.mem // _COPIES, jobs)
+        return corpus.cuts(find_repeats, limit, options.span, jobs, self.policy, directory)
+
+    def open_plan(self, directory: Path) -> Cuts:
+        """See phases.Method."""
+        return Cuts.open(directory, self.policy)

@@ -6,7 +6,9 @@ duplicates. In memory: 32 bytes per document.
 """
 
 import hashlib
-from functools import partial
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,36 +19,61 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool
-from sabia.core.text.dedup import barrier, keep_rules, removal_pass
+from sabia.core.text.dedup import keep_rules, phases
 from sabia.core.text.dedup.clusters import URL, choose_kept, first_of_equal
-from sabia.core.text.dedup.first_pass import first_pass
+from sabia.core.text.dedup.removal_pass import RemovalPlan
+from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
 from sabia.core.urls import canonical, comparison_key
 
 
 def run(job: Job, options: DedupOptions) -> None:
     """Keep one document of each canonical URL."""
-    barrier.run(job, options.removed, partial(_decide, job, options.keep))
+    phases.run(UrlMethod(job, options))
 
 
-def _decide(job: Job, rule: str, sources: list[Source]) -> barrier.Decision:
-    ids = IdSpool(sources=len(sources))
-    key_parts, known_parts = [np.empty((0, 2), np.uint64)], [np.empty(0, bool)]
-    priorities = list[np.ndarray]()
-    columns = list(dict.fromkeys(["id", "url", *keep_rules.columns(rule)]))
-    for index, batch, (key, has_url) in first_pass(sources, columns, _url_keys, job.jobs):
-        ids.append(batch.column("id"), index)
-        key_parts.append(key)
-        known_parts.append(has_url)
-        priorities.append(keep_rules.priorities(batch, rule))
-    keys, known = np.concatenate(key_parts), np.concatenate(known_parts)
-    rows = np.flatnonzero(known)
-    if len(known) and not len(rows):
-        raise BadData("--method url: no document has an http(s) url")
-    notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
-    component = np.arange(len(known))
-    component[rows] = rows[first_of_equal(keys[rows])]
-    clusters = choose_kept(component, keep_rules.all_priorities(priorities, rule), URL)
-    return removal_pass.decision(sources, removal_pass.RemovalPlan.write(ids, clusters))
+class UrlMethod(StreamMethod):
+    """The sketch: a hash of the URL, whether there is one, and the priority of each document."""
+
+    def salt(self, sources: list[Source]) -> str:
+        """See phases.Method."""
+        del sources
+        return f"keep {keep_rules.MEASURE}"
+
+    def sketch_key(self) -> Any:
+        """See phases.Method."""
+        return [self.options.keep, keep_rules.MEASURE]
+
+    def columns(self) -> list[str]:
+        """See StreamMethod."""
+        return ["url", *keep_rules.columns(self.options.keep)]
+
+    def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
+        """See StreamMethod."""
+        del name
+        return *_url_keys(batch), keep_rules.priorities(batch, self.options.keep)
+
+    def compare(
+        self, sources: list[Source], sketches: Iterator[Sketched], directory: Path | None
+    ) -> RemovalPlan:
+        """See StreamMethod."""
+        ids = IdSpool(sources=len(sources))
+        parts: list[Arrays] = [(np.empty((0, 2), np.uint64), np.empty(0, bool), np.empty(0))]
+        for index, ids_of_batch, arrays in sketches:
+            ids.append(ids_of_batch, index)
+            parts.append(arrays)
+        keys, known, priority = (np.concatenate(column) for column in zip(*parts, strict=True))
+        rows = np.flatnonzero(known)
+        if len(known) and not len(rows):
+            raise BadData("--method url: no document has an http(s) url")
+        notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
+        component = np.arange(len(known))
+        component[rows] = rows[first_of_equal(keys[rows])]
+        priority = keep_rules.all_priorities([priority], self.options.keep)
+        return RemovalPlan.write(ids, choose_kept(component, priority, URL), directory)
+
+    def open_plan(self, directory: Path) -> RemovalPlan:
+        """See phases.Method."""
+        return RemovalPlan.open(directory)
 
 
 def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:

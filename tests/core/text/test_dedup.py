@@ -1,5 +1,6 @@
 """Deduplication in process: planted duplicates, brute-force Jaccard, determinism, decisions."""
 
+import json
 import random
 import re
 import unicodedata
@@ -229,6 +230,38 @@ def test_without_numba_the_reference_runs_and_says_so(
         run([str(corpus[2])], tmp_path / "c.parquet", engine="numba")
 
 
-def test_removed_must_be_a_parquet_file(corpus: tuple, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="parquet"):
-        run([str(corpus[2])], tmp_path / "o.parquet", tmp_path / "removed.jsonl")
+@pytest.mark.parametrize("method", ["minhash", "substring", "url"])
+@pytest.mark.parametrize("out", ["o.parquet", "o"])
+def test_removed_rows_in_a_file_or_a_directory(tmp_path: Path, method: str, out: str) -> None:
+    texts = make_texts(random.Random(8), 30, 15)[0] + [f"no copy {i} of this" for i in range(9)]
+    paths = write(tmp_path, texts, 5, url=[f"http://a.org/{i % 27}" for i in range(len(texts))])
+    options = {} if method == "url" else {"engine": "numpy"}
+
+    def removed_to(name: str) -> None:
+        stage("dedup", inputs=paths, out=tmp_path / out, method=method, removed=tmp_path / name,
+              **options)  # fmt: skip
+
+    for name in ("r.parquet", "r", "r.jsonl"):
+        removed_to(name)
+    rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
+    parts = sorted((tmp_path / "r").glob("part-*.parquet"))
+    by_part = {path.name: pq.read_table(path).to_pylist() for path in parts}
+    assert [row for own in by_part.values() for row in own] == rows and len(parts) >= 2
+    of_source = [set(pq.read_table(path)["id"].to_pylist()) for path in paths]
+    assert all({r["id"] for r in own} <= of_source[int(n[5:10])] for n, own in by_part.items())
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    stamps = [path.stat().st_mtime_ns for path in parts]
+    removed_to("r")
+    assert [path.stat().st_mtime_ns for path in parts] == stamps
+    parts[0].unlink()
+    (tmp_path / "r" / "_manifest.json").unlink()  # as a run that is killed leaves it
+    removed_to("r")
+    parts = sorted((tmp_path / "r").glob("part-*.parquet"))
+    assert [row for path in parts for row in pq.read_table(path).to_pylist()] == rows
+
+
+def test_removed_has_an_ending_that_can_be_written(corpus: tuple, tmp_path: Path) -> None:
+    for wrong in ("removed.csv", "o.parquet"):
+        with pytest.raises(UsageError, match="--removed"):
+            run([str(corpus[2])], tmp_path / "o.parquet", tmp_path / wrong)

@@ -2,34 +2,38 @@
 
 Exact duplicates have the same words and punctuation in the same order; white space, case and
 accents are ignored. Near-duplicates are MinHash candidates over word n-grams; with verification a
-pair counts only if the exact Jaccard similarity of its n-gram sets reaches the threshold. There
-are three passes over the inputs: sketch, compare, write. One job does all three; in a Slurm array,
-with a scratch directory that all tasks share, `--phase sketch` and `--phase write` process a part
-of the shards each, `--phase compare` is one job between them, and the output bytes are the same.
-Broder 1997; Lee et al. 2021.
+pair counts only if the exact Jaccard similarity of its n-gram sets reaches the threshold. Broder
+1997; Lee et al. 2021.
 """
 
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
+from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.shards.columns import unified
-from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.endings import file_ending
 from sabia.core.shards.job import Job
-from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 from sabia.core.text import removed_rows
-from sabia.core.text.dedup import barrier, kept_index, lsh, redis_index, removal_pass
+from sabia.core.text.dedup import (
+    kept_index,
+    lsh,
+    phases,
+    redis_index,
+    removal_pass,
+    signature_pass,
+)
 from sabia.core.text.dedup.clusters import KEPT, Clusters, find_clusters
 from sabia.core.text.dedup.first_pass import choose_engine
 from sabia.core.text.dedup.redis_index import RedisIndex
-from sabia.core.text.dedup.signature_files import Corpus
+from sabia.core.text.dedup.signature_files import Corpus, Segment, read_manifest
 from sabia.core.text.dedup.signature_pass import load_corpus, read_corpus, sketch_into
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -37,56 +41,57 @@ CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 def run(job: Job, options: DedupOptions) -> None:
     """Deduplicate the job's inputs exactly or by MinHash, or do one phase of it."""
-    removed_rows.check_path(job, options.removed)
     removed_rows.check_path(job, options.replaced, "--replaced")
-    work = _Work(job, options)
-    phases = {"sketch": work.sketch, "compare": work.compare, "write": work.write}
-    phases.get(options.phase, work.whole)()
+    if options.replaced and not file_ending(options.replaced):
+        raise UsageError(f"--replaced: {options.replaced} (expected a file ending in .parquet)")
+    phases.run(SignatureMethod(job, options))
 
 
-@dataclass(frozen=True)
-class _Work:
-    job: Job
-    options: DedupOptions
+class SignatureMethod(phases.Method):
+    """Signatures in segments, clusters, and an index of earlier runs."""
 
-    def whole(self) -> None:
-        """All three passes."""
+    def trial(self) -> "SignatureMethod":
+        """See phases.Method."""
         elsewhere = dict.fromkeys(("scratch", "index", "against", "replaced", "redis"), "")
-        trial = _Work(self.job, self.options.replace(**elsewhere))
-        barrier.run(self.job, self.options.removed, self._decide, self._salt, trial._decide)
+        return SignatureMethod(self.job, self.options.replace(**elsewhere))
 
-    def sketch(self) -> None:
-        """Sketch this task's part of the shards into the scratch directory."""
-        sources = open_inputs(self.job, "document")
-        index, count = self.job.shard or (0, 1)
-        engine = self._engine()
-        scratch = Path(self.options.scratch)
-        sketch_into(scratch, sources[index::count], self.options, engine, self.job.seed,
-                    self.job.jobs)  # fmt: skip
+    def sketch_key(self) -> Any:
+        """See phases.Method."""
+        return signature_pass.sketch_key(self.options, self.job.seed)
 
-    def compare(self) -> None:
-        """Compare all sketches and write the removal plan to the scratch directory."""
-        sources = unified(open_inputs(self.job, "document"))
-        corpus = load_corpus(Path(self.options.scratch), sources, self.options, self.job.seed)
-        plan = self._plan(sources, corpus, self._plan_directory(sources))
-        if self.options.removed:
-            salt = barrier.salt_of(sources, self._salt(sources))
-            made = removed_rows.provenance_of(self.job, sources, salt)
-            dropped = removal_pass.decision(sources, plan).dropped
-            removed_rows.write_removed(self.options.removed, dropped, made)
+    def has_sketch(self, path: Path) -> bool:
+        """See phases.Method."""
+        return read_manifest(path) is not None
 
-    def write(self) -> None:
-        """Write this task's part of the shards according to the plan."""
-        sources = open_inputs(self.job, "document")
-        plan = removal_pass.RemovalPlan.open(self._plan_directory(sources))
-        salt = barrier.salt_of(sources, self._salt(sources))
-        run_map(self.job, partial(removal_pass.drop, plan=plan), sources=sources, salt=salt)
+    def is_intact(self, path: Path) -> bool:
+        """See phases.Method."""
+        try:
+            Segment.open(path)
+        except BadData:
+            return False
+        return True
 
-    def _plan_directory(self, sources: list[Source]) -> Path:
-        return Path(self.options.scratch) / f"plan-{barrier.salt_of(sources, self._salt(sources))}"
+    def sketch(self, source: Source, path: Path) -> None:
+        """See phases.Method."""
+        sketch_into(path, source, self.options, self._engine, self.job.seed, self.job.jobs)
 
-    def _salt(self, sources: list[Source]) -> str:
-        """What the decision depends on besides the inputs and the job's own options."""
+    def plan(
+        self, sources: list[Source], sketches: Sequence[Path] | None, directory: Path | None = None
+    ) -> removal_pass.RemovalPlan:
+        """See phases.Method."""
+        if sketches is None:
+            options, seed, jobs = self.options, self.job.seed, self.job.jobs
+            corpus = read_corpus(sources, options, self._engine, seed, jobs)
+        else:
+            corpus = load_corpus(sketches)
+        return self._plan(sources, corpus, directory)
+
+    def open_plan(self, directory: Path) -> removal_pass.RemovalPlan:
+        """See phases.Method."""
+        return removal_pass.RemovalPlan.open(directory, self.options.decisions)
+
+    def salt(self, sources: list[Source]) -> str:
+        """See phases.Method."""
         key = kept_index.run_key(sources, self.options, self.job.seed)
         if self.options.redis:
             return f"{key} {self._redis(key, make=not self.job.dry_run).print}"
@@ -98,7 +103,9 @@ class _Work:
     def _redis(self, key: str, make: bool = True) -> RedisIndex:
         return RedisIndex(self.options.redis, self.options, self.job.seed, key, make)
 
+    @cached_property
     def _engine(self) -> str:
+        """The MinHash implementation, which is announced with the bands."""
         engine = choose_engine(self.options.engine)
         sketch, bands = lsh.sketch_of(self.options, self.job.seed), ""
         if sketch.bands:
@@ -109,18 +116,8 @@ class _Work:
         notes.note(f"engine {engine}{bands}")
         return engine
 
-    def _decide(self, sources: list[Source]) -> barrier.Decision:
-        engine, seed, jobs = self._engine(), self.job.seed, self.job.jobs
-        if self.options.scratch:
-            scratch = Path(self.options.scratch)
-            sketch_into(scratch, sources, self.options, engine, seed, jobs)
-            corpus = load_corpus(scratch, sources, self.options, seed)
-        else:
-            corpus = read_corpus(sources, self.options, engine, seed, jobs)
-        return removal_pass.decision(sources, self._plan(sources, corpus), self.options.decisions)
-
     def _plan(
-        self, sources: list[Source], corpus: Corpus, directory: Path | None = None
+        self, sources: list[Source], corpus: Corpus, directory: Path | None
     ) -> removal_pass.RemovalPlan:
         """Compare, extend the index, report replaced documents, and write the plan."""
         options, seed, indexed = self.options, self.job.seed, 0
@@ -134,7 +131,7 @@ class _Work:
             clusters, corpus = redis_index.find_and_insert(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal_pass.RemovalPlan.write(corpus, clusters, directory)
+            return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
         clusters = find_clusters(corpus, options, engine, prior)
         # rows of the index whose cluster keeps a new document
         replaced = np.flatnonzero(clusters.reason[:indexed] != KEPT)
@@ -148,7 +145,7 @@ class _Work:
             )
             outdated = replaced if same and options.replaced else replaced[:0]
             kept_index.write_index(options.index, corpus, rows, outdated, options, seed, key)
-        return removal_pass.RemovalPlan.write(corpus, clusters, directory)
+        return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
 
 
 def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:
