@@ -48,6 +48,7 @@ class ParquetWriter:
         self._target = _Target(target)
         self._writer = pq.ParquetWriter(self._target, schema, write_page_checksum=True, **options)
         self.write_table = self._writer.write_table
+        self.add_key_value_metadata = self._writer.add_key_value_metadata
 
     def close(self) -> None:
         """Write the digest and the footer."""

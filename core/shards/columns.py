@@ -23,7 +23,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.json_lines import decompressed, json_score_names
 from sabia.core.shards.named_numbers import fit as fit_numbers
 from sabia.core.shards.named_numbers import keys_of, names_of
-from sabia.core.shards.sources import Source, open_arrow
+from sabia.core.shards.sources import Source
 
 
 def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
@@ -100,11 +100,12 @@ def _header(source: Source) -> pa.Schema:
         if source.form == "jsonl":
             first = next(source.raw(), None)
             return schemas.document() if first is None else first.schema
-        with source.open() as file:
-            if source.form == "parquet":
+        if source.form == "parquet":
+            with source.open() as file:
                 schema = open_parquet(file, source.name).schema_arrow
-            else:
-                schema, _ = open_arrow(file, source.name)
+        else:
+            with source.open_arrow() as (schema, _):
+                pass
         names = source.named(schema.names)
         return pa.schema([f.with_name(n) for f, n in zip(schema, names, strict=True)])
 

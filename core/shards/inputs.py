@@ -4,8 +4,9 @@ A directory is read with its subfolders (`folders` defines what is left out).
 
 stdin (no INPUT, or `-`) is recognised by its first bytes: Parquet, Arrow stream, gzip or zstd (then
 decompressed), JSON lines; any other text is a list of paths, one per line. Streams are copied to a
-temporary file unless stdin is a file, so that every source can be read more than once. An empty
-stdin is BadData, because its producer has failed.
+temporary file unless stdin is a file, so that every source can be read more than once; where it is
+read only once, an Arrow stream is read as it arrives. An empty stdin is BadData, because its
+producer has failed.
 """
 
 import glob
@@ -20,12 +21,13 @@ from functools import partial
 from typing import Any, BinaryIO
 
 import fsspec
+import pyarrow as pa
 from fsspec.registry import known_implementations
 
 from sabia.core import stop
 from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.progress import waiting
-from sabia.core.shards.endings import is_stream
+from sabia.core.shards.endings import file_ending, is_stream
 from sabia.core.shards.folders import (
     files_below,
     is_hidden,
@@ -33,23 +35,30 @@ from sabia.core.shards.folders import (
     say_left_out,
     shards_among,
 )
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.json_lines import decompressed
-from sabia.core.shards.sources import Opener, Source, reading
+from sabia.core.shards.sources import ArrowStream, Opener, Source, reading
 
 _JSON = (".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc",
             *(f"{json}{packed}" for packed in ("", ".gz", ".zst") for json in _JSON))  # fmt: skip
 STDIN = "<stdin>"
 _LIST_LIMIT_BYTES = 64 << 20
+_MOST_SCHEMA_BYTES = 64 << 20
 LOOK_S = 0.2  # interval at which a stage that waits checks for a stop signal
 
 
-def open_inputs(job: Job, kind: str) -> list[Source]:
-    """The job's input shards in order; raises UsageError or BadData if one cannot be read."""
+def open_inputs(job: Job, kind: str, once: bool = False) -> list[Source]:
+    """The job's input shards in order; raises UsageError or BadData if one cannot be read.
+
+    once: the caller reads the batches of each source once, and its fingerprint after that, so an
+    Arrow stream is read as it arrives. It is copied first where its fingerprint is needed before: a
+    dry run, a slice, an output that may be complete, or one whose metadata is at its start.
+    """
+    once = once and job.inputs in ((), ("-",)) and not _needs_fingerprint_first(job)
     sources: list[Source] = []
     for given in job.inputs or ("-",):
-        sources += from_stdin(kind) if given == "-" else from_path(given, kind)
+        sources += from_stdin(kind, once) if given == "-" else from_path(given, kind)
     if kind == "document" and job.text_column:
         return [replace(source, text_column=job.text_column) for source in sources]
     return sources
@@ -171,9 +180,23 @@ def form_of(opener: Opener) -> str:
     return "jsonl" if first in (b"{", b"[") else ""
 
 
-def from_stdin(kind: str) -> list[Source]:
-    """Sources of standard input; the text form is a list of paths."""
-    return _from_stream(spool(STDIN), STDIN, kind)
+def _needs_fingerprint_first(job: Job) -> bool:
+    out = str(job.out)
+    if job.dry_run or (job.shard or slurm_slice()) is not None:
+        return True
+    if job.to_stdout:
+        return False
+    if is_url(out) or file_ending(out) not in ("", ".parquet"):
+        return True
+    return bool(os.listdir(out)) if os.path.isdir(out) else os.path.exists(out)
+
+
+def from_stdin(kind: str, once: bool = False) -> list[Source]:
+    """Sources of standard input; the text form is a list of paths. once: see `open_inputs`."""
+    stdin = _Arriving(STDIN)
+    if once and not stdin.is_file and (stream := _arrow_stream(stdin)) is not None:
+        return [Source(STDIN, kind, "arrow", _not_a_file, stream=stream)]
+    return _from_stream(_spooled(stdin), STDIN, kind)
 
 
 def _from_stream(path: str, name: str, kind: str) -> list[Source]:
@@ -197,33 +220,74 @@ def _from_stream(path: str, name: str, kind: str) -> list[Source]:
     return sources
 
 
+def _not_a_file() -> BinaryIO:
+    raise OSError("a stream is no file")
+
+
 def spool(name: str) -> str:
     """A path from which stdin, a FIFO or a pipe can be read repeatedly; BadData if it is empty.
 
     A regular file is read in place; anything else is copied to an unnamed temporary file, whose
     path under /proc is valid as long as this process runs (worker processes can open it too).
     """
-    try:
-        stdin = sys.stdin.fileno() if name == STDIN else os.open(name, os.O_RDONLY)
-    except (OSError, ValueError) as error:
-        raise BadData(f"{name}: it is not open ({error})") from None
-    if stat.S_ISREG(os.fstat(stdin).st_mode):
-        kept = stdin
+    return _spooled(_Arriving(name))
+
+
+def _spooled(stream: "_Arriving") -> str:
+    if stream.is_file:
+        kept = stream.fileno
     else:
         with tempfile.TemporaryFile() as spool:
-            while block := _arrived(stdin):
+            while block := stream.read_some(1 << 20):
                 stop.check()
                 spool.write(block)
             spool.flush()
             kept = os.dup(spool.fileno())  # stays open, and readable, until the process ends
     if os.fstat(kept).st_size == 0:
-        raise BadData(f"{name}: empty input (its producer failed?)")
+        raise BadData(f"{stream.name}: empty input (its producer failed?)")
     return f"/proc/{os.getpid()}/fd/{kept}"
 
 
-def _arrived(file: int) -> bytes:
-    """What another process has written by now; b"" at the end. Raises Interrupted."""
-    with waiting():
-        while not select.select([file], [], [], LOOK_S)[0]:
-            stop.check()
-        return os.read(file, 1 << 20)
+class _Arriving:
+    """Stdin, a FIFO or a pipe; the time in which it has nothing to read counts as waiting."""
+
+    def __init__(self, name: str) -> None:
+        """Raises BadData if it cannot be opened."""
+        self.name = name
+        try:
+            self.fileno = sys.stdin.fileno() if name == STDIN else os.open(name, os.O_RDONLY)
+        except (OSError, ValueError) as error:
+            raise BadData(f"{name}: it is not open ({error})") from None
+        self.is_file = stat.S_ISREG(os.fstat(self.fileno).st_mode)
+        self._start = b""  # what `peek` has read
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes (fewer at the end), which are read again."""
+        while len(self._start) < size and (block := self._arrived(size)):
+            self._start += block
+        return self._start[:size]
+
+    def read_some(self, limit: int) -> bytes:
+        """At most so many bytes, as soon as there are any; b"" at the end. Raises Interrupted."""
+        block, self._start = self._start[:limit], self._start[limit:]
+        return block or self._arrived(limit)
+
+    def _arrived(self, limit: int) -> bytes:
+        with waiting():
+            while not select.select([self.fileno], [], [], LOOK_S)[0]:
+                stop.check()
+            return os.read(self.fileno, limit)
+
+
+def _arrow_stream(stdin: _Arriving) -> ArrowStream | None:
+    """Stdin as an Arrow stream, where it is one whose columns follow from its first message (maps,
+    as in scores of earlier versions, name theirs in the rows)."""
+    start = stdin.peek(8)
+    size = int.from_bytes(start[4:], "little")
+    if start[:4] != b"\xff\xff\xff\xff" or not 0 < size <= _MOST_SCHEMA_BYTES:
+        return None
+    try:
+        types = pa.ipc.read_schema(pa.BufferReader(stdin.peek(8 + size))).types
+    except (pa.ArrowException, OSError) as error:
+        raise BadData(f"<stdin>: not an Arrow stream ({error})") from error
+    return None if any(map(pa.types.is_map, types)) else ArrowStream(stdin.read_some)

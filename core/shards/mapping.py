@@ -84,7 +84,7 @@ def run_map(
     (nothing with `dry_run.unmeasured`). Raises BadData, UsageError, Interrupted.
     """
     started = working_s()
-    sources = list(sources if sources is not None else open_inputs(job, kind_in))
+    sources = list(sources if sources is not None else open_inputs(job, kind_in, once=True))
     owned = _owned_shards(job, len(sources))
     sink = sink or ParquetSink(job)
     per_shard = sink.per_shard
@@ -145,12 +145,12 @@ class _Work:
     sink: Sink
     columns: pa.Schema | None = None  # of the parts to which `--append` adds
 
-    def provenance(self, sources: Sequence[Source]) -> dict[str, Any]:
-        fingerprints = [source.fingerprint() for source in sources]
-        origins = [source.origin for source in sources]
-        return manifest.provenance(
-            self.job, self.kind_out, fingerprints, self.salt, self.schema, origins
-        )
+    def provenance(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
+        """Without inputs and fingerprint before the end of a stream."""
+        prints = [source.fingerprint() for source in sources] if ended else []
+        origins = [source.origin for source in sources] if ended else []
+        made = manifest.provenance(self.job, self.kind_out, prints, self.salt, self.schema, origins)
+        return made if ended else made | {"fingerprint": None}
 
 
 def _owned_shards(job: Job, count: int) -> list[int]:
@@ -167,12 +167,14 @@ def _owned_shards(job: Job, count: int) -> list[int]:
 
 def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     """Write one part from its sources, unless it is already there."""
-    provenance = work.provenance(sources)
-    rows = None if work.job.force else work.sink.rows_made(part, provenance)
-    if rows == 0 and os.path.exists(reject_path(work.job, part)):
-        rows = None  # each run that finds no usable row says so
-    if rows is not None:
-        return Summary(shards_skipped=len(sources), rows_out=rows)
+    provenance: outputs.Provenance = partial(work.provenance, sources)
+    if all(getattr(source, "stream", None) is None for source in sources):
+        provenance = made = work.provenance(sources)
+        rows = None if work.job.force else work.sink.rows_made(part, made)
+        if rows == 0 and os.path.exists(reject_path(work.job, part)):
+            rows = None  # each run that finds no usable row says so
+        if rows is not None:
+            return Summary(shards_skipped=len(sources), rows_out=rows)
     summary = Summary(shards_done=len(sources))
     bar: AbstractContextManager[ProgressBar] = nullcontext(ProgressBar())
     if not work.sink.per_shard:

@@ -6,6 +6,7 @@ pipe of `-o >(…)`; a terminal gets a short table, never binary data. The schem
 Parquet or Arrow file holds its provenance under the key `sabia`.
 """
 
+import base64
 import contextlib
 import gzip
 import json
@@ -37,6 +38,11 @@ SAMPLE_ROWS = 1_000  # from which it is decided whether a text column gets a dic
 TABLE_ROWS = 10
 METADATA_KEY = b"sabia"
 
+# Of an output. Where it is complete only when all rows have been written, a function of whether
+# they have: called at the start for a format that has its metadata there.
+Provenance = dict[str, Any] | Callable[[bool], dict[str, Any]]
+Metadata = Provenance | None
+
 
 class Writer(Protocol):
     """Takes batches of one schema, in order."""
@@ -55,6 +61,7 @@ class ParquetRows:
     def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
         self.target, self.schema = target, schema
         self.pending, self.rows = list[pa.RecordBatch](), 0
+        self.metadata_at_end: Callable[[bool], dict[str, Any]] | None = None
         # opened with the first rows, which it depends on
         self.file: digests.ParquetWriter | None = None
 
@@ -73,7 +80,7 @@ class ParquetRows:
         if self.file is None:
             self.file = digests.ParquetWriter(
                 self.target, self.schema, compression="zstd", compression_level=1,
-                use_dictionary=_repeating(table),
+                use_dictionary=_repeating(table), store_schema=self.metadata_at_end is None,
             )  # fmt: skip
         return self.file
 
@@ -89,7 +96,14 @@ class ParquetRows:
     def close(self) -> None:
         """Write the rest and the footer."""
         self.flush()
-        self._opened(self.schema.empty_table()).close()
+        file = self._opened(self.schema.empty_table())
+        try:
+            if self.metadata_at_end is not None:  # as the writer stores a schema that has it
+                schema = with_metadata(self.schema, self.metadata_at_end(True))
+                stored = {b"ARROW:schema": base64.b64encode(schema.serialize().to_pybytes())}
+                file.add_key_value_metadata(stored | schema.metadata)
+        finally:
+            file.close()
 
 
 def _repeating(table: pa.Table) -> list[str]:
@@ -122,6 +136,18 @@ class JsonRows:
         """Nothing is pending."""
 
 
+class ArrowRows(digests.ArrowRows):
+    """An Arrow stream; each batch can be read as soon as it is written."""
+
+    def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
+        super().__init__(target, schema)
+        self.target = target
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        super().write(batch)
+        self.target.flush()
+
+
 class TableRows:
     """The first rows as a table for a terminal, and a count of all."""
 
@@ -151,7 +177,7 @@ def _cell(value: Any, width: int = 40) -> str:
 
 
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
-    "parquet": ParquetRows, "arrow": digests.ArrowRows, "jsonl": JsonRows,
+    "parquet": ParquetRows, "arrow": ArrowRows, "jsonl": JsonRows,
 }  # fmt: skip
 FILES = STREAMS | {"arrow": partial(digests.ArrowRows, new=pa.ipc.new_file)}
 
@@ -196,17 +222,17 @@ def rows_in(path: str) -> int:
 
 @contextlib.contextmanager
 def open_file(
-    path: str, schema: pa.Schema, metadata: dict[str, Any] | None = None, new: bool = False
+    path: str, schema: pa.Schema, metadata: Metadata = None, new: bool = False
 ) -> Iterator[Writer]:
     """Write one file atomically, on a local path or an fsspec URL, in the format of its ending
     (Parquet if it has none). new: FileExistsError if there is such a local file by then."""
-    full, ending = with_metadata(schema, metadata), file_ending(path) or ".parquet"
+    ending = file_ending(path) or ".parquet"
     with (
         _url_path(path) if is_url(path) else atomic_path(path, new) as temporary,
         open(temporary, "wb") as plain,
         _compressed(plain, ending) as file,
     ):
-        writer = FILES[FORMATS[ending]](file, full)
+        writer = _opened(FILES[FORMATS[ending]], file, schema, metadata)
         try:
             yield writer
         except BaseException:
@@ -214,6 +240,14 @@ def open_file(
                 writer.close()
             raise
         writer.close()
+
+
+def _opened(kind: Any, file: BinaryIO, schema: pa.Schema, metadata: Metadata) -> Any:
+    if callable(metadata) and kind is ParquetRows:
+        writer = ParquetRows(file, schema.remove_metadata())
+        writer.metadata_at_end = metadata
+        return writer
+    return kind(file, with_metadata(schema, metadata(False) if callable(metadata) else metadata))
 
 
 @contextlib.contextmanager
@@ -273,7 +307,7 @@ def _url_path(url: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def open_stream(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) -> Iterator[Writer]:
+def open_stream(job: Job, schema: pa.Schema, metadata: Metadata) -> Iterator[Writer]:
     """Stdout, or the stream of -o, in the format of its ending, else that of `--to`; a table if a
     terminal would get binary data."""
     stdout = job.out in (None, "-")
@@ -282,21 +316,21 @@ def open_stream(job: Job, schema: pa.Schema, metadata: dict[str, Any] | None) ->
         form = FORMATS.get(ending, job.to)
         with _compressed(out, ending) as file:
             kind = TableRows if out.isatty() and form != "jsonl" else STREAMS[form]
-            writer = kind(file, with_metadata(schema, metadata))
+            writer = _opened(kind, file, schema, metadata)
             yield writer
             writer.close()
         out.flush()
 
 
 def open_stdout(
-    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None
+    job: Job, schema: pa.Schema, metadata: Metadata
 ) -> contextlib.AbstractContextManager[Writer]:
     """Stdout, also for a job whose -o is something else, such as a run directory."""
     return open_stream(replace(job, out=None), schema, metadata)
 
 
 def open_output(
-    job: Job, schema: pa.Schema, metadata: dict[str, Any] | None = None, part: int = 0,
+    job: Job, schema: pa.Schema, metadata: Metadata = None, part: int = 0,
     new: bool = False,
 ) -> contextlib.AbstractContextManager[Writer]:  # fmt: skip
     """The job's output: its file, part number `part` of its directory, or stdout; see open_file."""

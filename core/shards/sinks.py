@@ -14,6 +14,7 @@ from sabia.core.errors import UsageError
 from sabia.core.shards import manifest, outputs
 from sabia.core.shards.dry_run import parquet_bytes
 from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import Provenance
 
 
 class Sink(Protocol):
@@ -33,11 +34,12 @@ class Sink(Protocol):
         """Rows of a part that is complete and has this provenance; None where there is none."""
 
     def write(
-        self, part: int, schema: pa.Schema, provenance: dict[str, Any],
+        self, part: int, schema: pa.Schema, provenance: Provenance,
         batches: Iterator[pa.RecordBatch],
     ) -> int:  # fmt: skip
         """Write all batches as one part, atomically; returns its rows. If `batches` raises, the
-        part must not appear.
+        part must not appear. The provenance of a part that is made from a stream is a function:
+        of False at the start, of True when there are no more batches.
         """
 
     def for_run(self, job: Job, existing: frozenset[str]) -> Self:
@@ -69,7 +71,7 @@ class ParquetSink:
         return None if self.job.to_stdout else manifest.rows_made(self.path(part), provenance)
 
     def write(
-        self, part: int, schema: pa.Schema, provenance: dict[str, Any],
+        self, part: int, schema: pa.Schema, provenance: Provenance,
         batches: Iterator[pa.RecordBatch],
     ) -> int:  # fmt: skip
         rows = 0
@@ -81,7 +83,8 @@ class ParquetSink:
                     writer.write(batch)
                     rows += batch.num_rows
         except FileExistsError:
-            if (made := self.rows_made(part, provenance)) is not None:
+            wanted = provenance(True) if callable(provenance) else provenance
+            if (made := self.rows_made(part, wanted)) is not None:
                 return made
             raise UsageError(
                 f"--out: {self.path(part)} was written by another call at the same time; run this "

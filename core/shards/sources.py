@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from xxhash import xxh3_128
 
 from sabia.core import stop
 from sabia.core.digests import arrow_batches, is_damage, open_parquet
@@ -34,6 +35,7 @@ DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 SHOWN = 8  # columns in a message
 TEXT, TEXT_HINT = "text", "; --text-column NAME reads another column"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+CUT_OFF = "Arrow stream without its end mark (the producer was cut off)"
 _JOINED = b"ARROW1ARROW1\0\0"  # the end of an Arrow file and the start of another
 
 Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its start
@@ -41,6 +43,55 @@ Opener = Callable[[], BinaryIO]  # each call gives a fresh, seekable file at its
 
 def ignore_reject(_row: dict[str, Any], _reason: str) -> None:
     """Ignore rejects, for a pass over data whose rejects another pass writes."""
+
+
+class ArrowStream(io.RawIOBase):
+    """An Arrow stream that is read once, while another process writes it.
+
+    read_some(limit) gives at most so many bytes as soon as there are any, b"" at the end.
+    """
+
+    def __init__(self, read_some: Callable[[int], bytes]) -> None:
+        self._read_some, self._digest, self._end = read_some, xxh3_128(), b""
+        self._ended = False
+        self._file = io.BufferedReader(self, 1 << 16)
+        self._reader = pa.ipc.open_stream(self._file)
+        self.schema = self._reader.schema
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._read_some(len(buffer))
+        buffer[: len(block)] = block
+        self._digest.update(block)
+        self._end = (self._end + block)[-len(END_OF_STREAM) :]
+        return len(block)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches, also of streams of the same columns that follow; BadData without the end
+        mark."""
+        reader = self._reader
+        while True:
+            yield from arrow_batches(reader, "<stdin>")
+            if not self._file.peek(1):
+                break
+            reader = pa.ipc.open_stream(self._file)
+            _check_columns(reader.schema, self.schema)
+        if self._end != END_OF_STREAM:
+            raise BadData(CUT_OFF)
+        self._ended = True
+
+    def content_hash(self) -> str:
+        """As that of a file of the same bytes; ValueError before the end."""
+        if not self._ended:
+            raise ValueError("the hash of a stream is known at its end")
+        return self._digest.hexdigest()
+
+
+def _check_columns(schema: pa.Schema, first: pa.Schema) -> None:
+    if not schema.equals(first):
+        raise BadData("several Arrow streams with different columns joined into one")
 
 
 @dataclass(frozen=True)
@@ -61,10 +112,13 @@ class Source:
     schema: pa.Schema | None = None
     columns: tuple[str, ...] | None = None
     text_column: str = ""  # the column that is read as `text`; '': that one
+    stream: ArrowStream | None = None  # read instead of a file: once, as it arrives
 
     def fingerprint(self) -> str:
-        """A hash of all bytes, the format, and what decides how they are read."""
-        content = content_hash(self.name, self.open)
+        """A hash of all bytes, the format, and what decides how they are read; that of a stream is
+        known once all of it has been read."""
+        stream = self.stream
+        content = stream.content_hash() if stream else content_hash(self.name, self.open)
         about = repr((self.form, self.keys, self.text_column, content))
         return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
 
@@ -170,8 +224,7 @@ class Source:
     def _arrow(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
     ) -> Iterator[pa.RecordBatch]:
-        with self.open() as file:
-            schema, stream = open_arrow(file, self.name)
+        with self.open_arrow() as (schema, stream):
             self.named(schema.names)
             for batch in map(self._renamed, stream):
                 names = [n for n in columns or () if n in batch.schema.names]
@@ -186,6 +239,15 @@ class Source:
         with self.open() as raw:
             json = batches_of_json(decompressed(raw), self.kind, rows, reject, self.text_column)
             yield from json
+
+    @contextlib.contextmanager
+    def open_arrow(self) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+        """The schema and the batches, see `open_arrow`."""
+        if self.stream is not None:
+            yield self.stream.schema, self.stream.batches()
+            return
+        with self.open() as file:
+            yield open_arrow(file, self.name)
 
     def named(self, stored: Sequence[str]) -> list[str]:
         """The names of a shard's columns, with that of the text. Raises BadData if one is missing,
@@ -283,8 +345,7 @@ def _batches_of_streams(file: BinaryIO, schema: pa.Schema, name: str) -> Iterato
     file.seek(0)
     while file.tell() < end:
         stream = pa.ipc.open_stream(file)
-        if not stream.schema.equals(schema):
-            raise BadData("several Arrow streams with different columns joined into one")
+        _check_columns(stream.schema, schema)
         yield from arrow_batches(stream, name)
 
 
@@ -295,7 +356,7 @@ def _check_end_of_stream(file: BinaryIO, name: str) -> None:
     ends = file.read(8) == END_OF_STREAM
     file.seek(0)
     if not ends:
-        raise BadData(f"{name}: Arrow stream without its end mark (the producer was cut off)")
+        raise BadData(f"{name}: {CUT_OFF}")
 
 
 def check_single_parquet(file: BinaryIO, metadata: pq.FileMetaData) -> None:

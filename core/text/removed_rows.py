@@ -22,7 +22,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.columns import unified
 from sabia.core.shards.endings import check_ending, file_ending, is_stream
-from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import MANIFEST, check_outside
 from sabia.core.shards.manifest import check_output, holds, provenance, schema_of_all
@@ -98,10 +98,11 @@ def check_outputs(job: Job, sources: Sequence[Source], removed: str) -> None:
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
-    sources = unified(open_inputs(job, "document"))
+    there = is_url(final) or os.path.exists(final)
+    sources = unified(open_inputs(job, "document", once=not there))
     check_outputs(job, sources, final)
-    made = provenance_of(job, sources, salt)
-    written = holds(final, made)
+    made = partial(provenance_of, job, sources, salt)
+    written = there and holds(final, made())
     job = job if written else replace(job, force=True)
     parent = os.path.dirname(os.path.abspath(final))
     os.makedirs(parent, exist_ok=True)
@@ -110,7 +111,7 @@ def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
         if not written:
             paths = sorted(Path(scratch).glob("part-*.parquet"))
             parts = [Repeatable(partial(_part, path)) for path in paths]
-            write_removed(final, dict(enumerate(parts)), made)
+            write_removed(final, dict(enumerate(parts)), made())
 
 
 def _part(path: Path) -> Iterator[pa.RecordBatch]:

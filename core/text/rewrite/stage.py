@@ -58,7 +58,7 @@ class Outcome:
 
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrite the job's documents; raise what the shards, the client and the engine raise."""
-    sources = open_inputs(job, "document")
+    sources = open_inputs(job, "document", once=True)
     if options.engine == "rules":
         transform = partial(rewrite_by_rules, recipe=options.recipe)
         salt = f"rules {reason_first.VERSION}"

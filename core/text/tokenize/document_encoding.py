@@ -29,7 +29,7 @@ def pack_shard(
     packer = make_packer(packing, length, encoder.tokenizer.pad_id)
     for batch in batches:
         documents = prepare_documents(batch, context, buckets)
-        tokens, lengths = encode_documents(encoder, documents, tally)
+        documents, tokens, lengths = encode_documents(encoder, documents, context, tally)
         distinct, codes = coded(documents.column("source"))
         names += [name for name in distinct if name not in names]
         sources = np.array([names.index(name) for name in distinct], np.int64)[codes]
@@ -56,7 +56,7 @@ def encode_shard(
             documents = documents.filter(pc.is_in(documents.column("source"), pa.array(sources)))
             if unused := batch.num_rows - documents.num_rows:
                 context.count("documents of other sources or empty", unused)
-        tokens, lengths = encode_documents(encoder, documents, tally)
+        documents, tokens, lengths = encode_documents(encoder, documents, context, tally)
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         lists = pa.ListArray.from_arrays(ends, pa.array(tokens, pa.int32()))
         yield pa.RecordBatch.from_arrays([documents.column("source"), lists], schema=ENCODED)
@@ -82,10 +82,18 @@ def prepare_documents(
 
 
 def encode_documents(
-    encoder: Encoder, batch: pa.RecordBatch, tally: Tally
-) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32[Σ n], lengths int64[documents]) with the end-of-document token after each."""
-    end = encoder.tokenizer.eos_id
-    tokens, lengths = encoder.encode(batch.column("text"), -1 if end is None else end)
+    encoder: Encoder, batch: pa.RecordBatch, context: ShardContext, tally: Tally
+) -> tuple[pa.RecordBatch, np.ndarray, np.ndarray]:
+    """(documents, tokens int32[Σ n], lengths int64[documents]) with the end-of-document token after
+    each, without those that the tokenizer cannot encode, which are rejected."""
+    end, kept = encoder.tokenizer.eos_id, np.ones(batch.num_rows, bool)
+
+    def refuse(row: int, reason: str) -> None:
+        kept[row] = False
+        context.reject(batch.slice(row, 1), reason)
+
+    texts = batch.column("text")
+    tokens, lengths = encoder.encode_each(texts, -1 if end is None else end, refuse)
+    batch = batch if kept.all() else batch.filter(pa.array(kept))
     tally.add(batch, lengths - 1)
-    return tokens, lengths
+    return batch, tokens, lengths

@@ -6,7 +6,8 @@ by far, which supports the common byte-level patterns; `tiktoken`, two to five t
 reference. `auto` takes the first engine that supports the tokenizer and gives the same ids on a
 probe, the first documents; the kernel only where the probe is full, as compiling or loading it
 takes longer than encoding a small input. The choice depends only on the tokenizer and the
-documents. Special tokens written in a document stay ordinary text.
+documents. Special tokens written in a document stay ordinary text. A regular expression that gives
+up on a text (it would backtrack too long) is a panic of these libraries, which costs one document.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.bpe_tables import Unsupported, byte_level_pattern, byte_of_character
 from sabia.core.text.tokenize.tokenizer import Tokenizer
@@ -65,13 +67,44 @@ class Encoder:
         elif self.engine == "tiktoken" and self._tiktoken is None:
             raise Unsupported("cannot express this tokenizer")
 
+    def encode_each(
+        self, texts: pa.Array, end_id: int, refuse: Callable[[int, str], None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`encode` of the documents on which the library does not panic; refuse(row, reason) gets
+        the others."""
+        try:
+            return self.encode(texts, end_id)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+        encoded = []
+        for row in range(len(texts)):
+            stop.check()
+            try:
+                encoded.append(self.encode(texts.slice(row, 1), end_id))
+            except BaseException as error:
+                if not _is_panic(error):
+                    raise
+                refuse(row, f"the tokenizer gave up on it ({str(error)[:100]})")
+        parts = zip(*encoded, strict=True) if encoded else ([np.empty(0, np.int64)],) * 2
+        ids, lengths = (np.concatenate(part) for part in parts)
+        return ids.astype(np.int32), lengths
+
     def _tiktoken_batch(self, texts: Sequence[str]) -> list[Any]:
         return [
             self.tokenizer.encode_ordinary(text)
             if LONG_SPACE.search(text)
-            else self._tiktoken.encode_to_numpy(text, disallowed_special=())
+            else self._tiktoken_encode(text)
             for text in texts
         ]
+
+    def _tiktoken_encode(self, text: str) -> Any:
+        try:
+            return self._tiktoken.encode_to_numpy(text, disallowed_special=())
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            return self.tokenizer.encode_ordinary(text)
 
     @cached_property
     def _tiktoken(self) -> Any:
@@ -93,6 +126,33 @@ class EncoderChoice:
 
     encoder: Encoder
     reason: str
+
+
+@dataclass(frozen=True)
+class DeferredEncoder(Encoder):
+    """Encodes documents that arrive one after the other: with `tokenizers` until they fill a probe,
+    then with the engine that is chosen by them. The ids are the same with all engines.
+
+    Raises UsageError where the requested engine cannot be used, or differs on the probe.
+    """
+
+    seen: list[str] = field(default_factory=list)
+    chosen: list[Encoder] = field(default_factory=list)  # one, once the probe is full
+
+    def __post_init__(self) -> None:
+        if self.engine != "auto":
+            choose_encoder(self.tokenizer, [], self.engine)
+
+    def encode(self, texts: pa.Array, end_id: int = -1) -> tuple[np.ndarray, np.ndarray]:
+        """See Encoder."""
+        if not self.chosen and _is_full(self.seen):
+            choice = choose_encoder(self.tokenizer, self.seen, self.engine)
+            notes.note(f"encoder {choice.reason}")
+            self.chosen.append(choice.encoder)
+        if self.chosen:
+            return self.chosen[0].encode(texts, end_id)
+        self.seen.extend(probe_texts([{"text": texts}]))
+        return Encoder(self.tokenizer, "tokenizers").encode(texts, end_id)
 
 
 def choose_encoder(
@@ -135,15 +195,25 @@ class _Probe:
             encoder.prepare()
         except Unsupported as error:
             return f"cannot: {error}" if encoder.engine == "kernel" else str(error), ""
-        (expected, plain_mb_s), (actual, mb_s) = self._reference, _timed(encoder, self.texts)
+        texts, (expected, plain_mb_s) = self._reference
+        actual, mb_s = _timed(encoder, texts)
         differing = _differing(expected, actual)
         if differing:
-            return f"differs on {differing} of {len(self.texts)} probed documents", ""
+            return f"differs on {differing} of {len(texts)} probed documents", ""
         return "", f"{mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
 
     @cached_property
-    def _reference(self) -> tuple[tuple[np.ndarray, np.ndarray], float]:
-        return _timed(self.plain, self.texts)
+    def _reference(self) -> tuple[Sequence[str], Any]:
+        """The texts on which `tokenizers` does not panic, and `_timed` of them."""
+        try:
+            return self.texts, _timed(self.plain, self.texts)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+        refused: list[int] = []
+        self.plain.encode_each(pa.array(self.texts), -1, lambda row, _: refused.append(row))
+        texts = [text for row, text in enumerate(self.texts) if row not in refused]
+        return texts, _timed(self.plain, texts)
 
 
 def probe_texts(batches: Iterable[Any]) -> list[str]:
@@ -151,7 +221,7 @@ def probe_texts(batches: Iterable[Any]) -> list[str]:
     texts: list[str] = []
     chars = 0
     for batch in batches:
-        for text in batch.column("text").to_pylist():
+        for text in batch["text"].to_pylist():
             texts.append(text)
             chars += len(text)
             if len(texts) >= PROBE_DOCUMENTS or chars >= PROBE_CHARS:
@@ -175,6 +245,11 @@ def tiktoken_encoding(tokenizer: Tokenizer) -> Any:
         return tiktoken.Encoding("sabia", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     except ValueError:  # a pattern that its regular expressions do not know
         return None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """A panic of a library in Rust, which is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _is_full(texts: Sequence[str]) -> bool:

@@ -21,6 +21,7 @@ from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards import manifest, outputs, schemas
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
+from sabia.core.shards.outputs import Provenance
 from sabia.core.shards.sinks import ParquetSink
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import Spool
@@ -106,11 +107,12 @@ class MixSink(ParquetSink):
         return None if None in rows else sum(filter(None, rows))
 
     def write(
-        self, part: int, schema: pa.Schema, provenance: dict[str, Any],
+        self, part: int, schema: pa.Schema, provenance: Provenance,
         batches: Iterator[pa.RecordBatch],
     ) -> int:  # fmt: skip
         """Pack all batches of encoded documents, plan the mix, and write its parts."""
         length, budget = self.options.length, self.options.tokens
+        made = provenance(True) if callable(provenance) else provenance
         with ExitStack() as stack:
             spools = {name: RowSpool(length, self._spool_directory()) for name in self.weights}
             for spool in spools.values():
@@ -123,7 +125,7 @@ class MixSink(ParquetSink):
             parts = -(-rows // PART_ROWS) if self.job.to_directory else 1
             metadata = {"parts": parts, "mix": [asdict(share) for share in self.shares]}
             manifest.write_parts(
-                self.job, schemas.KINDS["tokens"], provenance | metadata,
+                self.job, schemas.KINDS["tokens"], made | metadata,
                 _draw(spools, self.shares, self.job.seed), parts, PART_ROWS,
             )  # fmt: skip
         return rows

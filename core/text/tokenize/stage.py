@@ -25,7 +25,7 @@ from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source, batches_of
 from sabia.core.text.tokenize import mix_writer
 from sabia.core.text.tokenize.document_encoding import ENCODED, encode_shard, pack_shard
-from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, probe_texts
+from sabia.core.text.tokenize.encoders import DeferredEncoder, Encoder, choose_encoder, probe_texts
 from sabia.core.text.tokenize.mix_plan import parse_mix
 from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import report_bytes_per_token
@@ -39,7 +39,8 @@ def run(job: Job, options: TokenizeOptions) -> None:
     buckets = Buckets.parse(options.by)
     if options.mix:
         parse_mix(options.mix)  # a mistake in it is reported before any work
-    sources = open_inputs(job, "document")
+    several = (options.mix, options.report, options.compare, not options.tokenizer)
+    sources = open_inputs(job, "document", once=not any(several))
     check_output(job, sources, ending=".parquet" if options.format == "rows" else ".json")
     tokenizer, path = obtain_tokenizer(job, options, sources)
     if options.format == "rows":
@@ -102,6 +103,8 @@ def _show_mix(
 
 
 def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[Source]) -> Encoder:
+    if any(source.stream is not None for source in sources):
+        return DeferredEncoder(tokenizer, options.encoder)
     texts = probe_texts(batch for _, batch in batches_of(sources, ["text"]))
     choice = choose_encoder(tokenizer, texts, options.encoder)
     notes.note(f"encoder {choice.reason}")

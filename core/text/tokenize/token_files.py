@@ -23,6 +23,7 @@ from sabia.core.errors import UsageError
 from sabia.core.shards import schemas
 from sabia.core.shards.atomic import atomic_path, read_json, write_atomic, write_json
 from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import Provenance
 from sabia.core.text.tokenize.document_encoding import tokens_of
 from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
 
@@ -61,12 +62,13 @@ class TokenFileSink(ABC):
         return record.get("rows") if same else None
 
     def write(
-        self, part: int, schema: pa.Schema, provenance: dict[str, Any],
+        self, part: int, schema: pa.Schema, provenance: Provenance,
         batches: Iterator[pa.RecordBatch],
     ) -> int:  # fmt: skip
         """See Sink."""
         rows = self.write_files(part, schema, batches)
-        write_json(self.path(part), provenance | {"rows": rows})
+        made = provenance(True) if callable(provenance) else provenance
+        write_json(self.path(part), made | {"rows": rows})
         return rows
 
     def for_run(self, job: Job, existing: frozenset[str]) -> Self:
