@@ -45,6 +45,7 @@ READABLE = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc",
 STDIN = "<stdin>"
 _LIST_LIMIT_BYTES = 64 << 20
 _MOST_SCHEMA_BYTES = 64 << 20
+_BLOCK_BYTES = 1 << 16
 LOOK_S = 0.2  # interval at which a stage that waits checks for a stop signal
 
 
@@ -263,7 +264,7 @@ class _Arriving:
 
     def peek(self, size: int) -> bytes:
         """The next `size` bytes (fewer at the end), which are read again."""
-        while len(self._start) < size and (block := self._arrived(size)):
+        while len(self._start) < size and (block := self._arrived(_BLOCK_BYTES)):
             self._start += block
         return self._start[:size]
 
