@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 from cases import Case, Comparison, Device, Failed, Figures
@@ -34,8 +36,11 @@ def resume(
     folder = commands.folder / name.replace(" / ", "-")
     whole, killed = folder / "whole", folder / "killed"
     words = [*commands.pretraining(kind, precision, STEPS), "--save-every", SAVE_EVERY]
-    stderr = commands(*words, "-o", whole, deterministic=deterministic)
-    commands(*words, "-o", killed, kill_at=KILL_AT, deterministic=deterministic)
+    runs: list[tuple[Path, int]] = [(whole, -1), (killed, KILL_AT)]
+    with ThreadPoolExecutor(1 if commands.device.tiny else 2) as pool:
+        ends = [pool.submit(commands, *words, "-o", out, kill_at=at, deterministic=deterministic)
+                for out, at in runs]  # fmt: skip
+    stderr, _ = (end.result() for end in ends)
     if (killed / "final").exists():
         raise Failed("the run was not killed")
     again = commands(*words, "-o", killed, deterministic=deterministic)
