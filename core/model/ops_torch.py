@@ -346,8 +346,9 @@ def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tenso
         return function
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if policy == "matmuls":
+        # a partial, because torch.compile cannot trace a lambda here
         create = checkpoint.create_selective_checkpoint_contexts
-        options["context_fn"] = lambda: create(_keep_matmuls)
+        options["context_fn"] = functools.partial(create, _keep_matmuls)
     elif policy != "full":
         raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
     return lambda *args: checkpoint.checkpoint(function, *args, **options)
