@@ -8,7 +8,7 @@ raises too. Instead of kernels their references are computed.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -109,6 +109,10 @@ def compute(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_map(back, function(*plain_args, **plain_kwargs))
 
 
+def _without_gradients(mode: bool = True) -> Any:
+    return torch.no_grad() if mode else nullcontext()
+
+
 @contextmanager
 def pretended_cuda() -> Iterator[None]:
     """Within it torch has a device cuda, which is the default one of sabia.core.model.ops_torch."""
@@ -125,6 +129,7 @@ def pretended_cuda() -> Iterator[None]:
         stack.enter_context(mock.patch.object(ops_torch, "default_device", lambda: DEVICE))
         stack.enter_context(mock.patch.multiple(torch.cuda, **changes))
         # inference mode makes tensors past the mode below
-        stack.enter_context(mock.patch.object(torch, "inference_mode", torch.no_grad))
+        stack.enter_context(mock.patch.object(torch, "inference_mode", _without_gradients))
+        stack.callback(ops_torch._copied_constants.cache_clear)
         stack.enter_context(_Mode())
         yield
