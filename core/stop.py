@@ -60,7 +60,8 @@ def requested() -> bool:
 
 def check() -> None:
     """Raise Interrupted if a stop signal has arrived."""
-    if requested():
+    if _received:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         name = signal.Signals(_received[0]).name
         raise Interrupted(
             f"stopped by {name}; completed work is kept: run the same command to resume"
