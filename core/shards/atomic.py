@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from xxhash import xxh3_128, xxh3_128_hexdigest
-
 JSON_KEY = "xxh3"  # of a JSON object: the 128-bit XXH3 of its other entries
 FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -120,10 +118,17 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _xxh3(content: bytes = b"") -> Any:
+    """A 128-bit XXH3; imported here, because the planner writes files without digests."""
+    from xxhash import xxh3_128
+
+    return xxh3_128(content)
+
+
 def file_digest(path: str | Path) -> str:
     """The digest of a file's bytes."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, xxh3_128).hexdigest()
+        return hashlib.file_digest(file, _xxh3).hexdigest()
 
 
 def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -156,4 +161,4 @@ def unsealed(content: Any) -> dict[str, Any]:
 
 def _json_digest(content: Mapping[str, Any]) -> str:
     plain = json.loads(json.dumps(content))  # keys as they are read back
-    return xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())
+    return str(_xxh3(json.dumps(plain, sort_keys=True).encode()).hexdigest())

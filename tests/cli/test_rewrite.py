@@ -139,7 +139,8 @@ def test_unfaithful_answers_are_kept_out(pages, tmp_path, policy):
         with_loss = Stub(answer=lambda text: "As an AI I cannot do that.")
         with with_loss as other:
             more = endpoint(other, tmp_path / "b", "--on-unfaithful", policy)
-            sabia("rewrite", pages, "-o", tmp_path / "none.parquet", *more)
+            none = sabia("rewrite", pages, "-o", tmp_path / "none.parquet", *more, check=False)
+    assert none.returncode == (0 if policy == "keep" else 65)  # every row was rejected
     kept = pq.read_table(tmp_path / "none.parquet").to_pylist()
     if policy == "keep":
         assert [row["text"] for row in kept] == [row["text"] for row in rows()]

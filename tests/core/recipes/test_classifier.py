@@ -1,6 +1,5 @@
 """Training and scoring classifiers: losses, learning, resume, exports, scores of any company."""
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes import pooled_model
 from sabia.core.recipes.classifier import fine_tuning
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
+from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
 from sabia.core.spec.families import with_classifier
@@ -140,8 +140,7 @@ def test_stopped_runs_end_alike(tmp_path: Path) -> None:
         if "3" not in place.name:
             shutil.rmtree(place)
     assert len(list((other / "checkpoints").iterdir())) == 1
-    record = json.loads((other / "run.json").read_text())
-    (other / "run.json").write_text(json.dumps(record | {"finished": False}))
+    write_json(other / "run.json", read_json(other / "run.json") | {"finished": False})
     trained(tmp_path, ENCODER, "other", steps=6, save_every="3")
     theirs, ours = (hub.read_checkpoint(run / "final") for run in (whole, other))
     assert all(theirs[name].tobytes() == ours[name].tobytes() for name in theirs)
