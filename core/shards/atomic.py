@@ -1,8 +1,8 @@
 """Files that appear completely or not at all: a temporary file beside them, fsync, rename.
 
 A process that is killed leaves at most a file `.NAME.HOST-PID-RANDOM.tmp`; the next run on the same
-host that writes NAME removes those of processes that no longer exist. No reader of this package
-opens such files.
+host that writes NAME, or completes a directory of parts, removes those of processes that no longer
+exist. No reader of this package opens such files.
 """
 
 import contextlib
@@ -32,17 +32,25 @@ def fsync_directory(directory: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """A temporary name beside `path`, whose folder is created; temporary files of processes that
-    have ended on this host are removed."""
+    """A temporary name beside `path`, whose folder is created and swept of those of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    host = socket.gethostname().partition(".")[0]
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+    sweep(path.parent, glob.escape(path.name))
+    return path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _host() -> str:
+    return socket.gethostname().partition(".")[0]
+
+
+def sweep(folder: Path, names: str = "*") -> None:
+    """Remove the temporary files, for names of a glob, of processes that ended on this host."""
+    host = _host()
+    for old in folder.glob(f".{names}.*.tmp"):
         made_by = old.name.removesuffix(".tmp").rpartition(".")[2].rsplit("-", 2)
         where, pid = made_by[0], made_by[-2] if len(made_by) == 3 else ""
         if where == host and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
-    return path.with_name(f".{path.name}.{host}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 @contextlib.contextmanager

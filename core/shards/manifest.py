@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.shards import columns, layout
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import sweep, write_atomic
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
@@ -283,6 +283,8 @@ def write_manifest(job: Job) -> None:
         written = shards
         manifest = json.dumps(_call(job) | {"shards": shards}, indent=1)
         write_atomic(Path(str(job.out)) / layout.MANIFEST, manifest)
+    if written is not None:
+        sweep(Path(str(job.out)))
 
 
 def _shards(job: Job) -> list[dict[str, Any]]:
