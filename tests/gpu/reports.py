@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -73,11 +73,40 @@ def _table(results: Sequence[Row]) -> list[str]:
     columns = list(dict.fromkeys(key for row in results for key in row["figures"]))
     if columns and set(columns) <= COMPARED:
         return _condensed(results)
-    cells = sum(len(row["figures"]) for row in results)
+    nested = {key for key in columns for row in results if _is_nested(row["figures"].get(key))}
+    return [
+        *_plain_table(results, [c for c in columns if c not in nested]),
+        *_lists(results, nested),
+    ]
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether a figure is too long for a cell: objects, such as the gaps of a trace."""
+    return isinstance(value, dict) or (
+        isinstance(value, list) and any(isinstance(one, dict) for one in value)
+    )
+
+
+def _lists(results: Sequence[Row], nested: Collection[str]) -> list[str]:
+    """The nested figures of each case, an object a line."""
+    lines = []
+    for row in results:
+        for key in (key for key in row["figures"] if key in nested):
+            value = row["figures"][key]
+            lines += ["", f"{row['case']}: {key}", ""]
+            for one in value if isinstance(value, list) else [value]:
+                words = [f"{k} {_cell(v)}" for k, v in one.items()]
+                lines.append(f"- {', '.join(words)}")
+    return lines
+
+
+def _plain_table(results: Sequence[Row], columns: Sequence[str]) -> list[str]:
+    cells = sum(key in row["figures"] for row in results for key in columns)
     if cells < len(columns) * len(results) * SPARSE:
         lines = ["| case | | figures |", "| --- | --- | --- |"]
         for row in results:
-            text = ", ".join(f"{key} {_cell(value)}" for key, value in row["figures"].items())
+            figures = row["figures"]
+            text = ", ".join(f"{key} {_cell(figures[key])}" for key in columns if key in figures)
             lines.append(f"| {row['case']} | {_status(row)} | {text} |")
         return lines
     lines = [f"| case | | {' | '.join(columns)} |", f"| --- | --- |{' --- |' * len(columns)}"]

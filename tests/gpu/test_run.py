@@ -201,13 +201,16 @@ def test_record_appends_a_dated_table(tmp_path: Path, monkeypatch: pytest.Monkey
     results.write_text("# Measurements\n")
     out = tmp_path / "out"
     out.mkdir()
-    for name, figures in (("machine", {"device": "NVIDIA X1"}), ("copy", {"gb_per_s": 12.5})):
+    gaps = [{"us": 917.25, "after": "a | b"}]
+    machine = {"device": "NVIDIA X1", "gaps": gaps}
+    for name, figures in (("machine", machine), ("copy", {"gb_per_s": 12.5})):
         append_row(out, {"part": "environment", "case": name, "status": "ok", "seconds": 1,
                          "message": "", "figures": figures})  # fmt: skip
     monkeypatch.setattr(gpu_run, "ROOT", tmp_path)
     assert main(["--out", str(out), "--resume", "--only", "none", "--record"]) == 0
     text = results.read_text()
     assert text.startswith("# Measurements\n\n## GPU run on NVIDIA X1, 20") and "| 12.5 |" in text
+    assert "machine: gaps\n\n- us 917.2, after a \\| b\n" in text
 
 
 def test_carry_collects_pure_wheels(
