@@ -8,6 +8,9 @@ import pytest
 
 from sabia.core import notes
 
+# Triton reads it when it is imported, which torch.compile may do in any test of a process
+os.environ["TRITON_INTERPRET"] = "1"
+
 COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
 
 
