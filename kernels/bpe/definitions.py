@@ -37,18 +37,27 @@ class Trie:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """A tokenizer as arrays: byte_ids int32[256], pairs uint64[2 * slots] (key, rank << 32 | id),
-    whole tokens for `ignore_merges` (words: bytes, spans int64[n, 2], ids, slots), tries."""
+class Alphabet:
+    """Ids of single characters, -1 without a token: by_byte int32[256] if characters are bytes;
+    else by_character int32[code points], and by_byte for characters without a token. What has
+    neither becomes the token `unknown` (-1: nothing), a run of them one token if `fuse`."""
 
-    byte_ids: np.ndarray
+    by_byte: np.ndarray
+    by_character: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    unknown: int = -1
+    fuse: bool = False
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A tokenizer as arrays: pairs uint64[2 * slots] (key, rank << 32 | id), whole tokens for
+    `ignore_merges` (words: bytes, spans int64[n, 2], ids, slots), tries."""
+
+    alphabet: Alphabet
     pairs: np.ndarray
     splitting: Splitting
     classes: np.ndarray
-    word_bytes: np.ndarray
-    word_spans: np.ndarray
-    word_ids: np.ndarray
-    word_slots: np.ndarray
+    words: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
     tries: tuple[Trie, Trie]
 
 

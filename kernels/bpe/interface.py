@@ -30,7 +30,7 @@ from sabia.kernels.bpe.definitions import (
 def pair_table(merges: np.ndarray, new_ids: np.ndarray) -> np.ndarray:
     """uint64[2 * slots] of merges[n, 2] (ids) in the order of their ranks; of two equal pairs the
     later one counts, as in tokenizers."""
-    from sabia.kernels.bpe.numba_impl import fill_pairs
+    from sabia.kernels.bpe.merge_numba import fill_pairs
 
     slots = 1 << max(4, (2 * len(merges)).bit_length())
     table = np.full(2 * slots, EMPTY, np.uint64)
@@ -112,12 +112,11 @@ def encode(
     lengths = np.zeros(n, np.int64)
     out = np.empty(int(offsets[-1] - offsets[0]) + n + 16, np.int32)
     skipped = np.zeros(n, np.bool_) if skip is None else skip
-    s = tables.splitting
+    s, a = tables.splitting, tables.alphabet
     total = encode_all(
         *(data, offsets, skipped, end_id, tables.classes),
         *(s.family, s.cap, s.letters, s.digits, s.cjk),
-        *(tables.byte_ids, tables.pairs),
-        *(tables.word_bytes, tables.word_spans, tables.word_ids, tables.word_slots),
+        *((a.by_byte, a.by_character, a.unknown, a.fuse), tables.pairs, tables.words),
         *(tables.tries[0].children, tables.tries[0].ids),
         *(tables.tries[1].children, tables.tries[1].ids),
         *(cache.small, cache.large, out, lengths),

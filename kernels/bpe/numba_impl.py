@@ -16,18 +16,17 @@ from sabia.kernels.bpe.definitions import (
     SMALL_KEY,
     SMALL_WORDS,
 )
+from sabia.kernels.bpe.merge_numba import SHORT, fill_symbols, merge_long, merge_short
 from sabia.kernels.bpe.split_numba import entry_at, part_end, split_end
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.memory_numba import word_at
 from sabia.kernels.text.unicode_classes import CLASS_BITS
 
 U = np.uint64
-_FREE, _FACTOR = U(EMPTY), U(HASH_FACTOR)
+_FACTOR = U(HASH_FACTOR)
 _FACTORS = (U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB), U(0xD6E8FEB86659FD93))
 _F0, _F1, _F2 = _FACTORS
 _MISSING = U(EMPTY)
-_NONE = np.int64(1) << 62  # the "rank and id" of a pair that does not merge
-_SHORT = 64  # bytes of a pre-token that is merged by scanning
 _LOW = U(0xFFFFFFFF)
 _jit = njit(nogil=True, cache=True, boundscheck=False)
 _inline = njit(nogil=True, cache=True, forceinline=True)
@@ -63,34 +62,6 @@ def _hash_of(data, i, size):
 
 
 @_jit
-def fill_pairs(table, merges, new_ids):
-    """Enter merges in order; of equal pairs the later one is kept."""
-    mask = U(len(table) // 2 - 1)
-    for rank in range(len(merges)):
-        key = (merges[rank, 0] << U(32)) | merges[rank, 1]
-        slot = ((key * _FACTOR) >> U(20)) & mask  # Fibonacci hashing, then linear probing
-        while table[U(2) * slot] != _FREE and table[U(2) * slot] != key:
-            slot = (slot + U(1)) & mask
-        table[U(2) * slot] = key
-        table[U(2) * slot + U(1)] = (U(rank) << U(32)) | new_ids[rank]  # the value: rank << 32 | id
-
-
-@_jit
-def _merge_of(pairs, left, right):
-    """rank << 32 | id of a pair, or _NONE."""
-    mask = U(len(pairs) // 2 - 1)
-    key = (U(left) << U(32)) | U(right)
-    slot = ((key * _FACTOR) >> U(20)) & mask  # Fibonacci hashing, then linear probing
-    while True:
-        stored = pairs[U(2) * slot]
-        if stored == key:
-            return np.int64(pairs[U(2) * slot + U(1)])
-        if stored == _FREE:
-            return _NONE
-        slot = (slot + U(1)) & mask
-
-
-@_jit
 def fill_words(slots, data, spans):
     """Enter whole tokens by the hash of their bytes."""
     mask = U(len(slots) - 1)
@@ -117,110 +88,6 @@ def _whole(data, i, size, h, word_bytes, spans, ids, slots):
                 return ids[n]
         slot = (slot + U(1)) & mask
     return np.int32(-1)
-
-
-@_jit
-def _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o):
-    """Scan for the least rank until no pair merges."""
-    n = size
-    for k in range(n):
-        symbols[k] = byte_ids[data[i + k]]  # ids of the single bytes
-    for k in range(n - 1):
-        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])  # merge of symbols k and k + 1
-    while n > 1:
-        # rank << 32 | id: the least entry has the least rank, and the first of them is leftmost
-        best, least = 0, merges[0]
-        for k in range(1, n - 1):
-            if merges[k] < least:
-                best, least = k, merges[k]
-        if least == _NONE:
-            break
-        symbols[best] = least & np.int64(0xFFFFFFFF)  # the id of the merged pair
-        n -= 1
-        # close the gap, then look up the two pairs that changed
-        for k in range(best + 1, n):
-            symbols[k] = symbols[k + 1]
-            merges[k - 1] = merges[k]
-        if best > 0:
-            merges[best - 1] = _merge_of(pairs, symbols[best - 1], symbols[best])
-        if best < n - 1:
-            merges[best] = _merge_of(pairs, symbols[best], symbols[best + 1])
-    for k in range(n):
-        out[o + k] = symbols[k]
-    return o + n
-
-
-@_jit
-def _sift_down(heap, count, k):
-    item = heap[k]
-    while 2 * k + 1 < count:
-        child = 2 * k + 1
-        if child + 1 < count and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= item:
-            break
-        heap[k] = heap[child]
-        k = child
-    heap[k] = item
-
-
-@_jit
-def _push(heap, count, item):
-    k = count
-    while k > 0 and heap[(k - 1) // 2] > item:
-        heap[k] = heap[(k - 1) // 2]
-        k = (k - 1) // 2
-    heap[k] = item
-    return count + 1
-
-
-@_jit
-def _merge_long(data, i, size, byte_ids, pairs, out, o):
-    """A heap of rank << 32 | position; an entry whose pair has changed since is skipped."""
-    symbols = np.empty(size, np.int32)
-    merges = np.full(size, _NONE)
-    # a doubly linked list of the remaining symbols
-    before = np.arange(-1, size - 1).astype(np.int32)
-    after = np.arange(1, size + 1).astype(np.int32)
-    heap = np.empty(3 * size, np.int64)
-    count = np.int64(0)
-    for k in range(size):
-        symbols[k] = byte_ids[data[i + k]]  # ids of the single bytes
-    for k in range(size - 1):
-        merges[k] = _merge_of(pairs, symbols[k], symbols[k + 1])  # merge of symbols k and k + 1
-        if merges[k] != _NONE:
-            heap[count] = (merges[k] >> 32 << 32) | k  # order: rank, then position
-            count += 1
-    for k in range(count // 2 - 1, -1, -1):
-        _sift_down(heap, count, k)
-    while count:
-        top = heap[0]
-        count -= 1
-        heap[0] = heap[count]
-        _sift_down(heap, count, np.int64(0))
-        k = top & np.int64(0xFFFFFFFF)
-        if merges[k] >> 32 != top >> 32:  # outdated: the pair has changed or is gone
-            continue
-        symbols[k] = merges[k] & np.int64(0xFFFFFFFF)
-        absorbed = after[k]
-        after[k] = after[absorbed]  # unlink the right symbol
-        symbols[absorbed], merges[absorbed], merges[k] = -1, _NONE, _NONE
-        if after[k] < size:
-            before[after[k]] = k
-            merges[k] = _merge_of(pairs, symbols[k], symbols[after[k]])
-            if merges[k] != _NONE:
-                count = _push(heap, count, (merges[k] >> 32 << 32) | k)
-        left = np.int64(before[k])
-        if left >= 0:
-            merges[left] = _merge_of(pairs, symbols[left], symbols[k])
-            if merges[left] != _NONE:
-                count = _push(heap, count, (merges[left] >> 32 << 32) | left)
-    k = np.int64(0)
-    while k < size:
-        out[o] = symbols[k]
-        o += 1
-        k = np.int64(after[k])
-    return o
 
 
 @_inline
@@ -334,29 +201,28 @@ def flags_of(data, offsets, classes, result):
 
 
 @_jit
-def _encode_new(
-    data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
-    symbols, merges, out, o,
-):  # fmt: skip
+def _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, o):
     """Ids of a pre-token that is not in the cache; returns where they end."""
-    if len(word_ids):
-        whole = _whole(data, i, size, h, word_bytes, word_spans, word_ids, word_slots)
+    word_bytes, spans, ids, slots = words
+    if len(ids):
+        whole = _whole(data, i, size, h, word_bytes, spans, ids, slots)
         if whole >= 0:
             out[o] = whole
             return o + 1
-    if size <= _SHORT:
-        return _merge_short(data, i, size, byte_ids, pairs, symbols, merges, out, o)
-    return _merge_long(data, i, size, byte_ids, pairs, out, o)
+    if size <= SHORT:
+        n = fill_symbols(data, i, size, alphabet, symbols)
+        return merge_short(n, pairs, symbols, merges, out, o)
+    return merge_long(data, i, size, alphabet, pairs, out, o)
 
 
 @_jit
 def encode_all(
     data, offsets, skipped, end_id, classes, family, cap, letters, digits, cjk,
-    byte_ids, pairs, word_bytes, word_spans, word_ids, word_slots,
-    children, added_ids, late_children, late_ids, small, large, out, lengths,
+    alphabet, pairs, words, children, added_ids, late_children, late_ids,
+    small, large, out, lengths,
 ):  # fmt: skip
     """Encode every document; returns how many ids were written."""
-    symbols, merges = np.empty(_SHORT, np.int64), np.empty(_SHORT, np.int64)
+    symbols, merges = np.empty(SHORT, np.int64), np.empty(SHORT, np.int64)
     small_mask = U(len(small) - 4 * SMALL_WORDS)  # offset of a bucket of 4 rows
     large_mask = U(len(large) - 4 * LARGE_WORDS)
     o = np.int64(0)
@@ -397,10 +263,7 @@ def encode_all(
                     continue
                 # not in the cache: encode the pre-token and enter it
                 start = o
-                o = _encode_new(
-                    data, i, size, h, byte_ids, pairs, word_bytes, word_spans, word_ids,
-                    word_slots, symbols, merges, out, o,
-                )  # fmt: skip
+                o = _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, o)
                 if not _keep(small, SMALL_WORDS, SMALL_KEY, base, h, data, i, size, out, start, o):
                     _keep(large, LARGE_WORDS, LARGE_KEY, wide, h, data, i, size, out, start, o)
                 i = stop

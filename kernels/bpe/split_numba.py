@@ -56,18 +56,25 @@ _inline = njit(nogil=True, cache=True, forceinline=True)
 
 
 @_inline
-def entry_at(data, i, classes):
-    """(table entry, bytes) of the code point at i."""
+def code_at(data, i):
+    """(code point, bytes) at i."""
     c = byte_at(data, i)
     if c < 0x80:
-        return byte_at(classes, c), 1
+        return c, 1
     second = byte_at(data, i + 1) & 0x3F  # payload of a continuation byte: 6 bits
     if c < 0xE0:
-        return byte_at(classes, ((c & 0x1F) << 6) | second), 2
+        return ((c & 0x1F) << 6) | second, 2
     low = (second << 6) | (byte_at(data, i + 2) & 0x3F)
     if c < 0xF0:
-        return byte_at(classes, ((c & 0x0F) << 12) | low), 3
-    return byte_at(classes, ((c & 0x07) << 18) | (low << 6) | (byte_at(data, i + 3) & 0x3F)), 4
+        return ((c & 0x0F) << 12) | low, 3
+    return ((c & 0x07) << 18) | (low << 6) | (byte_at(data, i + 3) & 0x3F), 4
+
+
+@_inline
+def entry_at(data, i, classes):
+    """(table entry, bytes) of the code point at i."""
+    code, size = code_at(data, i)
+    return byte_at(classes, code), size
 
 
 @_inline

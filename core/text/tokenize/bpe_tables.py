@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.bpe.definitions import Splitting, Tables, Trie
+from sabia.kernels.bpe.definitions import Alphabet, Splitting, Tables, Trie
 from sabia.kernels.bpe.interface import make_trie, pair_table, word_table
 from sabia.kernels.text.unicode_classes import class_table
 
@@ -93,11 +93,7 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
         if model.get(name):
             raise Unsupported(f"{name} of the model")
     vocab: dict[str, int] = model["vocab"]
-    characters = byte_of_character()
-    if missing := [c for c in characters if c not in vocab]:
-        raise Unsupported(f"no token for {len(missing)} of the 256 bytes")
-    ordered = sorted(characters, key=characters.__getitem__)
-    byte_ids = np.array([vocab[c] for c in ordered], np.int32)
+    alphabet = _byte_alphabet(model, characters := byte_of_character())
     merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
     ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in merges)
     merged = np.fromiter(ids, np.int64, 3 * len(merges)).reshape(-1, 3)
@@ -108,7 +104,33 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
             if token and characters.keys() >= set(token):
                 words[bytes(characters[c] for c in token)] = number
     tries, table = _tries(definition, tokenizer), word_table(words)
-    return Compiled(Tables(byte_ids, pairs, splitting, class_table(), *table, tries), nfc)
+    return Compiled(Tables(alphabet, pairs, splitting, class_table(), table, tries), nfc)
+
+
+def _byte_alphabet(model: dict[str, Any], characters: dict[str, int]) -> Alphabet:
+    """Ids of the single bytes; raises Unsupported.
+
+    The bytes that UTF-8 never uses have no tokens in GPT-NeoX, Pythia and OLMo.
+    """
+    by_byte = np.full(256, -1, np.int32)
+    for character, byte in characters.items():
+        by_byte[byte] = model["vocab"].get(character, -1)
+    used = [byte for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
+    if (by_byte[used] >= 0).all():
+        return Alphabet(by_byte)
+    if model.get("byte_fallback"):
+        raise Unsupported("byte_fallback of byte-level pieces")
+    return Alphabet(by_byte, unknown=unknown_id(model), fuse=bool(model.get("fuse_unk")))
+
+
+def unknown_id(model: dict[str, Any]) -> int:
+    """The id of the model's unknown token, -1 where it has none; raises Unsupported."""
+    token = model.get("unk_token")
+    if token is None:
+        return -1
+    if token not in model["vocab"]:
+        raise Unsupported(f"no token for its unk_token {token!r}")
+    return model["vocab"][token]
 
 
 def byte_of_character() -> dict[str, int]:

@@ -22,6 +22,7 @@ from sabia.core.text.tokenize.bpe_tables import (
     DEEPSEEK_PATTERN,
     GPT2_PATTERN,
     Unsupported,
+    byte_of_character,
     cl100k_pattern,
     known_patterns,
     o200k_pattern,
@@ -110,6 +111,12 @@ def fuzz(count: int, seed: int) -> list[str]:
     return [text.encode("utf-8", "replace").decode() for text in made]
 
 
+def known(texts: list[str]) -> list[str]:
+    """The texts with known code points only, so that no document is handed to the library."""
+    unknown = class_table() & UNKNOWN
+    return ["".join(c for c in text if not unknown[ord(c)]) for text in texts]
+
+
 def differing(tokenizer: Tokenizer, texts: list[str]) -> list[str]:
     kernel = KernelEncoder(tokenizer)
     ids, lengths = kernel.encode(pa.array(texts, pa.string()), end_id=7)
@@ -129,10 +136,7 @@ def test_same_ids_on_awkward_strings(name):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_without_the_librarys_help_the_pattern_is_the_same(name):
-    """Only known code points, so that no document is handed to the library."""
-    unknown = class_table() & UNKNOWN
-    texts = ["".join(c for c in t if not unknown[ord(c)]) for t in fuzz(500, 11)]
-    assert differing(changed(CHAINS[name]), texts) == []
+    assert differing(changed(CHAINS[name]), known(fuzz(500, 11))) == []
 
 
 def test_classes_are_those_of_the_regular_expressions():
@@ -174,6 +178,43 @@ def test_added_tokens_are_cut_out_as_the_library_does():
         texts = ["a<tool>b", "<tool>x<tool>", "<|sp|>", "sp<|sp|>sp", "    a     b", "<tool>\u0338",
                  "<too", "tokok <tool>ok", "<|im_start|>user", "e\u0301<tool>e\u0301"]  # fmt: skip
         assert differing(tokenizer, texts + fuzz(300, 5)) == []
+
+
+def without(characters, **model) -> Tokenizer:
+    """The trained tokenizer without the tokens of these byte characters, GPT-NeoX's otherwise."""
+    definition = json.loads(trained().definition)
+    own = definition["model"]
+    own["vocab"] = {t: n for t, n in own["vocab"].items() if not set(t) & set(characters)}
+    own["merges"] = [m for m in own["merges"] if not set("".join(m)) & set(characters)]
+    definition["model"] = own | model
+    definition["normalizer"] = {"type": "NFC"}
+    definition["pre_tokenizer"] = LEVEL | {"use_regex": True}
+    runs = [added(" " * n, 700 + n, normalized=True) for n in range(2, 25)]
+    definition["added_tokens"] = definition["added_tokens"][:2] + runs
+    return Tokenizer(json.dumps(definition), trained().config)
+
+
+def byte_characters(values) -> str:
+    characters = {byte: character for character, byte in byte_of_character().items()}
+    return "".join(characters[byte] for byte in values)
+
+
+UNUSED = [0xC0, 0xC1, *range(0xF5, 0x100)]
+INCOMPLETE = {
+    "gpt-neox": (UNUSED, {}),
+    "bytes that occur are dropped": ([*b"aqz ", 0xC3, 0x80, 0xF0], {}),
+    "unknown tokens": ([*b"aqz ", 0xC3, 0x80, 0xF0], {"unk_token": "the"}),
+    "fused unknown tokens": ([*b"aqz ", 0xC3, 0x80], {"unk_token": "the", "fuse_unk": True}),
+}
+
+
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_vocabularies_without_some_bytes(name):
+    values, model = INCOMPLETE[name]
+    tokenizer = without(byte_characters(values), **model)
+    texts = ["aq", "qaz", "a" * 100, "b" * 70 + "qa" * 9, "x  qa   z" + " " * 60, "aé́À"]
+    texts += fuzz(1_000, 31) + known(fuzz(1_000, 34))
+    assert differing(tokenizer, texts * 2) == []
 
 
 def test_nfc_is_applied():
@@ -251,6 +292,15 @@ def test_what_it_cannot_do_is_refused_by_name(settings, reason):
     assert reason in str(refused.value)
 
 
+def test_bytes_without_a_token_are_refused_where_the_library_fails():
+    with pytest.raises(Unsupported, match="no token for its unk_token '<none>'"):
+        KernelEncoder(without("a", unk_token="<none>"))
+    with pytest.raises(Unsupported, match="byte_fallback of byte-level pieces"):
+        KernelEncoder(without("a", byte_fallback=True))
+    unused = without(byte_characters(UNUSED), unk_token="<none>", byte_fallback=True)
+    assert differing(unused, fuzz(100, 32)) == []
+
+
 def test_text_that_is_not_utf8_is_refused():
     broken = pa.StringArray.from_buffers(
         1, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xc3(")
@@ -262,7 +312,15 @@ def test_text_that_is_not_utf8_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHAINS)
 def test_same_ids_on_fifty_thousand_strings(name):
-    assert differing(changed(CHAINS[name]), fuzz(50_000, 1)) == []
+    assert differing(changed(CHAINS[name]), fuzz(25_000, 1) + known(fuzz(25_000, 2))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INCOMPLETE)
+def test_same_ids_on_fifty_thousand_strings_without_some_bytes(name):
+    values, model = INCOMPLETE[name]
+    tokenizer = without(byte_characters(values), **model)
+    assert differing(tokenizer, fuzz(25_000, 33) + known(fuzz(25_000, 35))) == []
 
 
 @pytest.mark.slow
