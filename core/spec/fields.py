@@ -26,8 +26,8 @@ INERT = frozenset({
     "return_dict", "return_dict_in_generate", "output_scores", "torchscript", "use_bfloat16",
     "tf_legacy_loss", "tokenizer_class", "chunk_size_feed_forward", "is_decoder",
     "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size",
-    "tie_encoder_decoder", "pruned_heads", "pretraining_tp", "quantization_config",
-    "compression_config", "unsloth_version", "unsloth_fixed", "do_sample", "early_stopping",
+    "tie_encoder_decoder", "pruned_heads", "pretraining_tp", "unsloth_version",
+    "unsloth_fixed", "do_sample", "early_stopping",
     "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences",
     "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
     "diversity_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
@@ -57,6 +57,10 @@ class Fields:
         """Number of layers, under its usual name."""
         return self.size("num_hidden_layers")
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the field has a value that was not read yet."""
+        return name in self._left
+
     def defaults(self, **values: Any) -> None:
         """Set the family's defaults of fields that the file does not have (null: no default)."""
         self._left |= {key: value for key, value in values.items() if key not in self._stated}
@@ -78,11 +82,21 @@ class Fields:
             raise UsageError(f"config.json: {name} is {value!r} (expected {kind.__name__})")
         return value
 
-    def size(self, name: str, default: Any = _REQUIRED) -> int:
-        """A whole number ≥ 1."""
-        value = self.take(name, int, default)
-        if value < 1:
+    def size(self, name: str, default: Any = _REQUIRED, alias: str = "") -> int:
+        """A whole number ≥ 1, or the default None; alias: another name of the field."""
+        other = self.take(alias, int, None) if alias else None
+        value = self.take(name, int, default if other is None else other)
+        if other is not None and value != other:
+            raise UsageError(f"config.json: {name} is {value}, {alias} {other} (expected one)")
+        if value is not None and value < 1:
             raise UsageError(f"config.json: {name} is {value} (expected 1 or more)")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED) -> float:
+        """A number > 0, or the default None."""
+        value = self.take(name, float, default)
+        if value is not None and not value > 0:
+            raise UsageError(f"config.json: {name} is {value} (expected a number above 0)")
         return value
 
     def each(self, name: str, count: int, allowed: tuple[str, ...], usual: list[str]) -> list[str]:

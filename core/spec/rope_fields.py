@@ -72,8 +72,9 @@ def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
-    """The rotary embedding of the scaling fields `values` for heads of `head_dim`."""
+    """The rotary embedding of the fields `values` for heads of `head_dim`; theta: default base."""
     unread = {key: value for key, value in values.items() if value is not None}
+    theta = _number(unread, "rope_theta") if "rope_theta" in unread else theta
     kind = _kind(unread)
     numbers: dict[str, Any] = {ours: _number(unread, name) for name, ours in _KINDS[kind].items()}
     if kind == "yarn":
@@ -88,6 +89,22 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
     return replace(Rope(head_dim, theta, kind), **numbers)
 
 
+def read_scaling(fields: Fields, kind: str = "") -> dict[str, Any]:
+    """Take `rope_parameters` or the older `rope_scaling`; refused if both are given and differ.
+
+    kind: the layers that `rope_scaling` is of, if `rope_parameters` has an entry per kind of layer.
+    """
+    scaling = fields.take("rope_scaling", dict, {})
+    scaling = {kind: scaling} if kind and scaling else scaling
+    values = fields.take("rope_parameters", dict, scaling)
+    if scaling and values != scaling:
+        raise UsageError(
+            f"config.json: rope_scaling is {scaling!r} and rope_parameters {values!r} "
+            "(expected one of them)"
+        )
+    return values
+
+
 def read_rope(
     fields: Fields, head_dim: int, default_theta: float = 10000.0, partial: bool = False
 ) -> Rope:
@@ -95,10 +112,8 @@ def read_rope(
 
     partial: the family reads `partial_rotary_factor`, the fraction of a head that is rotated.
     """
-    theta = fields.take("rope_theta", float, default_theta)
-    scaling = fields.take("rope_scaling", dict, {})
-    values = dict(fields.take("rope_parameters", dict, scaling))
-    theta = float(values.pop("rope_theta", theta))
+    theta = fields.number("rope_theta", default_theta)
+    values = dict(read_scaling(fields))
     for name in _GRIDS:
         values.pop(name, None)
     if partial:

@@ -38,6 +38,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3_5_moe_text": ("qwen3_5", "read"),
     "modernbert": ("modernbert", "read"),
 }
+# methods whose files core.model.storage.hub decodes
+QUANTIZATIONS = ("mxfp4", "fp8", "compressed-tensors")
 
 
 def families() -> tuple[str, ...]:
@@ -57,10 +59,26 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     fields = Fields(config)
     module, name = _FAMILIES[family]
     read: Callable[[Fields], ModelSpec] = getattr(import_module(f"{__name__}.{module}"), name)
+    quantization = fields.take("quantization_config", dict, None)
+    if quantization is not None:
+        _check_quantization(quantization)
     spec = read(fields)
     fields.finish()
     spec = replace(spec, config=dict(config))
     return with_classifier(spec, config) if is_classifier(config) else spec
+
+
+def _check_quantization(config: Mapping[str, Any]) -> None:
+    """Raise UsageError unless the stored weights alone define the model, and can be decoded."""
+    method = config.get("quant_method")
+    if method not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise UsageError(f"config.json: quant_method is {method!r} (expected one of {known})")
+    if config.get("transform_config"):
+        raise UsageError(
+            "config.json: quantization_config has a transform_config (expected weights without "
+            "rotations at run time; give the model before it was quantized)"
+        )
 
 
 def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:

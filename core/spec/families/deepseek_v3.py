@@ -39,7 +39,7 @@ def attention(fields: Fields) -> LatentAttention:
     values, latent = fields.size("v_head_dim", 128), fields.size("kv_lora_rank", 512)
     interleaved = fields.take("rope_interleave", bool, True)
     bias = fields.take("attention_bias", bool, False)
-    ranks = (latent, fields.take("q_lora_rank", int, None))
+    ranks = (latent, fields.size("q_lora_rank", None))
     return LatentAttention(heads, plain, values, *ranks, scale, rope, interleaved, bias)
 
 

@@ -24,8 +24,8 @@ def attention(fields: Fields) -> Attention:
     """Read the attention fields, except for the window."""
     fields.defaults(head_dim=256, query_pre_attn_scalar=256)
     fields.expect("use_bidirectional_attention", (False,), False)
-    scale = fields.take("query_pre_attn_scalar", float) ** -0.5
-    cap = fields.take("attn_logit_softcapping", float, None)
+    scale = fields.number("query_pre_attn_scalar") ** -0.5
+    cap = fields.number("attn_logit_softcapping", None)
     return replace(llama.attention(fields), scale=scale, softcap=cap)
 
 
@@ -39,7 +39,7 @@ def mlp(fields: Fields) -> GatedMlp:
 def decoder(fields: Fields, layers: tuple[Layer, ...], names: dict[str, str]) -> ModelSpec:
     """Read the fields around the layers."""
     fields.defaults(tie_word_embeddings=True)
-    cap = fields.take("final_logit_softcapping", float, None)
+    cap = fields.number("final_logit_softcapping", None)
     spec = llama.decoder(fields, layers, names)
     return replace(spec, embed_scale=fields.hidden**0.5, norm_offset=1.0, logit_softcap=cap)
 
@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelSpec:
     fields.defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
     depth = fields.depth
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % 2] for n in range(depth)])
-    window = fields.take("sliding_window", int, None)
+    window = fields.size("sliding_window", None)
     full, feed = attention(fields), mlp(fields)
     mixers = {KINDS[0]: replace(full, window=window), KINDS[1]: full}
     layers = tuple(Layer(mixers[kind], feed, NORMS) for kind in kinds)

@@ -11,7 +11,7 @@ from sabia.core.spec.families import composite, gemma2, llama
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope_fields import rope_from
+from sabia.core.spec.rope_fields import read_scaling, rope_from
 
 NAMES = gemma2.NAMES | llama.QK_NORMS
 _LOCAL, _GLOBAL = gemma2.KINDS
@@ -27,32 +27,28 @@ def rotations(
     names: fields of the local and the global base; usual: default of the global base.
     """
     bases = {
-        _LOCAL: fields.take(names[0], float, 10000.0),
-        _GLOBAL: fields.take(names[1], float, usual),
+        _LOCAL: fields.number(names[0], 10000.0),
+        _GLOBAL: fields.number(names[1], usual),
     }
-    scaling = {_GLOBAL: fields.take("rope_scaling", dict, {})}
-    values = fields.take("rope_parameters", dict, scaling)
+    values = read_scaling(fields, _GLOBAL)
     odd = set(values) - set(bases)
     if odd:
         raise UsageError(
             f"config.json: rope_parameters has {min(odd)!r} (expected {_LOCAL} and {_GLOBAL})"
         )
-    scalings = {kind: dict(values.get(kind) or {}) for kind in bases}
-    return {
-        kind: (values, float(values.pop("rope_theta", bases[kind])))
-        for kind, values in scalings.items()
-    }
+    return {kind: (dict(values.get(kind) or {}), base) for kind, base in bases.items()}
 
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gemma3_text` configuration."""
     fields.defaults(sliding_window=4096)
-    every = fields.size("sliding_window_pattern", fields.size("_sliding_window_pattern", 6))
+    every = fields.size("sliding_window_pattern", 6, alias="_sliding_window_pattern")
     usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(fields.depth)]
     kinds = fields.each("layer_types", fields.depth, gemma2.KINDS, usual)
     rotary = rotations(fields)
-    base = replace(gemma2.attention(fields), qk_norm=True, norm_offset=1.0)
-    window = fields.take("sliding_window", int, None)
+    # attn_logit_softcapping is read and has no effect, as in transformers
+    base = replace(gemma2.attention(fields), qk_norm=True, norm_offset=1.0, softcap=None)
+    window = fields.size("sliding_window", None)
     ropes = {kind: rope_from(*rotary[kind], base.head_dim) for kind in gemma2.KINDS}
     mixers = {
         _LOCAL: replace(base, rope=ropes[_LOCAL], window=window),

@@ -47,22 +47,24 @@ def fused(count: int, width: int, inner: int) -> dict[str, FusedPart]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gpt_oss` configuration."""
-    fields.defaults(attention_bias=True, rope_scaling=_ROPE, sliding_window=128)
+    fields.defaults(attention_bias=True, sliding_window=128)
+    if "rope_scaling" not in fields:
+        fields.defaults(rope_parameters=_ROPE)
     depth = fields.depth
     mixer = replace(llama.attention(fields, head_dim=64, theta=150000.0), sinks=True)
     fields.expect("hidden_act", ("silu",), "silu")
-    count = fields.size("num_local_experts", fields.size("num_experts", 128))
-    chosen = fields.size("num_experts_per_tok", fields.size("experts_per_token", 4))
+    count = fields.size("num_local_experts", 128, alias="num_experts")
+    chosen = fields.size("num_experts_per_tok", 4, alias="experts_per_token")
     inner = fields.size("intermediate_size")
     activation = ClampedSwiglu(
-        fields.take("swiglu_alpha", float, 1.702), fields.take("swiglu_limit", float, 7.0)
+        fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)
     )
     scores = Router(count, chosen, scores="softmax_top_k", bias=True)
     experts = Experts(scores, inner, activation, bias=True)
     read_router_losses(fields)
     fields.take("initial_context_length", int, None)  # repeated in the rotary fields
     usual = [KINDS[(index + 1) % 2] for index in range(depth)]
-    window = fields.take("sliding_window", int, None)
+    window = fields.size("sliding_window", None)
     layers = tuple(
         Layer(replace(mixer, window=None if kind == KINDS[0] else window), experts)
         for kind in fields.each("layer_types", depth, KINDS, usual)

@@ -51,7 +51,11 @@ def attention(
 
 
 def decoder(
-    fields: Fields, layers: tuple[Layer, ...], names: Mapping[str, FileTemplate], eps: float = 1e-6
+    fields: Fields,
+    layers: tuple[Layer, ...],
+    names: Mapping[str, FileTemplate],
+    eps: float = 1e-6,
+    eps_name: str = "rms_norm_eps",
 ) -> ModelSpec:
     """Read the fields around the layers and assemble the model; eps: the family's default."""
     return ModelSpec(
@@ -59,7 +63,7 @@ def decoder(
         vocab_size=fields.size("vocab_size"),
         hidden_size=fields.hidden,
         layers=layers,
-        norm_eps=fields.take("rms_norm_eps", float, eps),
+        norm_eps=fields.number(eps_name, eps),
         tied=fields.take("tie_word_embeddings", bool, False),
         init_std=fields.take("initializer_range", float, 0.02),
         max_positions=fields.size("max_position_embeddings", 2048),

@@ -13,6 +13,6 @@ def read(fields: Fields) -> ModelSpec:
     fields.defaults(sliding_window=4096, num_key_value_heads=8)
     for name in ("attention_bias", "mlp_bias"):
         fields.expect(name, (False,), False)
-    window = fields.take("sliding_window", int, None)
+    window = fields.size("sliding_window", None)
     layer = Layer(replace(llama.attention(fields), window=window), llama.mlp(fields))
     return llama.decoder(fields, (layer,) * fields.depth, llama.NAMES)

@@ -21,8 +21,9 @@ NAMES = llama.NAMES | {
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `mixtral` configuration."""
+    fields.expect("attention_bias", (False,), False)
     mixer = llama.attention(fields, theta=1e6)
-    window = fields.take("sliding_window", int, None)
+    window = fields.size("sliding_window", None)
     fields.expect("hidden_act", ("silu",), "silu")
     fields.expect("router_jitter_noise", (0, 0.0), 0.0)
     chosen, count = fields.size("num_experts_per_tok", 2), fields.size("num_local_experts", 8)

@@ -9,6 +9,7 @@ and gate and up. Dropout is not applied.
 from dataclasses import replace
 from typing import get_args
 
+from sabia.core.errors import UsageError
 from sabia.core.spec.families import gemma3, llama
 from sabia.core.spec.families.gemma2 import KINDS
 from sabia.core.spec.fields import Fields
@@ -16,7 +17,7 @@ from sabia.core.spec.heads import Transform
 from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer, Norms
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope_fields import rope_from
-from sabia.core.spec.tensors import FusedPart, fused_parts
+from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 
 _LAYER = llama.LAYER
 NAMES = {
@@ -62,6 +63,10 @@ def read(fields: Fields) -> ModelSpec:
     fields.expect("norm_bias", (False,), False)
     fields.expect("classifier_pooling", ("cls", "mean"), "cls")
     heads, bias = fields.size("num_attention_heads"), fields.take("attention_bias", bool, False)
+    if width % (2 * heads):
+        raise UsageError(
+            f"config.json: hidden_size {width}, {heads} heads (expected an even size of each head)"
+        )
     every = fields.size("global_attn_every_n_layers", 3)
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % every == 0] for n in range(depth)])
     size, reach = width // heads, fields.size("local_attention", 128) // 2
@@ -74,7 +79,7 @@ def read(fields: Fields) -> ModelSpec:
     layers = tuple(Layer(mixers[kind], mlp, norms[n == 0]) for n, kind in enumerate(kinds))
     activation = fields.expect("classifier_activation", get_args(Activation), "gelu")
     transform = Transform(activation, fields.take("classifier_bias", bool, False))
-    fields.defaults(rms_norm_eps=fields.take("norm_eps", float, 1e-5))
-    spec = llama.decoder(fields, layers, {**NAMES, **fused(width, mlp.width)})
+    names: dict[str, FileTemplate] = {**NAMES, **fused(width, mlp.width)}
+    spec = llama.decoder(fields, layers, names, 1e-5, "norm_eps")
     spec = replace(spec, causal=False, norm_kind="layer", embed_norm=True, transform=transform)
     return replace(spec, head_bias=fields.take("decoder_bias", bool, True))

@@ -19,7 +19,7 @@ KINDS = ("full_attention", "sliding_attention")
 def windows(fields: Fields) -> tuple[int | None, ...]:
     """Read the window fields: the window of each layer, None for none."""
     used = fields.take("use_sliding_window", bool, False)
-    size = fields.take("sliding_window", int, 4096)
+    size = fields.size("sliding_window", 4096)
     first = fields.take("max_window_layers", int, 28)
     usual = [KINDS[used and index >= first] for index in range(fields.depth)]
     kinds = fields.each("layer_types", fields.depth, KINDS, usual)

@@ -43,7 +43,7 @@ def _feed(fields: Fields) -> FeedForward:
     fields.expect("mlp_only_layers", ([],), [])
     if "moe" not in fields.family:
         return llama.mlp(fields)
-    fields.expect("hidden_act", ("silu",), "silu")
+    fields.expect("norm_topk_prob", (True,), True)
     return qwen3_hybrid.experts(fields)
 
 

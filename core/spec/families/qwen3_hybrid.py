@@ -28,6 +28,7 @@ NAMES |= {"delta.a_log": DELTA + "A_log", "delta.dt_bias": DELTA + "dt_bias"}
 
 def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
     """Read the fields of both kinds of mixer."""
+    fields.expect("hidden_act", ("silu",), "silu")  # the delta nets use it too
     sizes = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
     sizes |= {"value_head_dim": 128, "conv_kernel_dim": 4}
     delta = GatedDeltaNet(*(fields.size(f"linear_{name}", n) for name, n in sizes.items()))
@@ -39,8 +40,7 @@ def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
 
 def experts(fields: Fields) -> Experts:
     """Read the fields of the MoE layers."""
-    fields.defaults(norm_topk_prob=True)
-    routed = qwen3_moe.experts(fields, 512, 10, 512)
+    routed = qwen3_moe.experts(fields, 512, 10, 512, normalised=True)
     shared = fields.size("shared_expert_intermediate_size", 512)
     return replace(routed, shared=shared, shared_gate=True)
 

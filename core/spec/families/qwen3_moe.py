@@ -9,7 +9,7 @@ from dataclasses import replace
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama, qwen3
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Layer
+from sabia.core.spec.layers import Activation, Layer
 from sabia.core.spec.model import ModelSpec
 
 _MLP = llama.LAYER + "mlp."
@@ -33,14 +33,21 @@ def sparse(fields: Fields) -> tuple[bool, ...]:
     return tuple((index + 1) % step == 0 and index not in dense for index in range(fields.depth))
 
 
-def experts(fields: Fields, count: int, chosen: int, width: int) -> Experts:
-    """Read the fields of the routed experts; the numbers are the family's defaults."""
-    count = fields.size("num_experts", fields.size("num_local_experts", count))  # either name
+def experts(
+    fields: Fields,
+    count: int,
+    chosen: int,
+    width: int,
+    activation: Activation = "silu",
+    normalised: bool = False,
+) -> Experts:
+    """Read the fields of the routed experts; the numbers and `normalised` are defaults."""
+    count = fields.size("num_experts", count, alias="num_local_experts")
     chosen = fields.size("num_experts_per_tok", chosen)
-    normalised = fields.take("norm_topk_prob", bool, False)
+    normalised = fields.take("norm_topk_prob", bool, normalised)
     inner = fields.size("moe_intermediate_size", width)
     read_router_losses(fields)
-    return Experts(Router(count, chosen, normalised=normalised), inner)
+    return Experts(Router(count, chosen, normalised=normalised), inner, activation)
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -50,7 +57,7 @@ def read(fields: Fields) -> ModelSpec:
         fields.expect(name, (only,), only)
     fields.expect("shared_expert_intermediate_size", (0,), 0)
     dense = llama.mlp(fields)
-    moe = experts(fields, 128, 8, 768)
+    moe = experts(fields, 128, 8, 768, dense.activation)
     layers = tuple(
         Layer(replace(mixer, window=window), moe if routed else dense)
         for window, routed in zip(qwen3.windows(fields), sparse(fields), strict=True)

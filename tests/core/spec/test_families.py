@@ -21,6 +21,8 @@ from sabia.core.spec import (
 from sabia.core.spec.rope import Rope
 
 BASE = new_config("llama", hidden=64, layers=3, vocab=101, heads=4, kv_heads=2, head_dim=20)
+ROTATED = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}}
+GEMMA_TEXT = BASE | {"model_type": "gemma3_text", "hidden_act": None, "rope_theta": None}
 
 
 def test_table_is_ordered_named_and_shaped() -> None:
@@ -73,6 +75,30 @@ def test_equal_models_are_equal_whatever_their_files_say_besides() -> None:
         ({"model_type": "qwen3", "layer_types": ["linear_attention"] * 3}, "layer_types"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3}, "use_sliding_window"),
         ({"model_type": "qwen3", "mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {}}, "quant_method"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "transform_config": [1],
+                }
+            },
+            "transform_config",
+        ),
+        (
+            {"model_type": "gemma3", "text_config": GEMMA_TEXT | {"quantization_config": {}}},
+            "quantization_config",
+        ),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_local_experts": 5}, "num_local"),
+        ({"model_type": "qwen3_next", "hidden_act": "gelu", "head_dim": 16}, "hidden_act"),
+        ({"model_type": "mixtral", "attention_bias": True}, "attention_bias"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {}},
+            "rope_parameters",
+        ),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(change: dict, named: str) -> None:

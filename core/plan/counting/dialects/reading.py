@@ -32,7 +32,8 @@ SILENT = frozenset({
     "topk_group", "moe_router_dtype", "moe_router_scaling_factor", "for_llm_compressor",
     "swiglu_limit", "swiglu_alpha", "embedding_multiplier", "logits_scaling",
     "residual_multiplier", "attention_multiplier", "final_logit_softcapping",
-    "expert_dtype", "gradient_checkpointing", "language_model_only",
+    "expert_dtype", "gradient_checkpointing", "language_model_only", "quantization_config",
+    "compression_config",
 })
 # fmt: on
 
@@ -45,9 +46,6 @@ class CountFields(Fields):
         for name in SILENT & self._left.keys():
             del self._left[name]
         super().finish()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
 
     def ignore(self, *names: str) -> None:
         """Skip fields that change no count in this family."""
