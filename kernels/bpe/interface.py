@@ -18,9 +18,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from sabia.kernels.bpe.definitions import (
+    BLANK,
     EMPTY,
+    FRONT,
     MAX_TRIE_NODES,
+    METASPACE,
     PADDING,
+    PREPEND_NEVER,
     Cache,
     Tables,
     Trie,
@@ -51,10 +55,11 @@ def word_table(words: Mapping[bytes, int]) -> tuple[np.ndarray, np.ndarray, np.n
     return data, spans, np.array(list(words.values()), np.int32), slots
 
 
-def make_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
+def make_trie(tokens: Sequence[tuple[bytes, int]], metaspace: bool = False) -> Trie:
     """The trie of (bytes, id), id -2 for tokens that stay ordinary text where they are found.
 
-    Raises ValueError where there are too many of them.
+    metaspace: a METASPACE in a token is also found as a blank. Raises ValueError where there are
+    too many of them.
     """
     nodes: list[dict[int, int]] = [{}]
     ids = [-1]
@@ -73,14 +78,28 @@ def make_trie(tokens: Sequence[tuple[bytes, int]]) -> Trie:
     for node, places in enumerate(nodes):
         for byte, child in places.items():
             children[node, byte] = child
+    if metaspace:
+        first, second, third = chr(METASPACE).encode()
+        children[:, BLANK] = children[children[children[:, first], second], third]
     return Trie(children, np.array(ids, np.int32))
 
 
-def padded(data: np.ndarray) -> np.ndarray:
-    """A copy of uint8[n] with PADDING zeros behind it."""
-    copy = np.zeros(len(data) + PADDING, np.uint8)
-    copy[: len(data)] = data
-    return copy
+def join_bits(pairs: np.ndarray) -> np.ndarray:
+    """`Alphabet.joins` of pairs int32[n, 2] of ids: 16 bits or more a pair."""
+    from sabia.kernels.bpe.split_numba import fill_joins
+
+    joins = np.zeros(1 << max(4, (len(pairs) // 4).bit_length()), np.uint64)
+    fill_joins(joins, pairs.astype(np.int32))
+    return joins
+
+
+def padded(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A copy of the texts data[offsets[i]:offsets[i+1]] with FRONT zeros before and PADDING behind,
+    and its offsets."""
+    start, end = int(offsets[0]), int(offsets[-1])
+    copy = np.zeros(FRONT + end - start + PADDING, np.uint8)
+    copy[FRONT : FRONT + end - start] = data[start:end]
+    return copy, offsets - start + FRONT
 
 
 def document_flags(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -103,20 +122,23 @@ def encode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(ids int32[Σ n], lengths int64[documents]) of documents data[offsets[i]:offsets[i+1]].
 
-    `data` is valid UTF-8 and `padded`. `end_id` >= 0 ends every document; documents marked in
-    `skip` bool[n] get no ids. Holds no GIL; one cache must not be shared by threads.
+    `data` is valid UTF-8 and `padded`, and is overwritten. `end_id` >= 0 ends every document;
+    documents marked in `skip` bool[n] get no ids. Holds no GIL; one cache must not be shared by
+    threads.
     """
     from sabia.kernels.bpe.numba_impl import encode_all
 
-    n = len(offsets) - 1
+    n, s, a = len(offsets) - 1, tables.splitting, tables.alphabet
     lengths = np.zeros(n, np.int64)
-    out = np.empty(int(offsets[-1] - offsets[0]) + n + 16, np.int32)
+    # every character may become an id, and every text between added tokens gets one more
+    size = int(offsets[-1] - offsets[0]) * (1 if s.prepend == PREPEND_NEVER else 2)
+    out = np.empty(size + 2 * n + 16, np.int32)
     skipped = np.zeros(n, np.bool_) if skip is None else skip
-    s, a = tables.splitting, tables.alphabet
     total = encode_all(
         *(data, offsets, skipped, end_id, tables.classes),
-        *(s.family, s.cap, s.letters, s.digits, s.cjk),
-        *((a.by_byte, a.by_character, a.unknown, a.fuse), tables.pairs, tables.words),
+        *(s.family, s.cap, s.letters, s.digits, s.cjk, s.prepend),
+        (a.by_byte, a.by_character, a.unknown, a.fuse, a.joins, a.metaspace),
+        *(tables.pairs, tables.words),
         *(tables.tries[0].children, tables.tries[0].ids),
         *(tables.tries[1].children, tables.tries[1].ids),
         *(cache.small, cache.large, out, lengths),

@@ -54,7 +54,7 @@ def fill_symbols(data, i, size, alphabet, symbols):
     token, if there is one, else nothing. As in tokenizers, an unknown token is written only when
     the next known character comes, behind bytes that follow it.
     """
-    by_byte, by_character, unknown, fuse = alphabet
+    by_byte, by_character, unknown, fuse = alphabet[:4]
     n, k, pending = np.int64(0), i, False
     while k < i + size:
         if len(by_character):

@@ -9,15 +9,26 @@ new entry takes a free row of its bucket, else one chosen by its hash. Most pre-
 import numpy as np
 
 from sabia.kernels.bpe.definitions import (
+    BLANK,
     EMPTY,
     HASH_FACTOR,
     LARGE_KEY,
     LARGE_WORDS,
+    PADDING,
+    PREPEND_ALWAYS,
+    PREPEND_FIRST,
+    PREPEND_NORMALIZER,
     SMALL_KEY,
     SMALL_WORDS,
 )
 from sabia.kernels.bpe.merge_numba import SHORT, fill_symbols, merge_long, merge_short
-from sabia.kernels.bpe.split_numba import entry_at, part_end, split_end
+from sabia.kernels.bpe.split_numba import (
+    CHARACTERS,
+    characters_end,
+    entry_at,
+    part_end,
+    split_end,
+)
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.memory_numba import word_at
 from sabia.kernels.text.unicode_classes import CLASS_BITS
@@ -201,11 +212,46 @@ def flags_of(data, offsets, classes, result):
 
 
 @_jit
+def _with_blanks(data, i, size):
+    """(a copy of data[i:i+size] in which each blank is the character METASPACE, its length)."""
+    copy, n = np.zeros(3 * size + PADDING, np.uint8), np.int64(0)
+    for k in range(i, i + size):
+        if data[k] == BLANK:
+            copy[n], copy[n + 1], copy[n + 2] = 0xE2, 0x96, 0x81
+            n += 3
+        else:
+            copy[n] = data[k]
+            n += 1
+    return copy, n
+
+
+@_jit
+def _is_blank(data, i):
+    three = data[i] == 0xE2 and data[i + 1] == 0x96 and data[i + 2] == 0x81
+    return data[i] == BLANK or three
+
+
+@_inline
+def _prepend(data, i, wanted):
+    """Put a blank before i if wanted; returns where the text starts then. What is there has been
+    encoded."""
+    if wanted:
+        i -= 1
+        data[i] = BLANK
+    return i
+
+
+@_jit
 def _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, o):
     """Ids of a pre-token that is not in the cache; returns where they end."""
     word_bytes, spans, ids, slots = words
     if len(ids):
-        whole = _whole(data, i, size, h, word_bytes, spans, ids, slots)
+        if alphabet[5]:  # a blank stands for METASPACE
+            copy, n = _with_blanks(data, i, size)
+            h = _hash_of(copy, np.int64(0), n)
+            whole = _whole(copy, np.int64(0), n, h, word_bytes, spans, ids, slots)
+        else:
+            whole = _whole(data, i, size, h, word_bytes, spans, ids, slots)
         if whole >= 0:
             out[o] = whole
             return o + 1
@@ -217,7 +263,7 @@ def _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, 
 
 @_jit
 def encode_all(
-    data, offsets, skipped, end_id, classes, family, cap, letters, digits, cjk,
+    data, offsets, skipped, end_id, classes, family, cap, letters, digits, cjk, prepend,
     alphabet, pairs, words, children, added_ids, late_children, late_ids,
     small, large, out, lengths,
 ):  # fmt: skip
@@ -231,8 +277,11 @@ def encode_all(
             continue
         first, i, end = o, offsets[d], offsets[d + 1]  # i: next byte; o: next id
         added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+        i = _prepend(data, i, prepend == PREPEND_NORMALIZER and i < added_at)
         late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
         while True:
+            every = prepend == PREPEND_ALWAYS or (prepend == PREPEND_FIRST and i == offsets[d])
+            i = _prepend(data, i, every and i < late_at and not _is_blank(data, i))
             # pre-tokens up to the next added token; parts are cut out first
             part = i
             while i < late_at:
@@ -240,7 +289,10 @@ def encode_all(
                     part = late_at
                     if digits > 0 or cjk:
                         part = part_end(data, i, late_at, classes, digits, cjk)
-                stop = split_end(data, i, part, classes, family, cap, letters)
+                if family == CHARACTERS:
+                    stop = characters_end(data, i, part, cap, alphabet[1], alphabet[4])
+                else:
+                    stop = split_end(data, i, part, classes, family, cap, letters)
                 size = stop - i
                 base, h, row = U(0), U(0), _MISSING
                 if size <= 8 * SMALL_KEY:  # the key fits a small row
@@ -276,6 +328,7 @@ def encode_all(
                 o += 1
                 i = added_stop
                 added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+                i = _prepend(data, i, prepend == PREPEND_NORMALIZER and i < added_at)
             else:
                 break
             late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)

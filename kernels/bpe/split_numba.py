@@ -12,12 +12,16 @@ o200k     words by case: U = [Lu Lt Lm Lo M], W = [Ll Lm Lo M]:
           | ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|white space as cl100k
 deepseek  [ASCII mark][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+
           | ?[\\p{P}\\p{S}]+[\\r\\n]*|white space as cl100k; what matches nothing stays together
+characters  no pattern, or one that splits at blanks (NO_CUTS, AT_BLANKS, AT_RUNS); and between
+          characters that no merge joins: merges on one side do not depend on the other, so that no
+          id changes, and pre-tokens stay short, whatever the length of the text
 
 The bytes are valid UTF-8 with at least 8 readable bytes behind them. Classes: text.unicode_classes.
 """
 
 import numpy as np
 
+from sabia.kernels.bpe.definitions import BLANK, HASH_FACTOR, METASPACE
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.memory_numba import byte_at, trailing_zeros, word_at
 from sabia.kernels.text.unicode_classes import (
@@ -34,7 +38,9 @@ from sabia.kernels.text.unicode_classes import (
     UPPER,
 )
 
-GPT2, CL100K, O200K, DEEPSEEK = range(4)
+GPT2, CL100K, O200K, DEEPSEEK, CHARACTERS = range(5)
+# before each blank; or before and behind runs of line feeds, and before runs of blanks
+NO_CUTS, AT_BLANKS, AT_RUNS = range(3)
 LETTERS = 1 << UPPER | 1 << LOWER | 1 << LETTER
 MARKED_LETTERS = LETTERS | 1 << MARK
 _NUMBERS = 1 << NUMBER
@@ -47,10 +53,11 @@ _LOWERS = 1 << LOWER | 1 << LETTER | 1 << MARK
 _BOTH = 1 << LETTER | 1 << MARK
 _NO_LEAD = _NEWLINES | LETTERS | _NUMBERS  # what [^\r\n\p{L}\p{N}] leaves out
 _DEEPSEEK_LEAD = 1 << OTHER | 1 << SPACE | 1 << MARK | 1 << NUMBER
-_APOSTROPHE, _BLANK, _SLASH = 39, 32, 47
+_APOSTROPHE, _SLASH, _LINE_FEED = 39, 47, 10
 _FOLD, _SEVEN, _HIGH, _FROM_A, _BEHIND_Z = (
     np.uint64(byte * 0x0101010101010101) for byte in (0x20, 0x7F, 0x80, 0x1F, 0x05)
 )
+_FACTOR = np.uint64(HASH_FACTOR)
 _jit = njit(nogil=True, cache=True, boundscheck=False)
 _inline = njit(nogil=True, cache=True, forceinline=True)
 
@@ -96,16 +103,22 @@ def _run(data, i, end, classes, mask):
 
 
 @_inline
-def _letters(data, i, end, classes, mask):
-    """`_run` for a mask that has all ASCII letters and nothing else of ASCII, a word at a time: in
-    a byte's low seven bits folded to lower case, adding 0x1F sets the high bit from `a` on, and
+def _word_letters(data, i):
+    """How many of the eight bytes from i are ASCII letters before the first that is none: in a
+    byte's low seven bits folded to lower case, adding 0x1F sets the high bit from `a` on, and
     adding 5 sets it behind `z`."""
+    word = word_at(data, i)
+    low = (word | _FOLD) & _SEVEN  # seven bits of each byte, in lower case
+    # high bit of each byte from a to z below 0x80
+    letters = (low + _FROM_A) & ~(low + _BEHIND_Z) & ~word & _HIGH
+    return trailing_zeros(letters ^ _HIGH) >> 3
+
+
+@_inline
+def _letters(data, i, end, classes, mask):
+    """`_run` for a mask that has all ASCII letters and nothing else of ASCII."""
     while i < end:
-        word = word_at(data, i)
-        low = (word | _FOLD) & _SEVEN  # seven bits of each byte, in lower case
-        # high bit of each byte from a to z below 0x80
-        letters = (low + _FROM_A) & ~(low + _BEHIND_Z) & ~word & _HIGH
-        size = trailing_zeros(letters ^ _HIGH) >> 3  # number of leading letters, 0 to 8
+        size = _word_letters(data, i)
         i += size
         if size == 8:
             continue
@@ -174,7 +187,7 @@ def _gpt2(data, i, end, classes):
     if size:
         return i + size
     # an optional blank before the match
-    j = i + 1 if byte_at(data, i) == _BLANK and i + 1 < end else i
+    j = i + 1 if byte_at(data, i) == BLANK and i + 1 < end else i
     bit, size = _bit_at(data, j, classes)
     if bit & _WHITE:
         return _white(data, i, end, classes, False)
@@ -202,7 +215,7 @@ def _cl100k(data, i, end, classes, cap, letters):
         if next_bit & letters and bit != _NEWLINES:
             return _letters(data, j + next_size, end, classes, letters)  # [^\r\n\p{L}\p{N}]?\p{L}+
     others = _ALL & ~(letters | _NUMBERS | _WHITE)  # [^\s\p{L}\p{N}]
-    if byte_at(data, i) == _BLANK and next_bit & others:
+    if byte_at(data, i) == BLANK and next_bit & others:
         j += next_size
     elif bit & _WHITE:
         return _white(data, i, end, classes, True)
@@ -246,7 +259,7 @@ def _o200k(data, i, end, classes, cap, contractions):
     others, j = _ALL & ~(LETTERS | _NUMBERS | _WHITE), i
     if bit & _WHITE:
         j = i + 1
-        if byte_at(data, i) != _BLANK or j >= end or not _bit_at(data, j, classes)[0] & others:
+        if byte_at(data, i) != BLANK or j >= end or not _bit_at(data, j, classes)[0] & others:
             return _white(data, i, end, classes, True)
     j = _run(data, j, end, classes, others)
     while j < end and (
@@ -270,7 +283,7 @@ def _deepseek_match(data, i, end, classes):
             return q
     if bit & MARKED_LETTERS or (bit & _DEEPSEEK_LEAD and next_bit & MARKED_LETTERS):
         return _letters(data, j, end, classes, MARKED_LETTERS)
-    if bit == _MARKS or (byte_at(data, i) == _BLANK and next_bit == _MARKS):
+    if bit == _MARKS or (byte_at(data, i) == BLANK and next_bit == _MARKS):
         return _run(data, _run(data, j, end, classes, _MARKS), end, classes, _NEWLINES)
     return _white(data, i, end, classes, True) if bit & _WHITE else -1
 
@@ -285,6 +298,56 @@ def _deepseek(data, i, end, classes):
         if i < end and _deepseek_match(data, i, end, classes) >= 0:
             break
     return i
+
+
+@_inline
+def _join_bit(joins, left, right):
+    """(word, bit) of a pair of ids in `joins`."""
+    key = (np.uint64(left) << np.uint64(32)) ^ np.uint64(np.uint32(right))
+    h = (key * _FACTOR) >> np.uint64(32)
+    mask = np.uint64(len(joins) - 1)
+    return (h >> np.uint64(6)) & mask, np.uint64(1) << (h & np.uint64(63))
+
+
+@_jit
+def fill_joins(joins, pairs):
+    """Set the bits of pairs int32[n, 2] of ids."""
+    for k in range(len(pairs)):
+        word, bit = _join_bit(joins, pairs[k, 0], pairs[k, 1])
+        joins[word] |= bit
+
+
+@_inline
+def _is_cut(left, right, cuts):
+    """Whether the pattern splits between two code points, in which a blank may be METASPACE."""
+    blank = right in (BLANK, METASPACE)
+    if cuts == AT_BLANKS or not blank:
+        return blank or (cuts == AT_RUNS and (left == _LINE_FEED) != (right == _LINE_FEED))
+    return left not in (BLANK, METASPACE)
+
+
+@_jit
+def characters_end(data, i, end, cuts, by_character, joins):
+    """The end of the characters from i that merges may join; ASCII letters count as joined."""
+    left, size = code_at(data, i)
+    while True:
+        i += size
+        if 97 <= left | 0x20 <= 122:
+            while i < end:
+                letters = _word_letters(data, i)
+                i += letters
+                if letters < 8:
+                    break
+            left = byte_at(data, i - 1)
+        if i >= end:
+            return end
+        right, size = code_at(data, i)
+        if cuts != NO_CUTS and _is_cut(left, right, cuts):
+            return i
+        word, bit = _join_bit(joins, by_character[left], by_character[right])
+        if not joins[word] & bit:
+            return i
+        left = right
 
 
 @_jit

@@ -36,8 +36,9 @@ class KernelEncoder:
         text is not UTF-8.
         """
         texts.validate(full=True)
-        data, offsets = text_buffers(texts)
-        data, offsets = padded(data[offsets[0] : offsets[-1]]), offsets - offsets[0]
+        data, offsets = padded(*text_buffers(texts))
+        if not self.compiled.classes and not self.compiled.nfc:
+            return encode_documents(data, offsets, self.compiled.tables, self.cache, end_id)
         flags = document_flags(data, offsets, self.compiled.tables.classes)
         sure = (flags & UNKNOWN) == 0
         if self.compiled.nfc:

@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
-from sabia.core.text.tokenize.bpe_tables import Unsupported, byte_level_pattern, byte_of_character
+from sabia.core.text.tokenize.bpe_patterns import Unsupported, byte_level_pattern
+from sabia.core.text.tokenize.bpe_tables import byte_of_character
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.kernels.runtime.dispatch import numba_available
 

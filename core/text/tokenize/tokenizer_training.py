@@ -20,7 +20,9 @@ from tokenizers import Tokenizer as Backend
 
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizerTraining
-from sabia.core.text.tokenize.bpe_tables import (
+from sabia.core.text.tokenize.bpe_patterns import (
+    BLANK,
+    BLANK_RUNS_PATTERN,
     CJK_PATTERN,
     DEEPSEEK_PATTERN,
     GPT2_PATTERN,
@@ -35,7 +37,6 @@ DIGITS = {"single": r"\p{N}", "three": r"\p{N}{1,3}"}
 BYTES = 256
 FIRST_TOKENS = (END_OF_TEXT, PAD, TURN_START, TURN_END)
 UNKNOWN = "<unk>"
-BLANK = "▁"
 _PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
 _BYTE_SCORE_GAP = 20.0  # byte tokens score lower than every piece, so pieces are preferred
 
@@ -141,7 +142,7 @@ def _with_blanks(texts: Iterable[str], options: TokenizerTraining) -> str:
     backend = Backend(models.Unigram() if unigram else models.BPE())
     _set_normalizer(backend, options, [normalizers.Replace(" ", BLANK)])
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [_isolate(DIGITS[options.digits]), _isolate(rf"{BLANK}+[^{BLANK}\n]*|\n+")]
+        [_isolate(DIGITS[options.digits]), _isolate(BLANK_RUNS_PATTERN)]
     )
     backend.decoder = decoders.Sequence(
         [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from sabia.core import notes
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.sources import Source
-from sabia.core.text.tokenize.bpe_tables import byte_of_character, pre_tokenizer_chain
+from sabia.core.text.tokenize.bpe_patterns import pre_tokenizer_chain
+from sabia.core.text.tokenize.bpe_tables import byte_of_character
 from sabia.core.text.tokenize.token_counts import add_to, sums_by_name
 from sabia.core.text.tokenize.training_sample import sampled_batches
 
