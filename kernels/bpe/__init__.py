@@ -1,1 +1,1 @@
-"""Byte-level BPE encoding."""
+"""BPE encoding."""

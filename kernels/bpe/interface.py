@@ -1,11 +1,11 @@
-"""Byte-level BPE over Arrow buffers: a tokenizer as arrays, and an encoder with a bounded cache.
+"""BPE over Arrow buffers: a tokenizer as arrays, and an encoder with a bounded cache.
 
 A document is cut at added tokens, then into parts (`digits`, `cjk`), then into pre-tokens by the
-splitting pattern (split_numba). A pre-token's ids come from a cache of the pre-tokens encoded
-before. It compares all bytes of a pre-token, so a hash collision costs time but never gives a
-wrong id. A miss runs the merges: the pair of least rank first, leftmost among equals, by scanning
-for short pre-tokens and by a heap for long ones, so that n bytes cost O(n log n) at most. The cache
-has a fixed size (CACHE_BYTES): a new entry replaces an old one.
+splitting pattern, or where no merge reaches across (split_numba). A pre-token's ids come from a
+cache of the pre-tokens encoded before. It compares all bytes of a pre-token, so a hash collision
+costs time but never gives a wrong id. A miss runs the merges: the pair of least rank first,
+leftmost among equals, by scanning for short pre-tokens and by a heap for long ones, so that n bytes
+cost O(n log n) at most. The cache has a fixed size (CACHE_BYTES): a new entry replaces an old one.
 
 Sennrich et al. 2016 (arXiv 1508.07909). The reference is the library `tokenizers`, whose ids the
 encoder must reproduce for every text; there is only one engine here.

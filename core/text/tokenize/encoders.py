@@ -1,7 +1,7 @@
 """Encode documents with the fastest engine that gives the same ids as the library `tokenizers`.
 
 Three engines: `kernel`, our compiled encoder with a cache of pre-tokens (bpe_encoder), the fastest
-by far, which supports the common byte-level patterns; `tiktoken`, two to five times as fast as
+by far, which supports the common kinds of BPE; `tiktoken`, two to five times as fast as
 `tokenizers` for byte-level BPE whose ids are in the order of its merges; and `tokenizers`, the
 reference. `auto` takes the first engine that supports the tokenizer and gives the same ids on a
 probe, the first documents; the kernel only where the probe is full, as compiling or loading it
