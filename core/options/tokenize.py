@@ -82,9 +82,9 @@ class TokenizeOptions(
                           "auto", "kernel", "tiktoken", "tokenizers", recorded=False)  # fmt: skip
     """`kernel` is sabia's own encoder for BPE, both byte-level with a known pattern (GPT-2, GPT-4,
     GPT-NeoX, Llama 3, Qwen, DeepSeek) and with `▁` for a space (Llama 2, Mistral, Gemma);
-    `tiktoken` and `tokenizers` are the packages. `auto` uses the fastest one that gives the same ids as
-    `tokenizers` on the first 1000 documents, and prints its name. Any other value requires that
-    implementation. The ids are the same with all of them."""
+    `tiktoken` and `tokenizers` are the packages. `auto` uses the fastest one that gives the same
+    ids as `tokenizers` on the first 1000 documents, and prints its name. Any other value requires
+    that implementation. The ids are the same with all of them."""
 
     length: int = quantity("length", "Number of tokens in a row; lengths are binary, 2k is 2048",
                            "2k", least=2, group="Data", common=True,
