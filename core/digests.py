@@ -87,20 +87,34 @@ def open_parquet(file: BinaryIO, name: str, say: bool = True) -> pq.ParquetFile:
     """A Parquet file whose footer is as it was written and whose pages are checked when they are
     read. Raises BadData, and what pyarrow raises for a file that is not Parquet. say: note that
     there are no digests."""
+    digest = _seek_footer(file)
+    if digest is None:
+        if say:
+            note_missing(name)
+    elif digest and xxh3_128_digest(file.read()) != digest:
+        raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
+    file.seek(0)
+    return pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def _seek_footer(file: BinaryIO) -> bytes | None:
+    """Go to the footer of a Parquet file; returns its digest, None if it has none, b"" if it is
+    not a Parquet file."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _TAIL))
     length = int.from_bytes(file.read(4), "little")
     start = size - _TAIL - length - len(MARK) - 16
-    if start >= 4 and file.read(4) == b"PAR1":
-        file.seek(start)
-        mark, digest = file.read(len(MARK)), file.read(16)
-        if mark != MARK:
-            if say:
-                note_missing(name)
-        elif xxh3_128_digest(file.read()) != digest:
-            raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
-    file.seek(0)
-    return pq.ParquetFile(file, page_checksum_verification=True)
+    if start < 4 or file.read(4) != b"PAR1":
+        return b""
+    file.seek(start)
+    mark, digest = file.read(len(MARK)), file.read(16)
+    return digest if mark == MARK else None
+
+
+def footer_digest(file: BinaryIO) -> str:
+    """The digest of the footer of a Parquet file, which names the sizes, the statistics and the
+    origin of its rows; '' if it has none."""
+    return (_seek_footer(file) or b"").hex()
 
 
 @contextlib.contextmanager
@@ -164,7 +178,7 @@ def _batch_digest(head: pa.Buffer, row: int, batch: pa.RecordBatch, rows: bytes)
 
 def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
     """The batches of `pa.ipc.open_stream` or `open_file`; BadData where one is not as written."""
-    pairs = _pairs(reader)
+    pairs = batches_with_metadata(reader)
     if KEY not in (reader.schema.metadata or {}):
         note_missing(name)
         yield from (batch for batch, _ in pairs)
@@ -184,8 +198,10 @@ def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
         raise BadData(f"{name}: ends after {row} rows, without its last batch (damaged bits)")
 
 
-def _pairs(reader: Any) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
-    """Batches with their custom metadata."""
+def batches_with_metadata(
+    reader: Any,
+) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
+    """Batches with their custom metadata, unchecked."""
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         yield from map(reader.get_batch_with_custom_metadata, range(reader.num_record_batches))
         return

@@ -28,7 +28,10 @@ def content_hash(name: str, open_file: Callable[[], BinaryIO] | None = None) -> 
     if "://" in name and (version := _version(name)):
         return xxh3_128_hexdigest(version.encode())
     if "://" not in name and os.path.isfile(name):
-        return _of_path(os.path.realpath(name))
+        path = os.path.realpath(name)
+        if os.path.getsize(path) < CACHED_BYTES:
+            return _of_path(path)
+        return remembered(path, "", _of_path)
     if open_file is None:
         raise FileNotFoundError(f"{name}: no such file")
     with open_file() as file:
@@ -36,18 +39,19 @@ def content_hash(name: str, open_file: Callable[[], BinaryIO] | None = None) -> 
 
 
 def _of_path(path: str) -> str:
-    status = os.stat(path)
-    if status.st_size < CACHED_BYTES:
-        with open(path, "rb") as file:
-            return _digest(file)
-    identity = _identity(path, status)
-    entry = cache_folder("hashes") / xxh3_128_hexdigest(os.fsencode(path))
+    with open(path, "rb") as file:
+        return _digest(file)
+
+
+def remembered(path: str, what: str, compute: Callable[[str], str]) -> str:
+    """compute(path), kept as long as the file does not change; what: names the result."""
+    identity = _identity(path, os.stat(path))
+    entry = cache_folder("hashes") / xxh3_128_hexdigest(os.fsencode(path) + what.encode())
     with contextlib.suppress(OSError, ValueError):
         stored = read_json(entry)
         if stored.get("file") == identity:
             return str(stored["hash"])
-    with open(path, "rb") as file:
-        digest = _digest(file)
+    digest = compute(path)
     after = os.stat(path)
     settled = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns) > SETTLED_NS
     if settled and _identity(path, after) == identity:

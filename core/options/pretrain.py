@@ -11,7 +11,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Trainer
+from sabia.core.options.shared import Trainer, Workers
 from sabia.core.options.training import Adapters, Checkpoints, Guards, Logging, Storage, Training
 
 RUN = needs(search_mix="")  # a search trains proxy models, which have no checkpoints
@@ -85,6 +85,12 @@ class PretrainOptions(
     """What a source cannot give within the limit is taken from the others in proportion to their
     weights; each stage of `--then` gets its part of such a source. It is an error if all sources
     together cannot fill the run."""
+    row_cache: str = text("Directory of the row files of the shards", "DIR", group="Data",
+                          recorded=False, unset="~/.cache/sabia/rows")  # fmt: skip
+    """The rows of shards that are not uncompressed Arrow (`sabia tokenize --format arrow`) are
+    unpacked there, 4 bytes per token, once on each host; later starts and other processes read
+    these files. Files that no run has opened for 30 days are removed."""
+    jobs: int = changed(Workers.jobs, help="Number of worker processes that unpack shards")
     validation: str = text("Token rows to validate on", "PATH", group="Data", only=RUN)
     eval_every: int = changed(Logging.eval_every, only=(RUN, needs("validation")))
     list_read: bool = switch(

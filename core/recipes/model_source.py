@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core import notes
@@ -22,7 +21,7 @@ from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, open_arrow
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.vocabulary_extension import extension_of
@@ -123,7 +122,7 @@ def _recorded_options(source: Source) -> dict[str, Any]:
         return {}
     with source.open() as file:
         parquet = source.form == "parquet"
-        schema = pq.read_schema(file) if parquet else pa.ipc.open_stream(file).schema
+        schema = pq.read_schema(file) if parquet else open_arrow(file, source.name)[0]
     metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     options = metadata.get("options")
     return options if isinstance(options, dict) else {}

@@ -5,13 +5,10 @@ order of rows, the mix of sources and the schedule are functions of the options 
 same call ends with the same weights however often it was interrupted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from sabia.core import stop
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.pretrain import PretrainOptions
@@ -19,15 +16,18 @@ from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.mixture import mix_search
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
-from sabia.core.recipes.rejected_rows import RejectRow, opened_rejects, warn_of_rejects
+from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.samples_read import row_names, write_read_rows
 from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.shards.sources import Source
 from sabia.core.spec import extend_context, from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.token_rows import COLUMNS, TokenRows, read_token_rows
+from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.token_rows import TokenRows
+from sabia.kernels.runtime.cache_folder import writable_cache_folder
 
 
 def run(job: Job, options: PretrainOptions) -> None:
@@ -35,12 +35,12 @@ def run(job: Job, options: PretrainOptions) -> None:
     directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    identity = _identity(job, options, sources, tokenizer)
+    identity = _identity(job, options, sources, tokenizer, directory)
     call = RunCall(job, identity, directory, world)
     if not options.search_mix and call.already_done():
         return
     with opened_rejects(job, world, "token rows") as rejects:
-        rows = read_rows(sources, rejects.add)
+        rows = read_rows(job, options, sources, rejects.add)
     task = _task(job, options, sources, rows, tokenizer)
     if options.search_mix:
         mix_search.run(job, task, options, identity)
@@ -49,7 +49,11 @@ def run(job: Job, options: PretrainOptions) -> None:
 
 
 def _identity(
-    job: Job, options: PretrainOptions, sources: Sequence[Source], tokenizer: str
+    job: Job,
+    options: PretrainOptions,
+    sources: Sequence[Source],
+    tokenizer: str,
+    directory: RunDirectory,
 ) -> dict[str, Any]:
     path = options.config_json
     if path and not Path(path).exists():
@@ -58,7 +62,7 @@ def _identity(
         )
     return {
         "command": job.command,
-        "inputs": [source.fingerprint() for source in sources],
+        "inputs": _fingerprints(sources, directory),
         "model": weights_fingerprint(options.model) if options.model else "",
         "config": dict(load_spec(path).config) if path else {},
         "shape": options.shape,
@@ -79,7 +83,7 @@ def _task(
     validation = None
     if options.validation:
         held_out = from_path(options.validation, "tokens", "--validation")
-        validation = read_rows(held_out, warn_of_rejects("validation row"))
+        validation = read_rows(job, options, held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
     if options.model:
         spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
@@ -115,25 +119,30 @@ def list_read(job: Job, options: PretrainOptions) -> None:
     directory, _ = training_run.open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    identity = _identity(job, options, sources, tokenizer)
+    identity = _identity(job, options, sources, tokenizer, directory)
     directory.finished(identity)  # raises UsageError for another run's
-    rows = read_rows(sources, warn_of_rejects("token row"))
+    rows = read_rows(job, options, sources, warn_of_rejects("token row"))
     task = _task(job, options, sources, rows, tokenizer)
     plan = training_run.make_plan(task, options, job.seed)
     write_read_rows(job, directory, rows, plan, row_names(sources, rows))
 
 
-def read_rows(sources: Sequence[Source], reject: RejectRow) -> TokenRows:
+def read_rows(
+    job: Job, options: PretrainOptions, sources: Sequence[Source], reject: RejectRow
+) -> TokenRows:
     """All usable rows of token shards."""
+    folder = Path(options.row_cache) if options.row_cache else writable_cache_folder("rows")
+    return TokenRows(tuple(open_row_files(sources, folder, job.jobs, reject)))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for source in sources:
 
-            def refuse(row: dict[str, Any], reason: str, name: str = source.name) -> None:
-                reject(row, reason, name)
-
-            for batch in source.batches(columns=list(COLUMNS), reject=refuse):
-                stop.check()
-                yield batch
-
-    return read_token_rows(batches())
+def _fingerprints(sources: Sequence[Source], directory: RunDirectory) -> list[str]:
+    """The fingerprints of the shards, in the form in which the run's directory records them."""
+    recorded = directory.recorded_identity().get("inputs")
+    inputs = [fingerprint(source) for source in sources]
+    if recorded is None or recorded == inputs:
+        return inputs
+    # earlier versions hashed all bytes of a shard, also where it has digests, and read the records
+    # beside Arrow shards as shards
+    earlier = [source.fingerprint() for source in sources]
+    same = recorded[: len(earlier)] == earlier and len(recorded) in (len(earlier), 2 * len(earlier))
+    return recorded if same else inputs

@@ -1,7 +1,7 @@
 """Rows that a trainer cannot use: stored with a reason by process 0, counted by all processes."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,7 @@ from sabia.core.parallel.world import World
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
-
-RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
+from sabia.core.shards.row_store import RejectRow
 
 
 @dataclass

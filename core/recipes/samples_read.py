@@ -5,6 +5,7 @@ and the step of its last checkpoint determine it. Rows that a guard skipped are 
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import pyarrow as pa
 from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
+from sabia.core.shards.row_file import COLUMNS
 from sabia.core.shards.sources import Source
 from sabia.core.train import checkpoint
 from sabia.core.train.row_source import NameRows, skipped_rows
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.token_rows import COLUMNS, TokenRows
+from sabia.core.train.token_rows import TokenRows
 
 SCHEMA = pa.schema(
     [("step", pa.int64()), ("sample", pa.int64()), ("row", pa.int64()), ("name", pa.string()),
@@ -27,17 +29,20 @@ STEPS_AT_A_TIME = 64
 
 
 def row_names(sources: Sequence[Source], rows: TokenRows) -> NameRows:
-    """A function that names rows by shard and id; it reads the ids when it is first used."""
-    names: list[str] = []
+    """A function that names rows by shard and id; it reads a shard's ids when it needs them."""
+
+    @cache
+    def ids_of(shard: int) -> pa.ChunkedArray:
+        batches = sources[shard].batches(columns=["id", *COLUMNS])
+        return pa.chunked_array([batch.column("id") for batch in batches], pa.string())
 
     def name(numbers: Sequence[int]) -> list[str]:
-        for source in () if names else sources:
-            batches = source.batches(columns=["id", *COLUMNS])
-            ids = (row for batch in batches for row in batch.column("id").to_pylist())
+        names = []
+        for shard, row in zip(*rows.located(np.array(numbers, np.int64)), strict=True):
+            stored = ids_of(int(shard))[int(row)].as_py()
             # a row without an id is named by its number
-            named = (number if row is None else row for number, row in enumerate(ids))
-            names.extend(f"{source.name}:{row}" for row in named)
-        return [names[rows.by_source[number]] for number in numbers]
+            names.append(f"{sources[shard].name}:{row if stored is None else stored}")
+        return names
 
     return name
 

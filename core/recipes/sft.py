@@ -19,10 +19,11 @@ from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.sft import SftOptions
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.embedding_extension import model_for
-from sabia.core.recipes.rejected_rows import RejectRow, opened_rejects, warn_of_rejects
+from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.row_store import RejectRow
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.packing import WINDOW, best_fit
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer

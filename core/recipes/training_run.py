@@ -52,7 +52,7 @@ from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.telemetry import Meter
-from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.token_rows import TokenRows, check_ids
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
 FLOP_CONVENTION: Literal["causal"] = "causal"
@@ -155,12 +155,7 @@ def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, W
 def make_plan(task: Task, options: Training, seed: int) -> Plan:
     """Resolve steps, batch, order and schedule; raises UsageError, BadData."""
     rows, spec = task.rows, task.spec
-    if rows.largest_id >= spec.vocab_size:
-        raise BadData(
-            f"token id {rows.largest_id} in the rows (expected below the model's vocabulary of "
-            f"{spec.vocab_size}; were the rows made by another tokenizer? A model gets new tokens "
-            "only from a tokenizer that tokenize --extend made of its own)"
-        )
+    check_ids(np.array([rows.largest_id]), spec.vocab_size)
     if rows.row_length > spec.max_positions:
         raise BadData(
             f"rows of {rows.row_length} tokens (expected at most the model's context of "
@@ -370,7 +365,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         guard_config=GuardConfig(options.on_spike, options.spike_sigmas),
         backend=job.backend,
         stepper=stepper,
-        source=RowSource(task.rows, plan.order, plan.batch_rows, stepper),
+        source=RowSource(task.rows, plan.order, plan.batch_rows, stepper, read_ahead=True),
         run=call.directory,
         world=world,
         meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),

@@ -22,3 +22,19 @@ def cast(
         return column if column.type == kind else column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as cause:
         raise error(f"{what} is {column.type} (expected {expected})") from cause
+
+
+def int32s(column: pa.Array) -> np.ndarray:
+    """The values of an int32 array without nulls, int32[n]; no copy, and unlike `to_numpy` this
+    does not import pandas. Raises BadData if there are nulls."""
+    if column.null_count:
+        raise BadData("null among numbers (expected a number)")
+    buffer = column.buffers()[1] if len(column) else None
+    return np.frombuffer(buffer or b"", np.int32)[column.offset : column.offset + len(column)]
+
+
+def bools(column: pa.Array) -> np.ndarray:
+    """The values of a bool array without nulls, bool[n]; like `int32s`."""
+    buffer = column.buffers()[1] if len(column) else None
+    bits = np.unpackbits(np.frombuffer(buffer or b"", np.uint8), bitorder="little")
+    return bits[column.offset : column.offset + len(column)].view(np.bool_)

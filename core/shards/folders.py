@@ -18,6 +18,7 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 SHOWN = 5
 BESIDE_ROWS = ("_manifest.json", "_tokenizer", "_SUCCESS", "_metadata", "_common_metadata")
 BESIDE_ARROW = ("state.json", "dataset_info.json", "dataset_dict.json")  # of datasets
+_RECORD = re.compile(r"part-(\d+)\.json")  # of a part of `tokenize --format`
 _PART = re.compile(r"(^|/)part-[^/]*\.parquet\Z")
 _FORMER_REJECTS = re.compile(r"(.*\.rejects|sabia-.*\.rejects-\d+)\.(parquet|arrow|jsonl.*)")
 
@@ -88,6 +89,8 @@ def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
         *folders, name = path.split("/")
         if name in BESIDE_ARROW or name == "manifest.json" or _FORMER_REJECTS.fullmatch(name):
             return True
+        if (record := _RECORD.fullmatch(name)) and _data_of(record[1], folders) & there:
+            return True
         for depth, folder in enumerate(folders):
             parent = "/".join(folders[:depth])
             whole = "/".join(folders[: depth + 1])
@@ -98,6 +101,11 @@ def _former_places(paths: Sequence[str]) -> Callable[[str], bool]:
         return False
 
     return former
+
+
+def _data_of(part: str, folders: Sequence[str]) -> set[str]:
+    """The paths that the data of a part with a record may have."""
+    return {"/".join([*folders, name]) for name in (f"data-{part}.arrow", f"part-{part}.bin")}
 
 
 def keys_of(path: str) -> tuple[tuple[str, str | None], ...]:

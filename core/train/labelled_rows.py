@@ -5,7 +5,7 @@ LENGTHS that fits. Rows begin with their document, as pooling expects (core.mode
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,20 +38,19 @@ class LabelledRows(TokenRows):
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row."""
-        return np.diff(self.row_start)[self.by_source]
+        return self.row_sizes(np.arange(len(self)))
 
     def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
         """input_ids, segments, positions int32[B, T]; pool[B, T], labels[B, L], loss_mask[B, 1],
         tokens[B, 1] and source[B, S] float32. length: bound of T, for few shapes."""
-        number = self.by_source[rows]  # [B]
-        size = np.diff(self.row_start)[number]  # [B] tokens
+        size = self.row_sizes(rows)  # [B] tokens
         max_length = length or (self.row_length if self.few_shapes else None)
         width = None if max_length is None else _shape(int(size.max()), max_length)
         batch = super().batch(rows, width)
         batch.pop("targets")
         return batch | {
-            "loss_mask": self.weights[number][:, None],
-            "labels": self.labels[number],
+            "loss_mask": self.weights[rows][:, None],
+            "labels": self.labels[rows],
             "pool": pool_weights(size, batch["input_ids"].shape[1], self.pooling),
             "tokens": size[:, None].astype(np.float32),
         }
@@ -74,6 +73,5 @@ def labelled_rows(
     sizes = pa.array([[len(document)] for document in ids], pa.list_(pa.int32()))
     schema = ["input_ids", "document_lengths"]
     rows = read_token_rows([pa.RecordBatch.from_arrays([lists, sizes], schema)])
-    given = {f.name: getattr(rows, f.name) for f in fields(TokenRows)}
     arrays: Any = {"labels": labels.astype(np.float32), "weights": weights.astype(np.float32)}
-    return LabelledRows(**given, **arrays, pooling=pooling, causal=causal, few_shapes=few_shapes)
+    return LabelledRows(rows.files, **arrays, pooling=pooling, causal=causal, few_shapes=few_shapes)

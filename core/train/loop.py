@@ -113,6 +113,7 @@ class TrainingRun:
                 notes.warn(f"checkpoint: {error}")
             raise
         finally:
+            self.source.close()
             self.profile.close()
             self.tracker.close()
             self.log.close()

@@ -58,6 +58,12 @@ class RunDirectory:
         refuse_another(str(self.path), stored_identity, identity, "-o")
         return done and (self.final / "config.json").exists()
 
+    def recorded_identity(self) -> Identity:
+        """The identity of the run in the directory; {} if there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return dict(read_json(self.record)["identity"])
+        return {}
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the directory for this process; Failed if another run holds the lock."""

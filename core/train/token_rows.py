@@ -1,13 +1,13 @@
 """Token rows with random access, and batches of them.
 
-All rows are stored flat (ids, document lengths, mask), in memory if they are small, otherwise in
-memory-mapped temporary files, so that reading in a permuted order decodes no Parquet. Batches are
-built with array operations: segments number the documents of a row from 1 (0 is padding), positions
-restart in each, and a token's target is the next token of the same document; a token's `loss_mask`
-says whether that token is a target.
+The rows are those of row files (core.shards.row_file), which are mapped, so that a batch reads its
+own rows and nothing else. Row numbers go through the sources in turn: source by source, in each
+file by file, in the order of the shards. Batches are built with array operations: segments number
+the documents of a row from 1 (0 is padding), positions restart in each, and a token's target is the
+next token of the same document; a token's `loss_mask` says whether that token is a target.
 """
 
-import tempfile
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,73 +16,93 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.shards.row_file import RowFile, RowWriter
 
-MEMORY_BYTES = 512 << 20  # of each column; larger ones are on disk
 SOURCES = 32  # losses are reported for this many sources, the last of which holds all others
-COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 Batch = dict[str, np.ndarray]
-
-
-class _Column:
-    """Numbers of one type that are appended, then read as one array."""
-
-    def __init__(self, dtype: type) -> None:
-        self.dtype = np.dtype(dtype)
-        self.spool = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115 - kept open
-
-    def append(self, values: np.ndarray) -> None:
-        self.spool.write(np.ascontiguousarray(values, self.dtype).data)
-
-    def array(self) -> np.ndarray:
-        size = self.spool.tell() // self.dtype.itemsize
-        if not size:
-            return np.zeros(0, self.dtype)
-        if self.spool._rolled:  # type: ignore[attr-defined]  # on disk; there is no public test
-            self.spool.flush()
-            return np.memmap(self.spool._file, self.dtype, "r", shape=(size,))
-        self.spool.seek(0)
-        return np.frombuffer(self.spool.read(), self.dtype)
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """n rows: row r is ids[row_start[r]:row_start[r + 1]], and its documents likewise.
+    """The rows of all files; raises BadData if there are none."""
 
-    `mask` is empty if no row has one. Rows are numbered source by source; `source_sizes`: rows of
-    each source.
-    """
+    files: tuple[RowFile, ...]
 
-    ids: np.ndarray
-    row_start: np.ndarray
-    document_lengths: np.ndarray
-    document_start: np.ndarray
-    mask: np.ndarray
-    by_source: np.ndarray  # row numbers as read, grouped by source
-    source_names: tuple[str, ...]
-    source_sizes: tuple[int, ...]
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise BadData("no token rows (expected at least one row of tokens)")
 
     def __len__(self) -> int:
-        return len(self.row_start) - 1
+        return sum(self.source_sizes)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens in all rows."""
-        return len(self.ids)
+        return sum(file.tokens for file in self.files)
 
     @cached_property
     def row_length(self) -> int:
         """Length of the longest row."""
-        return int(np.diff(self.row_start).max(initial=0))
+        return max(file.row_length for file in self.files)
 
     @cached_property
     def unpacked(self) -> bool:
         """True if no row holds more than one document."""
-        return bool((np.diff(self.document_start) <= 1).all())
+        return all(file.most_documents <= 1 for file in self.files)
 
     @cached_property
     def largest_id(self) -> int:
-        """The largest token id."""
-        return int(self.ids.max(initial=0))
+        """The largest token id of the files that know theirs; see `check_ids` for the others."""
+        return max(file.largest_id or 0 for file in self.files)
+
+    @cached_property
+    def source_names(self) -> tuple[str, ...]:
+        """The sources, in the order of their first rows."""
+        return tuple(dict.fromkeys(name for file in self.files for name in file.sources))
+
+    @cached_property
+    def source_sizes(self) -> tuple[int, ...]:
+        """Rows of each source."""
+        sizes = dict.fromkeys(self.source_names, 0)
+        for file in self.files:
+            for name, rows in file.sources.items():
+                sizes[name] += rows
+        return tuple(sizes.values())
+
+    @cached_property
+    def _runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each run of rows of a source in a file, in the order of row numbers: the number after
+        the last row, the file, and what is added to a number to have that in the file's order;
+        int64[runs] each."""
+        code = {name: number for number, name in enumerate(self.source_names)}
+        runs = [
+            (code[name], number, file.first_of_source[name], rows)
+            for number, file in enumerate(self.files)
+            for name, rows in file.sources.items()
+        ]
+        _, number, first, rows = np.array(sorted(runs), np.int64).T
+        ends = np.cumsum(rows)
+        return ends, number, first - (ends - rows)
+
+    def located(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The file of each row number, and the row's number in its shard, int64[B] each."""
+        ends, files, shift = self._runs
+        run = np.searchsorted(ends, numbers, side="right")
+        of_file, rows = files[run], np.asarray(numbers, np.int64) + shift[run]
+        for number in np.unique(of_file):
+            if (order := self.files[number].order) is not None:
+                here = of_file == number
+                rows[here] = order[rows[here]]
+        return of_file, rows
+
+    def row_sizes(self, numbers: np.ndarray) -> np.ndarray:
+        """Tokens of each row, int64[B]."""
+        of_file, rows = self.located(numbers)
+        sizes = np.zeros(len(rows), np.int64)
+        for number in np.unique(of_file):
+            here = of_file == number
+            sizes[here] = self.files[number].size[rows[here]]
+        return sizes
 
     @property
     def reported_sources(self) -> tuple[str, ...]:
@@ -97,47 +117,27 @@ class TokenRows:
         input_ids, targets, segments, positions int32; loss_mask float32 (1 where the target
         counts); source float32 [B, S], one-hot.
         """
-        number = self.by_source[rows]  # [B], in the order of reading
-        start, size = self.row_start[number], np.diff(self.row_start)[number]
-        width = length or int(size.max(initial=1))
-        column = np.arange(width)  # [T]
-        valid = column < size[:, None]  # [B, T]
-        flat_index = np.minimum(start[:, None] + column, max(len(self.ids) - 1, 0))  # [B, T]
-        ids = np.where(valid, self.ids[flat_index], 0).astype(np.int32)
-        segments, positions = self._documents(number, width)
+        of_file, local = (array.tolist() for array in self.located(rows))
+        parts = [(self.files[number], row) for number, row in zip(of_file, local, strict=True)]
+        for file, row in parts:  # the reads of all rows begin before the first is waited for
+            file.will_need(row)
+        width = length or int(self.row_sizes(rows).max(initial=1))
+        ids = np.zeros((len(parts), width), np.int32)
+        counts = np.ones((len(parts), width), bool)  # whether a token's loss counts
+        for index, (file, row) in enumerate(parts):
+            tokens = file.row_ids(row)[:width]
+            ids[index, : len(tokens)] = tokens
+            if (mask := file.row_mask(row)) is not None:
+                counts[index, : len(tokens)] = mask[:width]
+        documents = [file.row_documents(row) for file, row in parts]
+        segments, positions = _documents(documents, width)
         targets, has_target = np.zeros_like(ids), np.zeros(ids.shape, bool)
         targets[:, :-1] = ids[:, 1:]
         # the next token is in the same document, which is not padding
         has_target[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        if len(self.mask):
-            has_target[:, :-1] &= self.mask[flat_index[:, 1:]]
+        has_target[:, :-1] &= counts[:, 1:]
         batch = {"input_ids": ids, "targets": targets, "loss_mask": has_target.astype(np.float32)}
         return batch | {"segments": segments, "positions": positions, "source": self._one_hot(rows)}
-
-    def _documents(self, number: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(segments, positions) [B, width] of the rows; 0 after the last document."""
-        first, last = self.document_start[number], self.document_start[number + 1]
-        counts = last - first  # [B] documents of each row
-        row = np.repeat(np.arange(len(number)), counts)  # [documents of the batch]
-        # 0, 1, … in each row
-        document_in_row = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        # [documents of the batch]
-        lengths = self.document_lengths[first[row] + document_in_row].astype(np.int64)
-        total = np.cumsum(lengths)
-        # [B] tokens of the rows before
-        tokens_before = np.concatenate([[0], total])[np.cumsum(counts) - counts]
-        begins = total - lengths - tokens_before[row]  # column at which each document starts
-        ends = np.zeros(len(number), np.int64)  # [B] end of each row's last document
-        np.maximum.at(ends, row, begins + lengths)
-        starts_at = np.zeros((len(number), width + 1), np.int32)
-        # [B, T + 1]: how many documents start at a column; empty ones do not count
-        np.add.at(starts_at, (row, np.minimum(begins, width)), (lengths > 0).astype(np.int32))
-        column = np.arange(width)
-        in_document = column < ends[:, None]
-        segments = np.where(in_document, np.cumsum(starts_at[:, :width], 1), 0).astype(np.int32)
-        # [B, T]: start of the document that a column is in
-        origin = np.maximum.accumulate(np.where(starts_at[:, :width] > 0, column, 0), 1)
-        return segments, np.where(in_document, column - origin, 0).astype(np.int32)
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
         """Index of each row's source."""
@@ -148,78 +148,44 @@ class TokenRows:
         return np.eye(len(self.reported_sources), dtype=np.float32)[code]
 
 
+def _documents(documents: list[np.ndarray], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(segments, positions) [B, width] of rows of these document lengths; 0 after the last one."""
+    counts = np.array([len(lengths) for lengths in documents], np.int64)  # [B]
+    row = np.repeat(np.arange(len(counts)), counts)  # [documents of the batch]
+    lengths = np.concatenate([np.zeros(0, np.int64), *documents]).astype(np.int64)
+    total = np.cumsum(lengths)
+    # [B] tokens of the rows before
+    tokens_before = np.concatenate([[0], total])[np.cumsum(counts) - counts]
+    begins = total - lengths - tokens_before[row]  # column at which each document starts
+    ends = np.zeros(len(counts), np.int64)  # [B] end of each row's last document
+    np.maximum.at(ends, row, begins + lengths)
+    starts_at = np.zeros((len(counts), width + 1), np.int32)
+    # [B, T + 1]: how many documents start at a column; empty ones do not count
+    np.add.at(starts_at, (row, np.minimum(begins, width)), (lengths > 0).astype(np.int32))
+    column = np.arange(width)
+    in_document = column < ends[:, None]
+    segments = np.where(in_document, np.cumsum(starts_at[:, :width], 1), 0).astype(np.int32)
+    # [B, T]: start of the document that a column is in
+    origin = np.maximum.accumulate(np.where(starts_at[:, :width] > 0, column, 0), 1)
+    return segments, np.where(in_document, column - origin, 0).astype(np.int32)
+
+
 def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
-    """Read token records; raises BadData if lengths do not match."""
-    ids, lengths, mask = _Column(np.int32), _Column(np.int32), _Column(np.bool_)
-    row_sizes: list[np.ndarray] = []
-    document_counts: list[np.ndarray] = []
-    codes: list[np.ndarray] = []
-    names: dict[str, int] = {}
-    masked = False
+    """Token records as rows in memory; raises BadData if lengths do not match."""
+    held = io.BytesIO()
+    writer = RowWriter(held)
     for batch in batches:
-        columns = {name: batch.column(name) for name in COLUMNS if name in batch.schema.names}
-        tokens = columns["input_ids"]
-        _check_lengths(columns)
-        row_sizes.append(np.diff(tokens.offsets.to_numpy()))
-        ids.append(tokens.flatten().to_numpy())
-        documents = columns["document_lengths"]
-        document_counts.append(np.diff(documents.offsets.to_numpy()))
-        lengths.append(documents.flatten().to_numpy())
-        values, given = _mask(columns.get("loss_mask"), row_sizes[-1])
-        mask.append(values)
-        masked |= given
-        codes.append(_source_codes(columns.get("source"), batch.num_rows, names))
-    if not row_sizes or not sum(len(part) for part in row_sizes):
-        raise BadData("no token rows (expected at least one row of tokens)")
-    code = np.concatenate(codes)
-    return TokenRows(
-        ids=ids.array(),
-        row_start=_starts(row_sizes),
-        document_lengths=lengths.array(),
-        document_start=_starts(document_counts),
-        mask=mask.array() if masked else np.zeros(0, bool),
-        by_source=np.argsort(code, kind="stable"),
-        source_names=tuple(names),
-        source_sizes=tuple(int(n) for n in np.bincount(code, minlength=len(names))),
-    )
+        writer.add(batch)
+    writer.close()
+    return TokenRows((RowFile.from_buffer(held.getbuffer(), "token rows"),))
 
 
-def _starts(sizes: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
-
-
-def _check_lengths(columns: dict[str, pa.Array]) -> None:
-    import pyarrow.compute as pc
-
-    tokens, documents = columns["input_ids"], columns["document_lengths"]
-    sizes = np.diff(tokens.offsets.to_numpy())
-    parents = pc.list_parent_indices(documents).to_numpy()
-    inside = np.bincount(parents, documents.flatten().to_numpy(), minlength=len(sizes))
-    if len(sizes) and (inside > sizes).any():
-        row = int(np.argmax(inside > sizes))
+def check_ids(ids: np.ndarray, vocab_size: int) -> None:
+    """Raise BadData if an id of a batch is not in the model's vocabulary."""
+    lowest, largest = int(ids.min(initial=0)), int(ids.max(initial=0))
+    if lowest < 0 or largest >= vocab_size:
         raise BadData(
-            f"token row {row}: documents of {inside[row]:.0f} tokens in a row of {sizes[row]} "
-            "(expected document_lengths that sum to at most the row's length)"
+            f"token id {largest if lowest >= 0 else lowest} in the rows (expected below the model's"
+            f" vocabulary of {vocab_size}; were the rows made by another tokenizer? A model gets "
+            "new tokens only from a tokenizer that tokenize --extend made of its own)"
         )
-
-
-def _mask(column: pa.Array | None, sizes: np.ndarray) -> tuple[np.ndarray, bool]:
-    """(the flat mask, whether any row has one); in rows without a mask all tokens count."""
-    if column is None or column.null_count == len(column):
-        return np.ones(int(sizes.sum()), bool), False
-    given = np.diff(column.offsets.to_numpy())
-    has = column.is_valid().to_numpy(zero_copy_only=False)
-    if (given[has] != sizes[has]).any():
-        raise BadData("token rows: a loss_mask is not as long as its input_ids")
-    flat = np.ones(int(sizes.sum()), bool)
-    flat[np.repeat(has, sizes)] = column.flatten().to_numpy(zero_copy_only=False)
-    return flat, True
-
-
-def _source_codes(column: pa.Array | None, rows: int, names: dict[str, int]) -> np.ndarray:
-    """Index of each row's source; new sources are added to `names`."""
-    if column is None:
-        return np.full(rows, names.setdefault("", len(names)), np.int64)
-    encoded = column.fill_null("").dictionary_encode()
-    known = [names.setdefault(name, len(names)) for name in encoded.dictionary.to_pylist()]
-    return np.array(known, np.int64)[encoded.indices.to_numpy()]

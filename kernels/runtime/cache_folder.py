@@ -1,7 +1,8 @@
 """Cache folders: $XDG_CACHE_HOME/sabia, or ~/.cache/sabia; never next to the source files.
 
 numba/, triton/, inductor/ and cuda/ hold compiled code; calls/ holds completed requests to
-language models; hashes/ the hashes of large files. `sabia(1)` lists them under FILES.
+language models; hashes/ the hashes of large files; rows/ unpacked token rows and indices of them.
+`sabia(1)` lists them under FILES.
 """
 
 import os
@@ -23,9 +24,9 @@ def cache_folder(name: str) -> Path:
     return Path(base).expanduser() / "sabia" / name
 
 
-def compiled_code_folder(name: str) -> Path:
-    """Create and return a writable folder for compiled code: `cache_folder(name)`, or a temporary
-    folder if that one is not writable (a read-only home)."""
+def writable_cache_folder(name: str) -> Path:
+    """Create and return a writable folder of a cache: `cache_folder(name)`, or a temporary folder
+    if that one is not writable (a read-only home)."""
     folder = cache_folder(name)
     if not _writable(folder):
         folder = _own_temporary_folder() / name
@@ -37,7 +38,7 @@ def name_compilers_folders(environment: MutableMapping[str, str] = os.environ) -
     """Set the cache folders of COMPILERS in `environment`; variables that are set are kept."""
     for name, variable in COMPILERS.items():
         if variable not in environment:
-            environment[variable] = str(compiled_code_folder(name))
+            environment[variable] = str(writable_cache_folder(name))
 
 
 def _writable(folder: Path) -> bool:

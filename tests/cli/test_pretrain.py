@@ -12,6 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from training_cases import ENVIRONMENT, LENGTH, SHAPE, Commands, load, losses, make_tokens
 
+from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.inputs import from_path
+from sabia.core.shards.outputs import open_file
+
 WORDS = ("--shape", SHAPE, "--steps", "15", "--batch", "8", "--lr", "1e-2")
 
 
@@ -273,3 +277,62 @@ def test_a_log_gets_no_binary(made: Path, tmp_path: Path) -> None:
     text = (tmp_path / "log").read_bytes()
     assert b"PAR1" not in text
     assert "loss" in text.decode()
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory, made: Path) -> Path:
+    """The same rows with digests, compressed and as Arrow."""
+    folder = tmp_path_factory.mktemp("forms")
+    table = pq.read_table(made / "tokens" / "part-00000.parquet")
+    for form in ("parquet", "arrow"):
+        with open_file(f"{folder}/rows.{form}", table.schema.remove_metadata()) as writer:
+            for batch in table.to_batches(max_chunksize=20):
+                writer.write(batch)
+    return folder
+
+
+def test_rows_in_place_and_unpacked_train_the_same(
+    made: Path, forms: Path, tmp_path: Path, sabia: Commands
+) -> None:
+    words = (*WORDS, "--tokenizer", made / "tokens" / "_tokenizer")
+    weights = []
+    for form in ("parquet", "arrow"):
+        run, cache = tmp_path / form, tmp_path / f"cache-{form}"
+        done = sabia("pretrain", forms / f"rows.{form}", *words, "--row-cache", cache, "-o", run)
+        assert done.returncode == 0, done.stderr
+        assert len(list(cache.glob("*.rows"))) == 1
+        weights.append((run / "final" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_a_run_of_an_earlier_version_goes_on(
+    made: Path, forms: Path, tmp_path: Path, sabia: Commands
+) -> None:
+    """Its inputs were recorded by a hash of all bytes of each shard, with digests too."""
+    words = ("pretrain", forms / "rows.arrow", *WORDS,
+             "--tokenizer", made / "tokens" / "_tokenizer", "-o", tmp_path / "run")  # fmt: skip
+    assert sabia(*words).returncode == 0
+    path = tmp_path / "run" / "run.json"
+    (source,) = from_path(str(forms / "rows.arrow"), "tokens")
+    record = read_json(path)
+    assert record["identity"]["inputs"] != [source.fingerprint()]
+    for inputs, code in (([source.fingerprint()], 0), (["of other rows"], 2)):
+        record["identity"]["inputs"] = inputs
+        write_json(path, record)
+        done = sabia(*words)
+        assert done.returncode == code
+        assert (b"already finished" if code == 0 else b"holds another run") in done.stderr
+
+
+def test_an_id_that_the_model_lacks(made: Path, tmp_path: Path, sabia: Commands) -> None:
+    """In rows that are read in place it is seen when the row is read."""
+    lists = pa.list_(pa.int32())
+    schema = pa.schema([("input_ids", lists), ("document_lengths", lists)])
+    ids = [[1, 2, 3]] * 40 + [[1, 999, 3]]
+    batch = pa.RecordBatch.from_pydict({"input_ids": ids, "document_lengths": [[3]] * 41}, schema)
+    with open_file(f"{tmp_path}/rows.arrow", schema) as writer:
+        writer.write(batch)
+    done = sabia("pretrain", tmp_path / "rows.arrow", "--shape", "d=32,layers=1,heads=2,vocab=300",
+                 "-o", tmp_path / "run")  # fmt: skip
+    assert done.returncode == 65
+    assert b"token id 999 in the rows (expected below the model's vocabulary of 300" in done.stderr

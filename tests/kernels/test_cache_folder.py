@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sabia.kernels.runtime import cache_folder
-from sabia.kernels.runtime.cache_folder import compiled_code_folder, name_compilers_folders
+from sabia.kernels.runtime.cache_folder import name_compilers_folders, writable_cache_folder
 
 KERNELS = Path(cache_folder.__file__).parents[1]
 
@@ -18,21 +18,21 @@ def test_folders_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder.cache_folder("calls") == tmp_path / "sabia" / "calls"
     assert not (tmp_path / "sabia").exists()
-    assert compiled_code_folder("numba") == tmp_path / "sabia" / "numba"
+    assert writable_cache_folder("numba") == tmp_path / "sabia" / "numba"
     assert (tmp_path / "sabia" / "numba").is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert compiled_code_folder("numba") == tmp_path / "home" / ".cache" / "sabia" / "numba"
+    assert writable_cache_folder("numba") == tmp_path / "home" / ".cache" / "sabia" / "numba"
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setattr(cache_folder.tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"sabia-{os.getuid()}"
-    assert compiled_code_folder("numba") == own / "numba"
+    assert writable_cache_folder("numba") == own / "numba"
     assert own.stat().st_mode & 0o777 == 0o700
     own.chmod(0o777)  # anybody could have put code there
-    folder = compiled_code_folder("numba")
+    folder = writable_cache_folder("numba")
     assert folder.parent != own and folder.parent.stat().st_mode & 0o777 == 0o700
 
 

@@ -22,6 +22,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
 from sabia.core.train.optimizer.schedule import learning_rate
 from sabia.core.train.stepper import Stepper
+from sabia.core.train.token_rows import check_ids
 
 HELD_OUT = 20
 EVAL_ROWS = 256  # at most so many held-out rows of a source
@@ -113,7 +114,9 @@ class Proxies:
     def batch(self, stepper: Stepper, numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Rows as a batch for a stepper."""
         rows = self.task.rows
-        return rows.batch(numbers, rows.row_length if stepper.fixed_shapes else None)
+        batch = rows.batch(numbers, rows.row_length if stepper.fixed_shapes else None)
+        check_ids(batch["input_ids"], self.task.spec.vocab_size)
+        return batch
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""

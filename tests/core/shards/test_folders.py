@@ -94,3 +94,11 @@ def test_globs_leave_out_what_folders_leave_out(folder: Path) -> None:
     assert sorted(read(folder, f"{folder}/*")) == sorted([*EXPECTED, "manifest.json"])
     assert read(folder, f"{folder}/_*.parquet") == ["_x.parquet"]
     assert read(folder, f"{folder}/*/c.parquet") == ["sub/c.parquet"]
+
+
+def test_records_of_token_files_are_not_shards(tmp_path: Path) -> None:
+    """tokenize --format arrow and megatron write a record of each part."""
+    put(tmp_path / "in", "data-00001.arrow", "part-00001.json", "part-00002.json", "state.json",
+        "sub/part-00003.bin", "sub/part-00003.json")  # fmt: skip
+    names = [source.name for source in from_path(str(tmp_path / "in"), "document")]
+    assert [Path(name).name for name in names] == ["data-00001.arrow", "part-00002.json"]

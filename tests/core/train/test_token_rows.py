@@ -75,16 +75,6 @@ def test_fixed_length_pads_behind() -> None:
         assert not long[name][:, width:].any()
 
 
-def test_large_columns_lie_on_disk(monkeypatch) -> None:
-    rows = random_rows(30)
-    plain = read_token_rows([record(rows)])
-    monkeypatch.setattr(token_rows, "MEMORY_BYTES", 64)
-    spooled = read_token_rows([record(rows)])
-    assert isinstance(spooled.ids, np.memmap)
-    for name, array in plain.batch(np.arange(30)).items():
-        assert np.array_equal(spooled.batch(np.arange(30))[name], array), name
-
-
 def test_rows_without_mask_and_source() -> None:
     rows = [{"input_ids": [5, 6, 7], "document_lengths": [3]}]
     made = read_token_rows([record(rows)])
@@ -109,6 +99,7 @@ def test_many_sources_are_reported_as_others() -> None:
             {"input_ids": [1, 2], "document_lengths": [2], "loss_mask": [True]},
             "not as long as its input_ids",
         ),
+        ({"input_ids": [1, 2], "document_lengths": [2, -1]}, "a document of -1 tokens"),
     ],
 )
 def test_refusals(row: dict, reason: str) -> None:

@@ -1,0 +1,339 @@
+"""Row files: the same rows from every form of shard, made once, read in place."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sabia.core import file_hashes
+from sabia.core.digests import ArrowRows
+from sabia.core.errors import BadData
+from sabia.core.shards import row_store, schemas
+from sabia.core.shards.arrow_in_place import MappedArrow
+from sabia.core.shards.inputs import from_path
+from sabia.core.shards.outputs import open_file
+from sabia.core.shards.row_store import fingerprint, open_row_files
+from sabia.core.shards.sources import Source
+from sabia.core.train.token_rows import TokenRows, read_token_rows
+
+SCHEMA = pa.schema([field for field in schemas.KINDS["tokens"] if field.name != "id"])
+HOLD = """
+import sys, time
+from pathlib import Path
+from sabia.core.shards import row_store
+from sabia.core.shards.inputs import from_path
+make = row_store._make
+def slow(path, source):
+    print("making", flush=True)
+    time.sleep(float(sys.argv[3]))
+    make(path, source)
+row_store._make = slow
+sys.stdin.readline()
+list(row_store.open_row_files(from_path(sys.argv[1], "tokens"), Path(sys.argv[2]), 1, print))
+print("open", flush=True)
+"""
+
+
+def records(rng: np.random.Generator, count: int, masks: bool = True) -> pa.Table:
+    rows = []
+    for number in range(count):
+        lengths = rng.integers(0, 9, rng.integers(1, 7)).tolist()
+        size = max(1, sum(lengths) + int(rng.integers(0, 4)))
+        mask = rng.integers(0, 2, size).astype(bool).tolist() if masks else None
+        rows.append(
+            {"input_ids": rng.integers(0, 100_000, size).tolist(), "document_lengths": lengths,
+             "loss_mask": mask, "source": ["web", "books", "code"][number * number % 3]}
+        )  # fmt: skip
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def write(table: pa.Table, path: Path, form: str) -> Path:
+    batches = table.to_batches(max_chunksize=17)
+    if form == "plain parquet":
+        pq.write_table(table, path := path.with_suffix(".parquet"))
+    elif form in (".parquet", ".arrow", ".jsonl.gz"):
+        with open_file(str(path := path.with_suffix(form)), table.schema) as writer:
+            for batch in batches:
+                writer.write(batch)
+    else:
+        with open(path := path.with_suffix(".arrow"), "wb") as file:
+            parts = (batches[:2], batches[2:]) if form == "two streams" else (batches,)
+            for part in parts:
+                codec = pa.ipc.IpcWriteOptions(compression="zstd" if form == "zstd" else None)
+                stream = ArrowRows(file, table.schema) if form == "digests" else \
+                    pa.ipc.new_stream(file, table.schema, options=codec)  # fmt: skip
+                for batch in part:
+                    stream.write(batch)
+                stream.close()
+    return path
+
+
+def opened(path: Path, folder: Path, jobs: int = 1) -> TokenRows:
+    files = open_row_files(from_path(str(path), "tokens"), folder, jobs, ignore)
+    return TokenRows(tuple(files))
+
+
+def ignore(_row: dict, _reason: str, _shard: str) -> None:
+    """A reject."""
+
+
+def same_batches(one: TokenRows, other: TokenRows) -> None:
+    assert one.source_sizes == other.source_sizes
+    assert one.source_names == other.source_names
+    assert (one.tokens, one.row_length) == (other.tokens, other.row_length)
+    numbers = np.random.default_rng(1).permutation(len(one))
+    for length in (None, one.row_length + 3):
+        a, b = one.batch(numbers, length), other.batch(numbers, length)
+        for name, array in a.items():
+            assert array.dtype == b[name].dtype
+            assert np.array_equal(array, b[name]), name
+
+
+FORMS = (".parquet", "plain parquet", ".jsonl.gz", ".arrow", "stream", "two streams", "digests",
+         "zstd")  # fmt: skip
+IN_PLACE = (".arrow", "stream", "two streams", "digests")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("masks", [True, False])
+def test_every_form_gives_the_rows(tmp_path: Path, form: str, masks: bool) -> None:
+    table = records(np.random.default_rng(len(form)), 150, masks)
+    path = write(table, tmp_path / "rows", form)
+    made = opened(path, tmp_path / "cache")
+    same_batches(made, read_token_rows(table.to_batches()))
+    if form in IN_PLACE:
+        assert made.files[0].largest_id is None
+    else:
+        assert made.largest_id == max(map(max, table.column("input_ids").to_pylist()))
+
+
+def test_rows_of_several_shards_and_processes(tmp_path: Path) -> None:
+    tables = [records(np.random.default_rng(seed), 40 + seed) for seed in range(6)]
+    (tmp_path / "in").mkdir()
+    for number, table in enumerate(tables):
+        write(table, tmp_path / "in" / f"{number}", [".parquet", "stream"][number % 2])
+    made = opened(tmp_path / "in", tmp_path / "cache", jobs=2)
+    same_batches(made, read_token_rows(pa.concat_tables(tables).to_batches()))
+
+
+@pytest.mark.parametrize("form", [".parquet", "digests", "stream"])
+def test_a_second_start_decodes_nothing(tmp_path: Path, monkeypatch, form: str) -> None:
+    monkeypatch.setattr(file_hashes, "SETTLED_NS", -1)
+    monkeypatch.setattr(file_hashes, "CACHED_BYTES", 0)
+    path = write(records(np.random.default_rng(0), 60), tmp_path / "rows", form)
+    first = opened(path, tmp_path / "cache")
+
+    def refuse(*_args: object, **_settings: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(Source, "batches", refuse)
+    monkeypatch.setattr(MappedArrow, "batches", refuse)
+    monkeypatch.setattr(file_hashes, "_digest", refuse)
+    same_batches(opened(path, tmp_path / "cache"), first)
+
+
+def test_ids_of_arrow_stay_where_they_are(tmp_path: Path) -> None:
+    rows = [{"input_ids": list(range(r, r + 500)), "document_lengths": [500]} for r in range(200)]
+    table = pa.Table.from_pylist(rows, SCHEMA).drop(["loss_mask"])
+    path = write(table, tmp_path / "rows", "digests")
+    made = opened(path, tmp_path / "cache")
+    (index,) = (tmp_path / "cache").iterdir()
+    assert index.stat().st_size < path.stat().st_size / 20
+    with open(path, "r+b") as file:  # row 7 is changed in the shard
+        file.seek(4 * int(made.files[0].at[7]))
+        file.write(b"\1\0\0\0")
+    assert made.batch(np.array([7]))["input_ids"][0, :3].tolist() == [1, 8, 9]
+
+
+def test_rejects_are_the_same_at_each_start(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        '{"input_ids": [1, 2], "document_lengths": [2]}\n{"input_ids": null, "document_lengths": '
+        '[]}\n{"document_lengths": [1]}\nnot JSON\n{"input_ids": [3], "document_lengths": [1]}\n'
+    )
+    (source,) = from_path(str(path), "tokens")
+    direct: list[tuple] = []
+    list(source.batches(reject=lambda row, reason: direct.append((row, reason, source.name))))
+    for _ in range(2):
+        seen: list[tuple] = []
+
+        def keep(*reject: object, seen: list[tuple] = seen) -> None:
+            seen.append(reject)
+
+        (file,) = open_row_files([source], tmp_path / "cache", 1, keep)
+        assert len(file) == 2
+        assert seen == direct
+        assert len(seen) == 3
+
+
+def test_four_processes_unpack_once(tmp_path: Path) -> None:
+    path = write(records(np.random.default_rng(0), 60), tmp_path / "rows", ".parquet")
+    words = [sys.executable, "-c", HOLD, str(path), str(tmp_path / "cache"), "1"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(words, **pipes) for _ in range(4)]
+    outputs = [process.communicate("go\n", timeout=120)[0] for process in processes]
+    assert sorted(outputs) == ["making\nopen\n", "open\n", "open\n", "open\n"]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".rows"]
+
+
+def test_a_killed_process_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    path = write(records(np.random.default_rng(0), 60), tmp_path / "rows", ".parquet")
+    words = [sys.executable, "-c", HOLD, str(path), str(tmp_path / "cache"), "60"]
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("go\n")
+    assert process.stdout.readline() == "making\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    since = time.monotonic()
+    assert len(opened(path, tmp_path / "cache")) == 60
+    assert time.monotonic() - since < 30
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".rows"]
+
+
+def test_a_damaged_row_file_is_made_again(tmp_path: Path) -> None:
+    path = write(records(np.random.default_rng(0), 60), tmp_path / "rows", ".parquet")
+    first = opened(path, tmp_path / "cache")
+    (row_file,) = (tmp_path / "cache").iterdir()
+    whole = row_file.read_bytes()
+    for damaged in (whole[:-9], whole[:-30] + b"\1" + whole[-29:], b"", b"short"):
+        row_file.unlink()  # the first rows are still mapped
+        row_file.write_bytes(damaged)
+        same_batches(opened(path, tmp_path / "cache"), first)
+        assert row_file.read_bytes() == whole
+
+
+def test_unused_row_files_are_removed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    path = write(records(np.random.default_rng(0), 20), tmp_path / "rows", ".parquet")
+    opened(path, cache)
+    (old,) = cache.iterdir()
+    month_ago = time.time() - 31 * 86400
+    os.utime(old, (month_ago, month_ago))
+    opened(path, cache)  # used again
+    (other := cache / "other.rows").write_bytes(b"x")
+    os.utime(other, (month_ago, month_ago))
+    opened(write(records(np.random.default_rng(1), 20), tmp_path / "more", ".parquet"), cache)
+    assert old.exists() and not other.exists()
+
+
+def test_the_fingerprint_is_of_the_digests(tmp_path: Path, monkeypatch) -> None:
+    """A shard with digests is named without reading its rows, one without by all bytes."""
+    table = records(np.random.default_rng(0), 60)
+    other = table.set_column(3, "source", pa.array(["x"] * 60))
+    prints = set()
+    for form in (".parquet", ".arrow", "digests"):
+        for name, content in (("a", table), ("b", other)):
+            path = write(content, tmp_path / f"{name}{form.strip('.')}", form)
+            with monkeypatch.context() as patch:
+                patch.setattr(row_store, "content_hash", None)
+                (source,) = from_path(str(path), "tokens")
+                prints.add(fingerprint(source))
+    assert len(prints) == 6
+    (source,) = from_path(str(write(table, tmp_path / "c", "plain parquet")), "tokens")
+    assert fingerprint(source) == source.fingerprint()
+
+
+@pytest.mark.parametrize("form", ["digests", ".arrow", "stream"])
+def test_a_shard_that_is_cut_short(tmp_path: Path, form: str) -> None:
+    whole = write(records(np.random.default_rng(0), 60), tmp_path / "rows", form).read_bytes()
+    rng = np.random.default_rng(1)
+    for cut in [*rng.integers(200, len(whole) - 1, 20).tolist(), len(whole) - 8]:
+        path = tmp_path / f"cut{cut}.arrow"
+        path.write_bytes(whole[:cut])
+        with pytest.raises(BadData):
+            opened(path, tmp_path / "cache")
+
+
+def test_joined_arrow_files(tmp_path: Path) -> None:
+    whole = write(records(np.random.default_rng(0), 60), tmp_path / "rows", ".arrow").read_bytes()
+    (tmp_path / "two.arrow").write_bytes(whole + whole)
+    with pytest.raises(BadData, match="joined"):
+        opened(tmp_path / "two.arrow", tmp_path / "cache")
+
+
+def test_a_source_from_the_folder(tmp_path: Path) -> None:
+    (folder := tmp_path / "source=news").mkdir()
+    table = records(np.random.default_rng(0), 30)
+    for form in ("stream", ".parquet"):
+        path = write(table.drop(["source"]), folder / "rows", form)
+        assert opened(path, tmp_path / "cache").source_names == ("news",)
+    some = table.set_column(3, "source", pa.array([None, "web", "web"] * 10, pa.string()))
+    made = opened(write(some, folder / "rows", "digests"), tmp_path / "cache")
+    assert made.source_names == ("news", "web")
+    assert made.source_sizes == (10, 20)
+
+
+class SparseFile:
+    """A sink of pyarrow that leaves holes where long runs of zeros are written."""
+
+    closed = False
+
+    def __init__(self, file) -> None:
+        self.file = file
+
+    def write(self, data) -> int:
+        if len(data) >= 1 << 18:
+            assert not np.frombuffer(data, np.uint8).any()
+            self.file.seek(len(data), os.SEEK_CUR)
+        else:
+            self.file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held."""
+
+
+def sparse_rows(path: Path, batches: int, rows: int = 500, length: int = 2048) -> None:
+    """An Arrow stream of rows of zeros, of which the ids and masks take no space."""
+    column = pa.ListArray.from_arrays
+    offsets = pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32))
+    documents = column(np.arange(rows + 1, dtype=np.int32), pa.array([length] * rows, pa.int32()))
+    ids, masks = (column(offsets, np.zeros(rows * length, kind)) for kind in (np.int32, bool))
+    columns = [ids, documents, masks, pa.array(["web"] * rows)]
+    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    with open(path, "wb") as file, pa.ipc.new_stream(SparseFile(file), SCHEMA) as stream:
+        for _ in range(batches):
+            stream.write_batch(batch)
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that this process has touched."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
+
+
+def test_opening_reads_a_hundredth_of_the_rows(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "rows.arrow"
+    sparse_rows(path, batches=120)
+    monkeypatch.setattr(row_store, "_content", lambda _source: "known")
+    for _ in range(2):
+        rows = opened(path, tmp_path / "cache")
+        batch = rows.batch(np.random.default_rng(0).integers(0, len(rows), 8))
+        assert batch["input_ids"].shape == (8, 2048)
+        assert 0 < resident(path) < path.stat().st_size / 100
+        del rows, batch
+
+
+def test_no_open_files_are_kept(tmp_path: Path) -> None:
+    for number in range(20):
+        write(records(np.random.default_rng(number), 5), tmp_path / f"{number}", "stream")
+    before = len(os.listdir("/proc/self/fd"))
+    rows = opened(tmp_path, tmp_path / "_cache")
+    assert len(rows) == 100
+    assert len(os.listdir("/proc/self/fd")) == before
