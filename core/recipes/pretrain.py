@@ -21,8 +21,8 @@ from sabia.core.recipes.samples_read import row_names, write_read_rows
 from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.spec import extend_context, from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.run_directory import RunDirectory

@@ -10,7 +10,7 @@ from sabia.core.parallel.world import World
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
-from sabia.core.shards.row_store import RejectRow
+from sabia.core.shards.token_rows.row_store import RejectRow
 
 
 @dataclass

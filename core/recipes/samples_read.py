@@ -14,8 +14,8 @@ import pyarrow as pa
 from sabia.core.errors import UsageError
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.shards.row_file import COLUMNS
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows.row_file import COLUMNS
 from sabia.core.train import checkpoint
 from sabia.core.train.row_source import NameRows, skipped_rows
 from sabia.core.train.run_directory import RunDirectory

@@ -23,8 +23,8 @@ from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.training_run import RunCall, Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.row_store import RejectRow
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows.row_store import RejectRow
 from sabia.core.text.tokenize.packing import WINDOW, best_fit
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows, read_token_rows

@@ -1,7 +1,7 @@
 """Token rows with random access, and batches of them.
 
-The rows are those of row files (core.shards.row_file), which are mapped, so that a batch reads its
-own rows and nothing else. Row numbers go through the sources in turn: source by source, in each
+The rows are those of row files (core.shards.token_rows), which are mapped, so that a batch reads
+its own rows and nothing else. Row numbers go through the sources in turn: source by source, in each
 file by file, in the order of the shards. Batches are built with array operations: segments number
 the documents of a row from 1 (0 is padding), positions restart in each, and a token's target is the
 next token of the same document; a token's `loss_mask` says whether that token is a target.
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
-from sabia.core.shards.row_file import RowFile, RowWriter
+from sabia.core.shards.token_rows.row_file import RowFile, RowWriter
 
 SOURCES = 32  # losses are reported for this many sources, the last of which holds all others
 Batch = dict[str, np.ndarray]

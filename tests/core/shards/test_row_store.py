@@ -16,19 +16,20 @@ import pytest
 from sabia.core import file_hashes
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
-from sabia.core.shards import row_store, schemas
-from sabia.core.shards.arrow_in_place import MappedArrow
+from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
-from sabia.core.shards.row_store import fingerprint, open_row_files
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows import row_store
+from sabia.core.shards.token_rows.arrow_in_place import MappedArrow
+from sabia.core.shards.token_rows.row_store import fingerprint, open_row_files
 from sabia.core.train.token_rows import TokenRows, read_token_rows
 
 SCHEMA = pa.schema([field for field in schemas.KINDS["tokens"] if field.name != "id"])
 HOLD = """
 import sys, time
 from pathlib import Path
-from sabia.core.shards import row_store
+from sabia.core.shards.token_rows import row_store
 from sabia.core.shards.inputs import from_path
 make = row_store._make
 def slow(path, source):

@@ -25,11 +25,11 @@ from sabia.core.digests import footer_digest, note_missing
 from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash, remembered
 from sabia.core.progress import progress, waiting
-from sabia.core.shards.arrow_in_place import MappedArrow, NotInPlace
 from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.executor import run_tasks
-from sabia.core.shards.row_file import COLUMNS, ENDING, RowFile, RowWriter
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows.arrow_in_place import MappedArrow, NotInPlace
+from sabia.core.shards.token_rows.row_file import COLUMNS, ENDING, RowFile, RowWriter
 
 KEPT_DAYS = 30
 LOOK_S = 0.1  # interval at which a process looks for files that others are making
@@ -74,8 +74,10 @@ def open_row_files(
 
     `reject` gets the rows that cannot be used. Raises BadData for a shard that is corrupt.
     """
-    place = {True: "-in-place", False: ""}
-    paths = [folder / f"{fingerprint(s)}{place[_is_mapped(s)]}{ENDING}" for s in sources]
+    paths = [
+        folder / f"{fingerprint(source)}{'-in-place' * _is_mapped(source)}{ENDING}"
+        for source in sources
+    ]
     shards = dict(zip(paths, sources, strict=True))
     make_missing(_make, list(shards.items()), jobs)
     for path, source in zip(paths, sources, strict=True):

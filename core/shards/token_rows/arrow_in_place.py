@@ -14,7 +14,7 @@ from xxhash import xxh3_128
 from sabia.core.digests import KEY, ROWS, batches_with_metadata
 from sabia.core.errors import BadData
 from sabia.core.shards.arrow_arrays import int32s
-from sabia.core.shards.row_file import Positions, mapped
+from sabia.core.shards.token_rows.row_file import Positions, mapped
 
 FILE_START, STREAM_END = b"ARROW1\0\0", b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_TAIL = 10  # bytes after the footer of a file: its length, ARROW1

@@ -1,0 +1,1 @@
+"""Token rows of shards: read in place, or unpacked once on a host."""
