@@ -68,7 +68,8 @@ def hidden_and_stats(
     if segments is not None:
         segments = ops.integers(segments, x)
     # layers with equal rotary settings or windows share angles and masks
-    angles = {rope: _angles(rope, positions, ops) for rope in spec.ropes}
+    lengths = _document_lengths(spec, segments, x, ops) if cache is None else None
+    angles = {rope: _angles(rope, positions, lengths, ops) for rope in spec.ropes}
     shared: Any = {"segments": segments, "slots": slots, "causal": spec.causal}
     masks = {w: ops.attention_mask(x, reads, window=w, **shared) for w in spec.windows}
     given = (segments, slots, cache, reads, wanted, spec.norm_kind)
@@ -128,8 +129,31 @@ def token_losses(
     return ops.linear_cross_entropy(hidden, head, targets, softcap=spec.logit_softcap)
 
 
-def _angles(rope: Rope, positions: Array, ops: Ops) -> Angles:
-    cos, sin = ops.rope_angles(positions, inverse_frequencies(rope))
+def _document_lengths(spec: ModelSpec, segments: Array | None, x: Array, ops: Ops) -> Array | None:
+    """Tokens of each token's document, fp32 [B, T], if a rotary embedding depends on them.
+
+    A row without segments is one document, its padding included.
+    """
+    if not any(rope.by_length for rope in spec.ropes):
+        return None
+    if segments is None:
+        segments = ops.integers(ops.full(x.shape[:2], 1.0, x), x)
+    whole = ops.whole_segments(segments)
+    ones = ops.cast(whole * 0 + 1, "float32")
+    return ops.take_along(ops.weighted_bincount(whole, ones, whole.shape[1] + 1), segments)
+
+
+def _angles(rope: Rope, positions: Array, lengths: Array | None, ops: Ops) -> Angles:
+    """cos and sin of each position; lengths[B, T]: of the documents (None: in the original one)."""
+    growth = None
+    if rope.kind == "dynamic" and lengths is not None:
+        excess = rope.factor * lengths / rope.original_length - (rope.factor - 1)
+        growth = ops.where(excess > 1, excess, 1.0)
+    cos, sin = ops.rope_angles(positions, inverse_frequencies(rope), growth)
+    if rope.kind == "longrope" and lengths is not None:
+        long = (lengths > rope.original_length)[:, :, None, None]
+        angles = ops.rope_angles(positions, inverse_frequencies(rope, long=True))
+        cos, sin = (ops.where(long, a, b) for a, b in zip(angles, (cos, sin), strict=True))
     return (cos, sin) if rope.amplitude == 1 else (cos * rope.amplitude, sin * rope.amplitude)
 
 

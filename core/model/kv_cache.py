@@ -38,6 +38,13 @@ class KVCache:
         like: Array | None = None,
     ) -> "KVCache":
         """An empty cache on the device of `like` (default: the backend's)."""
+        limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
+        if slots > limit:
+            raise UsageError(
+                f"generation: {slots} tokens (expected at most {limit:g}: beyond it all rotations "
+                "of a text change with its length; run the exported model in a server and give its "
+                "URL)"
+            )
         layers = []
         for layer in spec.layers:
             shapes = layer.mixer.cache_shapes().items()

@@ -136,8 +136,13 @@ class Ops(Protocol):
     def weighted_bincount(self, indices: Array, weights: Array, count: int) -> Array:
         """fp32 [B, count]: sums of weights[B, N] by indices[B, N]; has no gradient."""
 
-    def rope_angles(self, positions: Array, frequencies: tuple[float, ...]) -> Angles:
-        """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)]."""
+    def rope_angles(
+        self, positions: Array, frequencies: tuple[float, ...], growth: Array | None = None
+    ) -> Angles:
+        """positions[B or 1, T] → (cos, sin), each fp32 [B or 1, T, 1, 2·len(frequencies)].
+
+        growth[B, T]: frequency i of n is multiplied by growth^(-i/(n-1)) (dynamic NTK).
+        """
 
     def rope(self, x: Array, angles: Angles) -> Array:
         """x[B, T, H, N] with pairs (i, i + N/2) rotated."""

@@ -155,10 +155,16 @@ def logsumexp(x: Array) -> Array:
     return jax.nn.logsumexp(x.astype(jnp.float32), axis=-1)
 
 
-def rope_angles(positions: Array, frequencies: tuple[float, ...]) -> Angles:
+def rope_angles(
+    positions: Array, frequencies: tuple[float, ...], growth: Array | None = None
+) -> Angles:
     """See Ops.rope_angles."""
     # both halves of the head dimension rotate by the same angles
-    table = np.asarray(frequencies * 2, dtype=np.float32)
+    table: Any = np.asarray(frequencies * 2, dtype=np.float32)
+    if growth is not None:
+        last = len(frequencies) - 1
+        exponents = np.asarray([-pair / last for pair in range(last + 1)] * 2, np.float32)
+        table = table * growth[:, :, None] ** exponents
     angles = (positions[:, :, None].astype(jnp.float32) * table)[:, :, None, :]  # [B or 1, T, 1, N]
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -253,10 +253,16 @@ def _copied_constants(values: tuple[float, ...], device: torch.device) -> Tensor
         return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def rope_angles(positions: Tensor, frequencies: tuple[float, ...]) -> Angles:
+def rope_angles(
+    positions: Tensor, frequencies: tuple[float, ...], growth: Tensor | None = None
+) -> Angles:
     """See Ops.rope_angles."""
     # both halves of the head dimension rotate by the same angles
     table = _constants(frequencies * 2, positions.device)
+    if growth is not None:
+        last = len(frequencies) - 1
+        exponents = tuple(-pair / last for pair in range(last + 1))
+        table = table * growth[:, :, None] ** _constants(exponents * 2, positions.device)
     angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
     return angles.cos(), angles.sin()
 

@@ -53,7 +53,14 @@ def extend_context(
         if factor is not None:
             scaling = result.get("rope_scaling") or {}
             result["rope_scaling"] = _rotation(scaling, None, factor, now, max_positions)
-    from_config(result)
+    extended = from_config(result)
+    unchanged = theta is None and factor is None
+    if unchanged and extended.ropes != from_config(config).ropes:
+        kind = next(rope.kind for rope in extended.ropes if rope.by_length)
+        raise UsageError(
+            f"--context: rope_type is {kind!r}, whose rotations depend on the number of positions "
+            "(give --rope-theta)"
+        )
     return result
 
 

@@ -57,6 +57,17 @@ class Fields:
         """Number of layers, under its usual name."""
         return self.size("num_hidden_layers")
 
+    @cached_property
+    def positions(self) -> int:
+        """Number of positions, under its usual name."""
+        return self.size("max_position_embeddings", 2048)
+
+    def stated_positions(self) -> int:
+        """`positions`, which must be given because the rotation depends on it."""
+        if "positions" not in self.__dict__ and "max_position_embeddings" not in self:
+            raise UsageError("config.json: max_position_embeddings is missing (expected a number)")
+        return self.positions
+
     def __contains__(self, name: str) -> bool:
         """Whether the field has a value that was not read yet."""
         return name in self._left

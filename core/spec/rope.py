@@ -5,7 +5,10 @@ a factor (position interpolation, arXiv 2306.15595). `llama3`: wavelengths beyon
 context are divided by the factor, short ones kept, with a linear blend between (Llama 3, arXiv
 2407.21783). `yarn`: pairs with more than beta_fast rotations in the original context are kept,
 those with less than beta_slow divided by the factor, with a linear blend between, and cos and sin
-multiplied by `amplitude` (arXiv 2309.00071).
+multiplied by `amplitude` (arXiv 2309.00071). `dynamic` (NTK-aware scaling): in documents of L
+tokens beyond the original context the base is theta·(factor·L/original - factor + 1)^(N/(N-2)).
+`longrope`: each frequency is divided by a number of its own, of `long_factor` in documents longer
+than the original context and of `short_factor` in others (arXiv 2402.13753).
 Computed in double precision; pairs are (i, i + N/2), the layout of the files on the hub.
 """
 
@@ -13,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Rope:
     """Rotation of a head's `dim` leading dimensions; fields not used by `kind` keep their value.
 
     truncate: the blend begins and ends at whole pairs. mscale_all_dim: in DeepSeek's families it
-    scales the attention scores (`score_factor`), not the rotation.
+    scales the attention scores (`score_factor`), not the rotation. short_factor, long_factor: one
+    number for each pair.
     """
 
     dim: int
@@ -36,6 +40,13 @@ class Rope:
     truncate: bool = True
     amplitude: float = 1.0
     mscale_all_dim: float = 0.0
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the angles of a document depend on its length."""
+        return self.kind in ("dynamic", "longrope")
 
 
 def _llama3(frequency: float, rope: Rope) -> float:
@@ -74,11 +85,19 @@ def score_factor(rope: Rope) -> float:
     return yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2 if rope.mscale_all_dim else 1.0
 
 
-def inverse_frequencies(rope: Rope) -> tuple[float, ...]:
-    """Radians per position of each of the dim/2 pairs."""
+def inverse_frequencies(rope: Rope, long: bool = False) -> tuple[float, ...]:
+    """Radians per position of each of the dim/2 pairs; long: longrope's of long documents.
+
+    Those of `dynamic` are of documents within the original context.
+    """
     plain = tuple(rope.theta ** (-2 * pair / rope.dim) for pair in range(rope.dim // 2))
     if rope.kind == "llama3":
         return tuple(_llama3(frequency, rope) for frequency in plain)
     if rope.kind == "yarn":
         return _yarn(plain, rope)
+    if rope.kind == "dynamic":
+        return plain
+    if rope.kind == "longrope":
+        factors = rope.long_factor if long else rope.short_factor
+        return tuple(f / factor for f, factor in zip(plain, factors, strict=True))
     return tuple(frequency / rope.factor for frequency in plain)

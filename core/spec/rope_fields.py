@@ -4,6 +4,7 @@ Older files have `rope_theta` and `rope_scaling` (with `type` or `rope_type`), n
 in `rope_parameters`. A scaling that is not supported is an error that names it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,18 +13,21 @@ from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.rope import Rope, RopeKind, yarn_mscale
 
+_ORIGINAL = "original_max_position_embeddings"
 _LLAMA3 = {
     "factor": "factor",
     "low_freq_factor": "low_freq_factor",
     "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_length",
+    _ORIGINAL: "original_length",
 }
 # rope_type → required fields of the file → our names
 _KINDS: dict[RopeKind, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
     "llama3": _LLAMA3,
-    "yarn": {"factor": "factor", "original_max_position_embeddings": "original_length"},
+    "yarn": {"factor": "factor", _ORIGINAL: "original_length"},
+    "dynamic": {"factor": "factor"},
+    "longrope": {_ORIGINAL: "original_length"},
 }
 # Dimensions for the time, height and width of images; the three positions of a text are equal.
 _GRIDS = ("mrope_section", "mrope_interleaved")
@@ -31,6 +35,7 @@ _GRIDS = ("mrope_section", "mrope_interleaved")
 
 def _kind(unread: dict[str, Any]) -> RopeKind:
     kinds = {str(unread.pop(key)) for key in ("rope_type", "type") if key in unread} or {"default"}
+    kinds = {"longrope" if kind == "su" else kind for kind in kinds}  # its name in older files
     matching = [kind for kind in _KINDS if {kind} == kinds]
     if not matching:
         known = ", ".join(_KINDS)
@@ -41,21 +46,43 @@ def _kind(unread: dict[str, Any]) -> RopeKind:
 
 def _number(unread: dict[str, Any], name: str) -> float:
     value = unread.pop(name, None)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if not _is_positive(value):
         raise UsageError(f"config.json: rope {name} is {value!r} (expected a number above 0)")
     return float(value)
 
 
+def _optional(unread: dict[str, Any], name: str, default: float) -> float:
+    if not unread.get(name):
+        unread.pop(name, None)
+        return default
+    return _number(unread, name)
+
+
+def _longrope(
+    unread: dict[str, Any], head_dim: int, original: float, positions: int
+) -> dict[str, Any]:
+    """LongRoPE's factors of each pair, and its amplitude: attention_factor, or by the stretch."""
+    factors: dict[str, Any] = {}
+    for name in ("short_factor", "long_factor"):
+        values = unread.pop(name, None)
+        numbers = values if isinstance(values, list) else []
+        if len(numbers) != head_dim // 2 or not all(_is_positive(number) for number in numbers):
+            raise UsageError(
+                f"config.json: rope {name} is {values!r} (expected {head_dim // 2} numbers above 0)"
+            )
+        factors[name] = tuple(float(number) for number in numbers)
+    factor = _optional(unread, "factor", positions / original)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return factors | {"amplitude": _optional(unread, "attention_factor", usual)}
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
 def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
     """YaRN's optional fields; the amplitude is attention_factor, a ratio of mscales, or default."""
-
-    def optional(name: str, default: float) -> float:
-        if not unread.get(name):
-            unread.pop(name, None)
-            return default
-        return _number(unread, name)
-
-    mscale, all_dim = optional("mscale", 0.0), optional("mscale_all_dim", 0.0)
+    mscale, all_dim = (_optional(unread, name, 0.0) for name in ("mscale", "mscale_all_dim"))
     ratio = yarn_mscale(factor)
     if mscale and all_dim:
         ratio = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
@@ -63,22 +90,33 @@ def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
     if not isinstance(truncate, bool):
         raise UsageError(f"config.json: rope truncate is {truncate!r} (expected true or false)")
     return {
-        "amplitude": optional("attention_factor", ratio),
-        "beta_fast": optional("beta_fast", 32.0),
-        "beta_slow": optional("beta_slow", 1.0),
+        "amplitude": _optional(unread, "attention_factor", ratio),
+        "beta_fast": _optional(unread, "beta_fast", 32.0),
+        "beta_slow": _optional(unread, "beta_slow", 1.0),
         "truncate": truncate,
         "mscale_all_dim": all_dim,
     }
 
 
-def rope_from(values: Mapping[str, Any], theta: float, head_dim: int) -> Rope:
-    """The rotary embedding of the fields `values` for heads of `head_dim`; theta: default base."""
+def rope_from(values: Mapping[str, Any], theta: float, head_dim: int, fields: Fields) -> Rope:
+    """The rotary embedding of the scaling `values` for heads of `head_dim`; theta: default base.
+
+    fields: of the whole configuration, of which some kinds need the number of positions.
+    """
     unread = {key: value for key, value in values.items() if value is not None}
     theta = _number(unread, "rope_theta") if "rope_theta" in unread else theta
     kind = _kind(unread)
     numbers: dict[str, Any] = {ours: _number(unread, name) for name, ours in _KINDS[kind].items()}
     if kind == "yarn":
         numbers |= _yarn(unread, numbers["factor"])
+    if kind == "dynamic":
+        numbers["original_length"] = float(fields.stated_positions())
+        unread.pop(_ORIGINAL, None)  # not used, as in transformers
+        if head_dim <= 2:
+            raise UsageError(f"config.json: {head_dim} rotated dimensions (expected 4 or more)")
+    if kind == "longrope":
+        original = numbers["original_length"]
+        numbers |= _longrope(unread, head_dim, original, fields.stated_positions())
     if unread.get("partial_rotary_factor") == 1:
         del unread["partial_rotary_factor"]
     if unread:
@@ -114,6 +152,9 @@ def read_rope(
     """
     theta = fields.number("rope_theta", default_theta)
     values = dict(read_scaling(fields))
+    original = fields.take(_ORIGINAL, int, None)
+    if original is not None and values:
+        values[_ORIGINAL] = original  # it has priority, as in transformers
     for name in _GRIDS:
         values.pop(name, None)
     if partial:
@@ -125,4 +166,4 @@ def read_rope(
                 f"{head_dim} that is an even number of dimensions)"
             )
         head_dim = int(head_dim * share)
-    return rope_from(values, theta, head_dim)
+    return rope_from(values, theta, head_dim, fields)

@@ -19,7 +19,7 @@ _DIALECTS = "sabia.core.plan.counting.dialects"
 # module of dialects (imported on demand) → its readers whose names are the model_type
 _NAMED = {
     "dense": (
-        "arcee", "cohere2", "exaone4", "gemma", "glm4", "granite", "olmo3", "phi3", "qwen2",
+        "arcee", "cohere2", "exaone4", "gemma", "glm4", "granite", "ministral3", "olmo3", "qwen2",
         "seed_oss", "smollm3",
     ),
     "layer_normed": (
@@ -43,7 +43,6 @@ READERS: Mapping[str, tuple[str, str]] = {
     "llama4_text": ("mixtures", "llama4"),
     "mimo": ("dense", "qwen2"),
     "mimo_v2_flash": ("mixtures", "mimo_v2"),
-    "ministral3": ("dense", "phi3"),
     "nemotron-nas": ("dense", "nemotron_nas"),
 }
 # model_type → the family of core.spec with the same tensors and FLOPs

@@ -36,6 +36,7 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "qwen3_5_text": ("qwen3_5", "read"),
     "qwen3_5_moe": ("qwen3_5", "read_whole"),
     "qwen3_5_moe_text": ("qwen3_5", "read"),
+    "phi3": ("phi3", "read"),
     "modernbert": ("modernbert", "read"),
 }
 # methods whose files core.model.storage.hub decodes

@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelSpec:
     # attn_logit_softcapping is read and has no effect, as in transformers
     base = replace(gemma2.attention(fields), qk_norm=True, norm_offset=1.0, softcap=None)
     window = fields.size("sliding_window", None)
-    ropes = {kind: rope_from(*rotary[kind], base.head_dim) for kind in gemma2.KINDS}
+    ropes = {kind: rope_from(*rotary[kind], base.head_dim, fields) for kind in gemma2.KINDS}
     mixers = {
         _LOCAL: replace(base, rope=ropes[_LOCAL], window=window),
         _GLOBAL: replace(base, rope=ropes[_GLOBAL]),

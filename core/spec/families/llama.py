@@ -66,7 +66,7 @@ def decoder(
         norm_eps=fields.number(eps_name, eps),
         tied=fields.take("tie_word_embeddings", bool, False),
         init_std=fields.take("initializer_range", float, 0.02),
-        max_positions=fields.size("max_position_embeddings", 2048),
+        max_positions=fields.positions,
         config={},
         names=names,
         ignored=(ROTARY_BUFFERS,),

@@ -71,7 +71,7 @@ def read(fields: Fields) -> ModelSpec:
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % every == 0] for n in range(depth)])
     size, reach = width // heads, fields.size("local_attention", 128) // 2
     rotary = gemma3.rotations(fields, ("local_rope_theta", "global_rope_theta"), 160000.0)
-    ropes = {kind: rope_from(*rotary[kind], size) for kind in KINDS}
+    ropes = {kind: rope_from(*rotary[kind], size, fields) for kind in KINDS}
     full = Attention(heads, heads, size, size**-0.5, ropes[KINDS[1]], bias, bias)
     mixers = {KINDS[0]: replace(full, rope=ropes[KINDS[0]], window=reach + 1), KINDS[1]: full}
     mlp: GatedMlp = llama.mlp(fields, "hidden_activation", "gelu")

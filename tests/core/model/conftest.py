@@ -65,6 +65,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3.5": HYBRID | {"model_type": "qwen3_5_text", "attention_bias": True},
     "qwen3.5-moe": HYBRID | MIXTURE | {"model_type": "qwen3_5_moe_text", "intermediate_size": None},
 }
+# rows of the tests have 33 tokens: LONG is beyond the original context, SHORT within it
+DYNAMIC = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0}
+STRETCHES = [1.0 + 0.3 * pair for pair in range(9)]
+LONGROPE = {"rope_type": "longrope", "short_factor": STRETCHES[::-1], "long_factor": STRETCHES}
+PHI = new_config("llama", **SHAPE, tied=False) | {"model_type": "phi3", "sliding_window": 7}
+PHI |= {"architectures": ["Phi3ForCausalLM"], "num_attention_heads": 3, "pad_token_id": 0}
+PHI = {name: value for name, value in PHI.items() if name not in ("head_dim", "rope_theta")}
+CONFIGS |= {
+    f"{name}-{reach}": CONFIGS["llama"]
+    | {"rope_theta": None, "rope_parameters": DYNAMIC, "max_position_embeddings": context}
+    for name, reach, context in (("dynamic", "long", 20), ("dynamic", "short", 64))
+}
+CONFIGS |= {
+    f"phi3-{reach}": PHI
+    | {"rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75}}
+    | {"original_max_position_embeddings": original, "max_position_embeddings": 256}
+    for reach, original in (("long", 20), ("short", 64))
+}
 CONFIGS |= MIXTURES
 
 

@@ -43,6 +43,35 @@ def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
     assert np.abs(whole[0, : len(together)] - together).max() <= 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("dynamic-long", "max_position_embeddings"),
+        ("phi3-long", "original_max_position_embeddings"),
+    ],
+)
+def test_rotations_are_those_of_each_document_s_length(name: str, context: str, ops: Any) -> None:
+    spec = from_config(CONFIGS[name] | {context: 12})
+    params = ops.to_device(perturbed(spec), "float32")
+    documents = [np.random.default_rng(n).integers(1, 293, n) for n in (9, 17)]
+    segments, positions = np.repeat([1, 2], (9, 17)), np.concatenate([*map(np.arange, (9, 17))])
+    rows = {"segments": segments[None], "positions": positions[None]}
+    whole = states(spec, params, np.concatenate(documents)[None], ops, **rows)
+    alone = [states(spec, params, document[None], ops) for document in documents]
+    assert np.abs(whole - np.concatenate(alone, 1)).max() <= 1e-5
+    # the rotations of the longer document are not those of a text within the context
+    wide = from_config(CONFIGS[name] | {context: 200})
+    assert np.abs(states(wide, params, documents[1][None], ops) - alone[1]).max() > 1e-2
+
+
+def test_a_cache_beyond_the_original_context_is_refused() -> None:
+    ops = load_ops("torch")
+    spec = from_config(CONFIGS["phi3-long"])
+    assert forward.KVCache.create(spec, 1, 20, ops).slots == 20
+    with pytest.raises(UsageError, match="21 tokens"):
+        forward.KVCache.create(spec, 1, 21, ops)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_of_a_model_computes_in_the_dtype_of_its_matrices(name: str) -> None:
     pytest.importorskip("torch")

@@ -92,6 +92,11 @@ def test_a_vocabulary_grows_where_the_configuration_has_it() -> None:
             {"max_positions": 512, "factor": 4},
             "linear",
         ),
+        (
+            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            {"max_positions": 512},
+            "depend on the number of positions",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, arguments: dict, named: str) -> None:

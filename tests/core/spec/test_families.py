@@ -22,6 +22,8 @@ from sabia.core.spec.rope import Rope
 
 BASE = new_config("llama", hidden=64, layers=3, vocab=101, heads=4, kv_heads=2, head_dim=20)
 ROTATED = {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {}}}
+LONGROPE = {"type": "su", "original_max_position_embeddings": 32}
+LONGROPE |= {name: [1.5] * 10 for name in ("short_factor", "long_factor")}
 GEMMA_TEXT = BASE | {"model_type": "gemma3_text", "hidden_act": None, "rope_theta": None}
 
 
@@ -61,7 +63,15 @@ def test_equal_models_are_equal_whatever_their_files_say_besides() -> None:
         ({"new_flag": False}, "new_flag"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "ntk"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "original_max"),
+        ({"rope_scaling": LONGROPE | {"long_factor": [1.0] * 9}}, "long_factor"),
+        ({"rope_scaling": LONGROPE | {"short_factor": [0.0] * 10}}, "short_factor"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": None},
+            "max_position_embeddings",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "original_max"),
         ({"rope_scaling": {"type": "linear", "factor": 4.0, "beta": 1}}, "beta"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),

@@ -23,8 +23,8 @@ def qwen2(fields: CountFields) -> Architecture:
     return _stack(fields, qwen3.windows(fields), qkv_bias=True)
 
 
-def phi3(fields: CountFields) -> Architecture:
-    """Phi-3, Phi-4 (arXiv 2404.14219): Llama with fused projections."""
+def ministral3(fields: CountFields) -> Architecture:
+    """Ministral 3: Llama with a sliding window."""
     fields.refuse("attention_bias", "mlp_bias")
     return _stack(fields, [fields.take("sliding_window", int, None)] * fields.depth)
 

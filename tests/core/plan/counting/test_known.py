@@ -38,6 +38,11 @@ OTHERS = {
         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
     },
+    "phi3": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16,
+        "partial_rotary_factor": 0.75,
+    },
     "modernbert": {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 5, "vocab_size": 101,
         "num_attention_heads": 4, "attention_bias": True, "local_attention": 32,
