@@ -5,11 +5,14 @@ options and the version; a run skips every shard whose metadata equals what it w
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import posixpath
 import re
+import stat
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -112,6 +115,7 @@ def check_output(
     of other tasks are checked by those. ending: that of the files which show that a part exists.
     """
     if job.to_stdout:
+        _check_stdout(job)
         return Existing()
     there = parts_there(job, ending)
     if job.append:
@@ -130,6 +134,27 @@ def check_output(
         elif per_shard and path not in named:
             replaced.append(path)
     return Existing(frozenset(there), tuple(replaced))
+
+
+def _check_stdout(job: Job) -> None:
+    """Raise UsageError for binary rows after the bytes of another call in the file on stdout, as
+    of `xargs -n2 … > out.parquet` and `>> out.parquet`: other tools would not read both."""
+    if job.out not in (None, "-") or job.to == "jsonl":
+        return
+    try:
+        file = sys.stdout.fileno()
+    except (OSError, ValueError):  # stdout is closed, or an object of the caller's
+        return
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        return
+    appends = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_APPEND
+    before = status.st_size if appends else os.lseek(file, 0, os.SEEK_CUR)
+    if before:
+        raise UsageError(
+            f"stdout: the file has {before:,} bytes already, and rows cannot be added to them; "
+            "give -o DIR --append to each call, or --to jsonl"
+        )
 
 
 @dataclass
