@@ -1,7 +1,7 @@
 """Options of `sabia sft`."""
 
 from sabia.core.options.option import changed, needs, quantity, switch, text
-from sabia.core.options.shared import Trainer
+from sabia.core.options.shared import Trainer, Workers
 from sabia.core.options.training import Logging, Training
 
 
@@ -22,5 +22,7 @@ class SftOptions(
         unset="--pack",
     )  # fmt: skip
     """Attention does not cross the boundary between conversations."""
+    jobs: int = changed(Workers.jobs, help="Number of worker processes that render conversations")
+    """They are rendered once, into `rows/` in the run directory."""
     validation: str = text("Chat records to validate on", "PATH", group="Data")
     eval_every: int = changed(Logging.eval_every, only=needs("validation"))

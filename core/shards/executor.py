@@ -124,17 +124,31 @@ def _end_with_parent() -> None:
 
 def map_threads(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Iterator[R]:
     """function(item) for each item, in order, on `jobs` threads, a few items ahead."""
+    return _map_ahead(ThreadPoolExecutor, function, items, jobs)
+
+
+def map_processes(function: Callable[[A], R], items: Iterable[A], jobs: int) -> Iterator[R]:
+    """Like `map_threads` in worker processes; a worker that dies is Failed."""
+    try:
+        yield from _map_ahead(_pool, function, items, jobs)
+    except BrokenProcessPool as error:
+        raise Failed("a worker process died (out of memory?); run again to resume") from error
+
+
+def _map_ahead(
+    pool_of: Callable[[int], Any], function: Callable[[A], R], items: Iterable[A], jobs: int
+) -> Iterator[R]:
     if jobs <= 1:
         for item in items:
             stop.check()
             yield function(item)
         return
     waiting: deque[Future[R]] = deque()
-    with ThreadPoolExecutor(jobs) as pool:
+    with pool_of(jobs) as pool:
         for item in items:
             stop.check()
             waiting.append(pool.submit(function, item))
             if len(waiting) > 2 * jobs:
-                yield waiting.popleft().result()
+                yield _result(waiting.popleft())
         while waiting:
-            yield waiting.popleft().result()
+            yield _result(waiting.popleft())

@@ -11,7 +11,7 @@ footer, a JSON object with its digest; its length, uint64; MAGIC. The parts:
 `at` int64[n] index of a row's first id, in units of 4 bytes from the start of the file;
 `size` int32[n]; `document` int64[n + 1] where the documents of a row begin in `lengths` int32[];
 `mask` int64[n] a row's first bit in `bits` (-1: every token counts); `order` int64[n] the rows by
-source, where there are several; `rejected` JSON lines [reason, row].
+source, where there are several; `rejected` JSON lines [row, reason, shard].
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from sabia.core.shards import records
 from sabia.core.shards.arrow_arrays import bools, int32s
 from sabia.core.shards.atomic import sealed, unsealed
 
-MAGIC = b"sabiaRO1"
+MAGIC = b"sabiaRO2"
 ENDING = ".rows"
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 PARTS = {
@@ -87,9 +87,9 @@ class RowWriter:
         self._longest = max(self._longest, int(sizes.max(initial=0)))
         self._most_documents = max(self._most_documents, int(counts.max(initial=0)))
 
-    def reject(self, row: Mapping[str, Any], reason: str) -> None:
+    def reject(self, row: Mapping[str, Any], reason: str, shard: str = "") -> None:
         """Record a row that cannot be used."""
-        line = json.dumps([reason, records.to_json(dict(row))]) + "\n"
+        line = json.dumps([records.to_json(dict(row)), reason, shard]) + "\n"
         self._put("rejected", np.frombuffer(line.encode(), np.uint8))
 
     def close(self, **about: Any) -> None:
@@ -258,11 +258,11 @@ class RowFile:
         bits = np.unpackbits(whole, bitorder="little")[start : start + size]
         return bits.view(np.bool_)
 
-    def rejects(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """(row, reason) of each row that could not be used."""
+    def rejects(self) -> Iterator[tuple[dict[str, Any], str, str]]:
+        """(row, reason, shard) of each row that could not be used."""
         for line in self.rejected.tobytes().splitlines():
-            reason, row = json.loads(line)
-            yield json.loads(row), reason
+            row, reason, shard = json.loads(line)
+            yield json.loads(row), reason, shard
 
 
 def _footer(buffer: memoryview, name: str) -> dict[str, Any]:

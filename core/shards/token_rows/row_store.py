@@ -79,6 +79,8 @@ def open_row_files(
         for source in sources
     ]
     shards = dict(zip(paths, sources, strict=True))
+    if not all(path.exists() for path in paths):
+        _remove_unused(folder)
     make_missing(_make, list(shards.items()), jobs)
     for path, source in zip(paths, sources, strict=True):
         try:
@@ -90,7 +92,7 @@ def open_row_files(
             file = RowFile.open(path, source.name)
         with contextlib.suppress(OSError):  # of another user
             os.utime(path)  # when it was last used
-        for row, reason in file.rejects():
+        for row, reason, _ in file.rejects():
             reject(row, reason, source.name)
         yield file
 
@@ -103,9 +105,8 @@ def make_missing(
     missing = {task[0]: task for task in tasks if not task[0].exists()}
     if not missing:
         return
-    for folder in {path.parent for path in missing}:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_unused(folder)
+    for path in missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
     with progress(len(missing), "reading token rows", "shards") as bar:
         while missing:
             paths = list(missing)
