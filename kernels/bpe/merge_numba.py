@@ -10,6 +10,7 @@ import numpy as np
 from sabia.kernels.bpe.definitions import EMPTY, HASH_FACTOR
 from sabia.kernels.bpe.split_numba import code_at
 from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.text.memory_numba import byte_at
 
 U = np.uint64
 SHORT = 64  # bytes of a pre-token that is merged by scanning
@@ -48,7 +49,8 @@ def _merge_of(pairs, left, right):
 
 @_jit
 def fill_symbols(data, i, size, alphabet, symbols):
-    """Write the ids of the single characters of data[i:i+size]; returns how many there are.
+    """Write the ids of the single characters of data[i:i+size]; returns how many there are. `data`
+    is an address.
 
     A character without a token becomes its bytes, if all of them have tokens, else the unknown
     token, if there is one, else nothing. As in tokenizers, an unknown token is written only when
@@ -62,13 +64,13 @@ def fill_symbols(data, i, size, alphabet, symbols):
             number = by_character[code]
         else:
             step = 1
-            number = by_byte[data[k]]
+            number = by_byte[byte_at(data, k)]
         bytes_known = number < 0 and len(by_character) > 0
         for j in range(k, k + step if bytes_known else k):
-            bytes_known = bytes_known and by_byte[data[j]] >= 0
+            bytes_known = bytes_known and by_byte[byte_at(data, j)] >= 0
         if bytes_known:
             for j in range(k, k + step):
-                symbols[n] = by_byte[data[j]]
+                symbols[n] = by_byte[byte_at(data, j)]
                 n += 1
         elif number >= 0 or unknown >= 0:
             if pending and (number >= 0 or not fuse):

@@ -14,6 +14,7 @@ from sabia.kernels.bpe.definitions import (
     HASH_FACTOR,
     LARGE_KEY,
     LARGE_WORDS,
+    METASPACE,
     PADDING,
     PREPEND_ALWAYS,
     PREPEND_FIRST,
@@ -25,12 +26,13 @@ from sabia.kernels.bpe.merge_numba import SHORT, fill_symbols, merge_long, merge
 from sabia.kernels.bpe.split_numba import (
     CHARACTERS,
     characters_end,
+    code_at,
     entry_at,
     part_end,
     split_end,
 )
 from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.text.memory_numba import word_at
+from sabia.kernels.text.memory_numba import byte_at, word_at
 from sabia.kernels.text.unicode_classes import CLASS_BITS
 
 U = np.uint64
@@ -77,7 +79,7 @@ def fill_words(slots, data, spans):
     """Enter whole tokens by the hash of their bytes."""
     mask = U(len(slots) - 1)
     for n in range(len(spans)):
-        slot = _hash_of(data, spans[n, 0], spans[n, 1] - spans[n, 0]) & mask
+        slot = _hash_of(data.ctypes.data, spans[n, 0], spans[n, 1] - spans[n, 0]) & mask
         while slots[slot] >= 0:
             slot = (slot + U(1)) & mask
         slots[slot] = n
@@ -93,7 +95,7 @@ def _whole(data, i, size, h, word_bytes, spans, ids, slots):
         start = spans[n, 0]
         if spans[n, 1] - start == size:
             j = 0
-            while j < size and word_bytes[start + j] == data[i + j]:
+            while j < size and word_bytes[start + j] == byte_at(data, i + j):
                 j += 1
             if j == size:
                 return ids[n]
@@ -169,11 +171,11 @@ def _copy(rows, head, out, o):
 def _next_added(data, i, end, children, ids):
     """(start, stop, node) of the first added token from i, the longest there; (end, end, 0)."""
     while i < end:
-        node, j, stop, last_node = children[0, data[i]], i + 1, i, np.int32(0)
+        node, j, stop, last_node = children[0, byte_at(data, i)], i + 1, i, np.int32(0)
         while node:
             if ids[node] != -1:
                 stop, last_node = j, node
-            node = children[node, data[j]] if j < end else np.int32(0)
+            node = children[node, byte_at(data, j)] if j < end else np.int32(0)
             j += 1
         if last_node:
             return i, stop, last_node
@@ -198,6 +200,7 @@ def _added_token(data, i, end, children, ids):
 @_jit
 def flags_of(data, offsets, classes, result):
     """Combine the flags of all code points beyond ASCII by `or` into result[document]."""
+    data, classes = data.ctypes.data, classes.ctypes.data
     for d in range(len(result)):
         i, end, flags = offsets[d], offsets[d + 1], np.int64(0)
         while i < end:
@@ -212,23 +215,34 @@ def flags_of(data, offsets, classes, result):
 
 
 @_jit
-def _with_blanks(data, i, size):
-    """(a copy of data[i:i+size] in which each blank is the character METASPACE, its length)."""
-    copy, n = np.zeros(3 * size + PADDING, np.uint8), np.int64(0)
+def _longest(spans):
+    """Bytes of the longest token."""
+    longest = np.int64(0)
+    for n in range(len(spans)):
+        longest = max(longest, spans[n, 1] - spans[n, 0])
+    return longest
+
+
+@_jit
+def _spell_blanks(data, i, size, spelled):
+    """Copy data[i:i+size] with METASPACE for each blank; returns the length, or -1 where the copy
+    would be longer than every token."""
+    n, longest = np.int64(0), len(spelled) - PADDING
     for k in range(i, i + size):
-        if data[k] == BLANK:
-            copy[n], copy[n + 1], copy[n + 2] = 0xE2, 0x96, 0x81
-            n += 3
-        else:
-            copy[n] = data[k]
-            n += 1
-    return copy, n
+        byte = byte_at(data, k)
+        if n + 3 > longest:
+            return np.int64(-1)
+        if byte == BLANK:
+            spelled[n], spelled[n + 1] = 0xE2, 0x96
+            n, byte = n + 2, 0x81
+        spelled[n] = byte
+        n += 1
+    return n
 
 
 @_jit
 def _is_blank(data, i):
-    three = data[i] == 0xE2 and data[i + 1] == 0x96 and data[i + 2] == 0x81
-    return data[i] == BLANK or three
+    return byte_at(data, i) == BLANK or code_at(data, i)[0] == METASPACE
 
 
 @_inline
@@ -242,14 +256,17 @@ def _prepend(data, i, wanted):
 
 
 @_jit
-def _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, o):
+def _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, spelled, out, o):
     """Ids of a pre-token that is not in the cache; returns where they end."""
     word_bytes, spans, ids, slots = words
     if len(ids):
+        whole = np.int32(-1)
         if alphabet[5]:  # a blank stands for METASPACE
-            copy, n = _with_blanks(data, i, size)
-            h = _hash_of(copy, np.int64(0), n)
-            whole = _whole(copy, np.int64(0), n, h, word_bytes, spans, ids, slots)
+            n = _spell_blanks(data, i, size, spelled)
+            if n >= 0:
+                address = spelled.ctypes.data
+                h = _hash_of(address, np.int64(0), n)
+                whole = _whole(address, np.int64(0), n, h, word_bytes, spans, ids, slots)
         else:
             whole = _whole(data, i, size, h, word_bytes, spans, ids, slots)
         if whole >= 0:
@@ -268,6 +285,10 @@ def encode_all(
     small, large, out, lengths,
 ):  # fmt: skip
     """Encode every document; returns how many ids were written."""
+    text, classes = data.ctypes.data, classes.ctypes.data
+    by_character, joins = alphabet[1].ctypes.data, alphabet[4].ctypes.data
+    joins_mask = U(len(alphabet[4]) - 1)
+    spelled = np.zeros(_longest(words[1]) + 3 + PADDING, np.uint8)
     symbols, merges = np.empty(SHORT, np.int64), np.empty(SHORT, np.int64)
     small_mask = U(len(small) - 4 * SMALL_WORDS)  # offset of a bucket of 4 rows
     large_mask = U(len(large) - 4 * LARGE_WORDS)
@@ -276,27 +297,27 @@ def encode_all(
         if skipped[d]:
             continue
         first, i, end = o, offsets[d], offsets[d + 1]  # i: next byte; o: next id
-        added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+        added_at, added_stop, added = _added_token(text, i, end, children, added_ids)
         i = _prepend(data, i, prepend == PREPEND_NORMALIZER and i < added_at)
-        late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
+        late_at, late_stop, late = _added_token(text, i, added_at, late_children, late_ids)
         while True:
             every = prepend == PREPEND_ALWAYS or (prepend == PREPEND_FIRST and i == offsets[d])
-            i = _prepend(data, i, every and i < late_at and not _is_blank(data, i))
+            i = _prepend(data, i, every and i < late_at and not _is_blank(text, i))
             # pre-tokens up to the next added token; parts are cut out first
             part = i
             while i < late_at:
                 if i == part:
                     part = late_at
                     if digits > 0 or cjk:
-                        part = part_end(data, i, late_at, classes, digits, cjk)
+                        part = part_end(text, i, late_at, classes, digits, cjk)
                 if family == CHARACTERS:
-                    stop = characters_end(data, i, part, cap, alphabet[1], alphabet[4])
+                    stop = characters_end(text, i, part, cap, by_character, joins, joins_mask)
                 else:
-                    stop = split_end(data, i, part, classes, family, cap, letters)
+                    stop = split_end(text, i, part, classes, family, cap, letters)
                 size = stop - i
                 base, h, row = U(0), U(0), _MISSING
                 if size <= 8 * SMALL_KEY:  # the key fits a small row
-                    one, two = _key_word(data, i, size), _key_word(data, i + 8, size - 8)
+                    one, two = _key_word(text, i, size), _key_word(text, i + 8, size - 8)
                     h = _hash_of_two(one, two, U(size))
                     base = (h * U(SMALL_WORDS)) & small_mask
                     row = _find_small(small, base, one, two, U(size))
@@ -305,19 +326,21 @@ def encode_all(
                         i = stop
                         continue
                 else:
-                    h = _hash_of(data, i, size)
+                    h = _hash_of(text, i, size)
                 wide = (h * U(LARGE_WORDS)) & large_mask  # bucket among the large rows
                 if size <= 8 * LARGE_KEY:
-                    row = _find_large(large, wide, data, i, size)
+                    row = _find_large(large, wide, text, i, size)
                 if row != _MISSING:
                     o = _copy(large, row + U(LARGE_KEY), out, o)
                     i = stop
                     continue
                 # not in the cache: encode the pre-token and enter it
                 start = o
-                o = _encode_new(data, i, size, h, alphabet, pairs, words, symbols, merges, out, o)
-                if not _keep(small, SMALL_WORDS, SMALL_KEY, base, h, data, i, size, out, start, o):
-                    _keep(large, LARGE_WORDS, LARGE_KEY, wide, h, data, i, size, out, start, o)
+                o = _encode_new(
+                    text, i, size, h, alphabet, pairs, words, symbols, merges, spelled, out, o
+                )
+                if not _keep(small, SMALL_WORDS, SMALL_KEY, base, h, text, i, size, out, start, o):
+                    _keep(large, LARGE_WORDS, LARGE_KEY, wide, h, text, i, size, out, start, o)
                 i = stop
             if late >= 0:
                 out[o] = late
@@ -327,11 +350,11 @@ def encode_all(
                 out[o] = added
                 o += 1
                 i = added_stop
-                added_at, added_stop, added = _added_token(data, i, end, children, added_ids)
+                added_at, added_stop, added = _added_token(text, i, end, children, added_ids)
                 i = _prepend(data, i, prepend == PREPEND_NORMALIZER and i < added_at)
             else:
                 break
-            late_at, late_stop, late = _added_token(data, i, added_at, late_children, late_ids)
+            late_at, late_stop, late = _added_token(text, i, added_at, late_children, late_ids)
         if end_id >= 0:
             out[o] = end_id
             o += 1

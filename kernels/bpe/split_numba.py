@@ -17,13 +17,14 @@ characters  no pattern, or one that splits at blanks (NO_CUTS, AT_BLANKS, AT_RUN
           id changes, and pre-tokens stay short, whatever the length of the text
 
 The bytes are valid UTF-8 with at least 8 readable bytes behind them. Classes: text.unicode_classes.
+Arrays are given by their addresses: a call with arrays costs more than most matches.
 """
 
 import numpy as np
 
 from sabia.kernels.bpe.definitions import BLANK, HASH_FACTOR, METASPACE
 from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.text.memory_numba import byte_at, trailing_zeros, word_at
+from sabia.kernels.text.memory_numba import byte_at, int_at, trailing_zeros, word_at
 from sabia.kernels.text.unicode_classes import (
     CJK,
     CLASS_BITS,
@@ -301,19 +302,18 @@ def _deepseek(data, i, end, classes):
 
 
 @_inline
-def _join_bit(joins, left, right):
-    """(word, bit) of a pair of ids in `joins`."""
+def _join_bit(mask, left, right):
+    """(word, bit) of a pair of ids in `joins`, which has mask + 1 words."""
     key = (np.uint64(left) << np.uint64(32)) ^ np.uint64(np.uint32(right))
     h = (key * _FACTOR) >> np.uint64(32)
-    mask = np.uint64(len(joins) - 1)
-    return (h >> np.uint64(6)) & mask, np.uint64(1) << (h & np.uint64(63))
+    return np.int64((h >> np.uint64(6)) & mask), np.uint64(1) << (h & np.uint64(63))
 
 
 @_jit
 def fill_joins(joins, pairs):
     """Set the bits of pairs int32[n, 2] of ids."""
     for k in range(len(pairs)):
-        word, bit = _join_bit(joins, pairs[k, 0], pairs[k, 1])
+        word, bit = _join_bit(np.uint64(len(joins) - 1), pairs[k, 0], pairs[k, 1])
         joins[word] |= bit
 
 
@@ -327,7 +327,7 @@ def _is_cut(left, right, cuts):
 
 
 @_jit
-def characters_end(data, i, end, cuts, by_character, joins):
+def characters_end(data, i, end, cuts, by_character, joins, mask):
     """The end of the characters from i that merges may join; ASCII letters count as joined."""
     left, size = code_at(data, i)
     while True:
@@ -344,8 +344,8 @@ def characters_end(data, i, end, cuts, by_character, joins):
         right, size = code_at(data, i)
         if cuts != NO_CUTS and _is_cut(left, right, cuts):
             return i
-        word, bit = _join_bit(joins, by_character[left], by_character[right])
-        if not joins[word] & bit:
+        word, bit = _join_bit(mask, int_at(by_character, left), int_at(by_character, right))
+        if not word_at(joins, 8 * word) & bit:
             return i
         left = right
 

@@ -9,13 +9,21 @@ from numba import types
 from numba.extending import intrinsic
 
 
+def _pointer(context, builder, kind, array, index):
+    """To array[index] of a uint8 array, which may be given by its address."""
+    if isinstance(kind, types.Integer):
+        data = builder.inttoptr(array, ir.IntType(8).as_pointer())
+    else:
+        data = context.make_array(kind)(context, builder, array).data
+    return builder.gep(data, [index])
+
+
 @intrinsic
 def byte_at(typing_context, array, index):
-    """array[index] of a contiguous uint8 array, as int64."""
+    """array[index] of a contiguous uint8 array, or of the one at an address, as int64."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte = builder.load(builder.gep(data, [arguments[1]]))
+        byte = builder.load(_pointer(context, builder, signature.args[0], *arguments))
         return builder.zext(byte, ir.IntType(64))
 
     return types.int64(array, types.int64), generate
@@ -23,16 +31,27 @@ def byte_at(typing_context, array, index):
 
 @intrinsic
 def word_at(typing_context, array, index):
-    """Eight bytes of a contiguous uint8 array at any index, as a little-endian uint64."""
+    """Eight bytes of a contiguous uint8 array, or of the one at an address, at any index, as a
+    little-endian uint64."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.gep(data, [arguments[1]])
+        address = _pointer(context, builder, signature.args[0], *arguments)
         word = builder.load(builder.bitcast(address, ir.IntType(64).as_pointer()))
         word.align = 1
         return word
 
     return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def int_at(typing_context, address, index):
+    """The int32 number `index` of the contiguous array at an address, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        data = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.sext(builder.load(builder.gep(data, [arguments[1]])), ir.IntType(64))
+
+    return types.int64(address, types.int64), generate
 
 
 @intrinsic
