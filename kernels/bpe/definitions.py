@@ -12,6 +12,7 @@ CACHE_BYTES = 8 * (SMALL_ROWS * SMALL_WORDS + LARGE_ROWS * LARGE_WORDS)
 PADDING = 80  # readable bytes behind a text: a key is read in words
 FRONT = 8  # bytes before the first text, for a blank before it
 BLANK, METASPACE = 0x20, 0x2581  # ▁, which stands for a blank in vocabularies of characters
+MAX_KEPT_IDS = 1 << 25
 MAX_TRIE_NODES = 1 << 16
 EMPTY = (1 << 64) - 1
 HASH_FACTOR = 0x9E3779B97F4A7C15
@@ -79,10 +80,19 @@ class Tables:
 
 @dataclass
 class Cache:
-    """Pre-tokens encoded before, of one thread."""
+    """Pre-tokens encoded before, of one thread, and memory for the ids of a batch."""
 
     small: np.ndarray = field(default_factory=lambda: _rows(SMALL_ROWS, SMALL_WORDS))
     large: np.ndarray = field(default_factory=lambda: _rows(LARGE_ROWS, LARGE_WORDS))
+    ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def id_buffer(self, size: int) -> np.ndarray:
+        """int32[>= size], undefined; the same memory each time, unless it would be very much."""
+        if size > MAX_KEPT_IDS:
+            return np.empty(size, np.int32)
+        if size > len(self.ids):
+            self.ids = np.empty(size, np.int32)
+        return self.ids
 
 
 def _rows(rows: int, words: int) -> np.ndarray:

@@ -132,7 +132,7 @@ def encode(
     lengths = np.zeros(n, np.int64)
     # every character may become an id, and every text between added tokens gets one more
     size = int(offsets[-1] - offsets[0]) * (1 if s.prepend == PREPEND_NEVER else 2)
-    out = np.empty(size + 2 * n + 16, np.int32)
+    out = cache.id_buffer(size + 2 * n + 16)
     skipped = np.zeros(n, np.bool_) if skip is None else skip
     total = encode_all(
         *(data, offsets, skipped, end_id, tables.classes),

@@ -58,23 +58,28 @@ def compile_tables(tokenizer: Tokenizer) -> Compiled:
         nfc, splitting = _normalizes(definition), byte_level_splitting(definition)
         characters = byte_of_character()
         alphabet, classes = _byte_alphabet(model, characters), True
-        words = {
-            bytes(characters[c] for c in token): number
-            for token, number in vocab.items()
-            if token and characters.keys() >= set(token)
-        }
     else:
         nfc, splitting = character_splitting(definition)
         alphabet = character_alphabet(definition, merges)
-        classes = splitting.digits > 0
-        words = {token.encode(): number for token, number in vocab.items() if token}
+        characters, classes = {}, splitting.digits > 0
     ids = itertools.chain.from_iterable((vocab[a], vocab[b], vocab[a + b]) for a, b in merges)
     merged = np.fromiter(ids, np.int64, 3 * len(merges)).reshape(-1, 3)
     pairs = pair_table(merged[:, :2], merged[:, 2])
-    table = word_table(words if model.get("ignore_merges") else {})
+    table = word_table(_whole_tokens(vocab, characters) if model.get("ignore_merges") else {})
     tries = _tries(definition, tokenizer)
     tables = Tables(alphabet, pairs, splitting, class_table(), table, tries)
     return Compiled(tables, nfc, classes)
+
+
+def _whole_tokens(vocab: dict[str, int], characters: dict[str, int]) -> dict[bytes, int]:
+    """UTF-8 of the tokens, or their bytes where characters stand for bytes → id."""
+    if not characters:
+        return {token.encode(): number for token, number in vocab.items() if token}
+    return {
+        bytes(characters[c] for c in token): number
+        for token, number in vocab.items()
+        if token and characters.keys() >= set(token)
+    }
 
 
 def _byte_alphabet(model: dict[str, Any], characters: dict[str, int]) -> Alphabet:

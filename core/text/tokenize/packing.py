@@ -60,7 +60,7 @@ class SequentialPacker:
         self._tokens = tokens[whole:].astype(np.int32)
         self._lengths, self._sources = size[rest], sources[document[rest]]
         if rows:
-            ids = tokens[:whole].reshape(rows, self.length).astype(np.int32)
+            ids = tokens[:whole].reshape(rows, self.length).astype(np.int32, copy=False)
             yield PackedRows(ids, row[inside], size[inside], sources[document[inside]])
 
     def flush(self) -> Iterator[PackedRows]:
