@@ -5,7 +5,7 @@ import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("torch", "jax", "jaxlib", "flax", "optax", "numpy", "pyarrow", "tokenizers",
+PACKAGES = ("torch", "jax", "jaxlib", "flax", "numpy", "pyarrow", "tokenizers",
             "safetensors", "numba", "typer", "rich", "wandb", "tensorboard")  # fmt: skip
 
 

@@ -8,14 +8,13 @@ is padded with rows without weight, so that shapes stay the same from step to st
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import struct
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
@@ -40,7 +39,8 @@ Array = jax.Array
 Tree = dict[str, Array]
 
 
-@struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class TrainState:
     """Parameters, optimizer state by name and part, and the number of updates."""
 
@@ -248,7 +248,7 @@ class _Run:
         """(state, sums) after a step; the state is unchanged if the step is refused."""
         gradients, sums = self.gradients(state.params, batch, settings["number"])
         # all sums are still to be divided by the global weight
-        norm_sum = optax.tree.norm(gradients)
+        norm_sum = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)))
         safe = jnp.maximum(sums["weight"], 1e-30)
         norm = norm_sum / safe
         clip = self.setup.optimizer.clip_norm

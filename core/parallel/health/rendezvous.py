@@ -37,7 +37,7 @@ from sabia.core.parallel.health.connection import Connection, Message, PeerDisco
 from sabia.core.parallel.slurm_hosts import describe_ranks
 
 PROTOCOL = 1
-PACKAGES = ("sabia", "numpy", "torch", "jax", "jaxlib", "optax", "flax")
+PACKAGES = ("sabia", "numpy", "torch", "jax", "jaxlib")
 SETTINGS = ("NCCL_", "XLA_", "JAX_", "LIBTPU_", "TORCH_NCCL_", "SABIA_")
 NOT_SETTINGS = ("SABIA_JOB_SECRET", "JAX_COMPILATION_CACHE_DIR", "NCCL_SOCKET_IFNAME")
 JOB_VARIABLES = {  # by launcher; torchrun may have been started by several Slurm steps

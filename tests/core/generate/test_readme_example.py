@@ -1,4 +1,4 @@
-"""The library example of the README runs as it is written, on a small random model."""
+"""The library examples of the README run as they are written, on a small random model."""
 
 from pathlib import Path
 
@@ -13,9 +13,16 @@ from sabia.core.text.tokenize.tokenizer_training import train_bpe
 README = Path(__file__).parents[3] / "README.md"
 
 
-def test_the_library_example_prints_four_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def example(part: str) -> str:
+    """The Python example of the README that contains `part`."""
+    blocks = README.read_text("utf-8").split("```python\n")[1:]
+    (block,) = (block for block in blocks if part in block)
+    return block.partition("```")[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory in which run/final is a model."""
     tokenizer = train_bpe(["The capital of Brazil is Brasilia."] * 3, 300)
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32,
@@ -28,10 +35,24 @@ def test_the_library_example_prints_four_samples(
     params = {name: np.asarray(value) for name, value in init_params(spec, 0).items()}
     hub.save_model(tmp_path / "run/final", spec, params)
     tokenizer.save(tmp_path / "run/final")
-    blocks = README.read_text("utf-8").split("```python\n")[1:]
-    (block,) = (part for part in blocks if "load_engine" in part)
     monkeypatch.chdir(tmp_path)
-    exec(block.partition("```")[0], names := {})
+    return tmp_path
+
+
+def test_the_nnx_example_halves_one_matrix(run: Path) -> None:
+    pytest.importorskip("flax", reason="flax is not installed")
+    exec(example("nnx"), {})
+    before, after = (hub.load_model(run / name)[1] for name in ("run/final", "changed"))
+    for name, array in before.items():
+        changed = array * 0.5 if name == "layers.0.attn.q" else array
+        assert np.array_equal(after[name], changed), name
+    assert (run / "changed/tokenizer.json").is_file()
+
+
+def test_the_library_example_prints_four_samples(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(example("load_engine"), names := {})
     printed = capsys.readouterr().out
     completions = names["engine"].generate(names["requests"])
     for completion in completions:
