@@ -1,16 +1,20 @@
-"""Checkpoints to Hugging Face directories: the same bytes, a tensor at a time."""
+"""Checkpoints to Hugging Face directories: the same bytes, a tensor at a time; merged adapters."""
 
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from sabia.core.errors import BadData
+from sabia.core.model import backend
+from sabia.core.model.forward import hidden, logits
 from sabia.core.model.init import init_params
+from sabia.core.model.lora import LoraConfig, LoraOps, init_lora
 from sabia.core.model.storage import hub
-from sabia.core.spec import from_config, new_config
+from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train import convert
 from sabia.core.train.checkpoint import Piece, Reader, Saver, latest
 
@@ -27,6 +31,8 @@ CONFIGS = {
     "stacked": new_config("qwen3", **SHAPE) | {"model_type": "qwen3_moe"} | EXPERTS,
     "fused": new_config("llama", **SHAPE) | {"model_type": "gpt_oss"} | GPT_OSS,
 }
+PHI = {"num_key_value_heads": 2, "partial_rotary_factor": 0.5, "pad_token_id": 0}
+MERGED = CONFIGS | {"phi3": CONFIGS["plain"] | {"model_type": "phi3"} | PHI}
 
 
 @pytest.fixture(params=CONFIGS)
@@ -82,3 +88,40 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     reader = save_halves(tmp_path / "run", init_params(spec, 0))
     with pytest.raises(BadData, match="missing"):
         convert.export_checkpoint(reader, other, tmp_path / "out")
+
+
+@pytest.mark.parametrize("targets", ["", r"attn\.[qv]$", r"layers\.1\.(attn\.o|mlp)"])
+@pytest.mark.parametrize("name", ["plain", "tied", "stacked", "fused", "phi3"])
+def test_merged_exports_have_the_logits_of_the_adapters(
+    tmp_path: Path, name: str, targets: str
+) -> None:
+    """Rank, alpha and targets of each kind, from a checkpoint in pieces, in files of any size."""
+    ops = backend.load_ops("torch")
+    spec, lora = from_config(MERGED[name]), LoraConfig(3, 7.0, targets)
+    drawn, random = init_params(spec, 3) | init_lora(spec, lora, 1), np.random.default_rng(2)
+    # matrices and both parts of each adapter are large enough to matter
+    params = {
+        key: x + np.float32(0.2) * random.standard_normal(x.shape, np.float32)
+        for key, x in drawn.items()
+    }
+    reader = save_halves(tmp_path / "run", params)
+    convert.export_checkpoint(
+        reader, spec, tmp_path / "final", "float32", lora=lora, max_shard_bytes=20_000
+    )
+    held = ops.to_device(params)
+    adapted = logits_of(spec, held, LoraOps(ops, held, lora))
+    loaded, merged = hub.load_model(tmp_path / "final")
+    assert loaded == spec and merged.keys() == {tensor.name for tensor in spec.tensors()}
+    exported = logits_of(spec, ops.to_device(merged), ops)
+    scale = np.abs(adapted).max()
+    assert np.abs(exported - adapted).max() <= 1e-5 * scale
+    assert np.abs(exported - logits_of(spec, held, ops)).max() >= 0.01 * scale
+    convert.export_checkpoint(reader, spec, tmp_path / "narrow", lora=lora)
+    for key, array in hub.load_model(tmp_path / "narrow")[1].items():
+        assert (array == merged[key].astype(ml_dtypes.bfloat16)).all(), key
+
+
+def logits_of(spec: ModelSpec, params: dict[str, Any], ops: Any) -> np.ndarray:
+    """Logits of 33 tokens."""
+    ids = np.random.default_rng(5).integers(0, spec.vocab_size, (1, 33))
+    return np.asarray(logits(spec, params, hidden(spec, params, ids, ops), ops))
