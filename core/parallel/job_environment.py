@@ -50,6 +50,16 @@ def keep_offline(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(name, value)
 
 
+def limit_jax_threads(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let XLA start OMP_NUM_THREADS threads on a CPU, as torch does; NPROC is its own variable.
+
+    XLA reads it when JAX's first computation starts.
+    """
+    threads = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if threads.isdecimal() and int(threads):
+        environment.setdefault("NPROC", threads)
+
+
 def keep_caches_apart(
     run_directory: Path | None, environment: MutableMapping[str, str] = os.environ
 ) -> None:

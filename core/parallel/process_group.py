@@ -137,7 +137,10 @@ def join_jax(
     if devices > 1 and world.size == 1 and _is_cpu():
         with contextlib.suppress(RuntimeError):  # JAX is initialised; its devices stay
             jax.config.update("jax_num_cpu_devices", devices)
+    job_environment.limit_jax_threads()
     with _watched(world, config or WatchdogConfig()) as stack:
+        # JAX read the environment when it was imported
+        jax.config.update("jax_compilation_cache_dir", os.environ.get(job_environment.JAX_CACHE))
         if world.size > 1:
             _initialise_jax(world)
             stack.push(_unless_failed(jax.distributed.shutdown))
@@ -148,9 +151,6 @@ def join_jax(
 def _initialise_jax(world: World) -> None:
     import jax
 
-    cache = os.environ.get(job_environment.JAX_CACHE)
-    if cache:  # JAX read the environment before job_environment set the variable
-        jax.config.update("jax_compilation_cache_dir", cache)
     if _is_cpu():
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # torchrun's own store uses its port

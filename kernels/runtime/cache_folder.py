@@ -1,6 +1,6 @@
 """Cache folders: $XDG_CACHE_HOME/sabia, or ~/.cache/sabia; never next to the source files.
 
-numba/, triton/, inductor/ and cuda/ hold compiled code; calls/ holds completed requests to
+numba/, triton/, inductor/, cuda/ and jax/ hold compiled code; calls/ holds completed requests to
 language models; hashes/ the hashes of large files; rows/ unpacked token rows and indices of them.
 `sabia(1)` lists them under FILES.
 """
@@ -15,6 +15,7 @@ COMPILERS = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
     "triton": "TRITON_CACHE_DIR",
     "cuda": "CUDA_CACHE_PATH",
+    "jax": "JAX_COMPILATION_CACHE_DIR",
 }
 
 

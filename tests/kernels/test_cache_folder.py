@@ -44,6 +44,7 @@ def test_variables_that_are_set_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "TRITON_CACHE_DIR": "/mine",
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "sabia" / "inductor"),
         "CUDA_CACHE_PATH": str(tmp_path / "sabia" / "cuda"),
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "sabia" / "jax"),
     }
 
 

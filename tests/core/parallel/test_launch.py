@@ -1,12 +1,14 @@
 """The world that each launcher's variables describe, and joining it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline
+from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline, limit_jax_threads
 from sabia.core.parallel.process_group import join_torch
 from sabia.core.parallel.world import World, detect
 
@@ -78,3 +80,59 @@ def test_one_process_joins_nobody() -> None:
     with join_torch(World()) as device:
         assert device.type in ("cpu", "cuda")
         assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("given", "threads"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "4,2"}, "4"),
+        ({"OMP_NUM_THREADS": "3", "NPROC": "7"}, "7"),
+        ({"OMP_NUM_THREADS": "0"}, None),
+        ({"OMP_NUM_THREADS": "all"}, None),
+        ({}, None),
+    ],
+)
+def test_jax_has_the_threads_of_openmp(given: dict[str, str], threads: str | None) -> None:
+    environment = dict(given)
+    limit_jax_threads(environment)
+    assert environment.get("NPROC") == threads
+
+
+JAX_PROCESS = """
+import os
+import jax
+from sabia.core.parallel.process_group import join_jax
+from sabia.core.parallel.world import World
+
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+with join_jax(World()):
+    jax.jit(lambda x: x @ x + 1)(jax.numpy.ones((300, 300))).block_until_ready()
+tasks = os.listdir("/proc/self/task")
+names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks]
+print(names.count("tf_XLAEigen"), hits.count("/jax/compilation_cache/cache_hits") > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are listed in /proc")
+def test_a_second_jax_process_compiles_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="the JAX backend")
+    names = ("NPROC", "JAX_COMPILATION_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "3"}
+    environment |= {"JAX_PLATFORMS": "cpu"}
+    lines = [
+        subprocess.run(
+            [sys.executable, "-c", JAX_PROCESS],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert lines == [["3", "False"], ["3", "True"]]
+    assert list((tmp_path / "sabia" / "jax").iterdir())
