@@ -1,10 +1,12 @@
 """Digests by which a flipped bit in a Parquet file or an Arrow stream is found.
 
 Other programs read these files as they are. In Parquet every page has its CRC-32, and the bytes
-between the last row group and the footer, which no reader looks at, hold MARK and the digest of the
+between the last row group and the footer, which no reader looks at, hold: a 64-bit digest of each
+BLOCK of all bytes before them (page headers, which the CRC leaves out, among them), the number of
+these bytes (uint64, little-endian), MARK, and the 128-bit digest of the digests, the number and the
 footer. In Arrow the custom metadata of each record batch holds the digest of the schema, the rows
 before it and the batch; the last batch has no rows and also holds the number of rows. Digests are
-128-bit XXH3 (xxhash.com; not cryptographic). Files without digests, which other programs or earlier
+XXH3 (xxhash.com; not cryptographic). Files without digests, which other programs or earlier
 versions wrote, are read with a note. JSON objects with a digest are in `atomic`.
 """
 
@@ -15,12 +17,13 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_64_digest, xxh3_128, xxh3_128_digest
 
 from sabia.core import notes
 from sabia.core.errors import BadData
 
-MARK = b"sabiaXXH"  # 8 bytes, followed by the 16 bytes of the digest of all that follows it
+MARK = b"sabiaXXB"  # 8 bytes
+BLOCK = 1 << 15
 KEY, ROWS = b"sabia.xxh3", b"sabia.rows"
 _TAIL = 8  # bytes of a Parquet file after the footer: its length, PAR1
 _seen = {"undigested": False}
@@ -39,7 +42,7 @@ def suppress_notes() -> None:
 
 
 class ParquetWriter:
-    """A `pyarrow.parquet.ParquetWriter` with checksums of pages and the digest of the footer.
+    """A `pyarrow.parquet.ParquetWriter` with checksums of pages and digests of all bytes.
 
     The target is open for writing; it need not be seekable and stays open.
     """
@@ -51,30 +54,49 @@ class ParquetWriter:
         self.add_key_value_metadata = self._writer.add_key_value_metadata
 
     def close(self) -> None:
-        """Write the digest and the footer."""
-        held = self._target.held = []
+        """Write the digests and the footer."""
+        target = self._target
+        held = target.held = []
         self._writer.close()
-        end = b"".join(held)
+        end, target.held = b"".join(held), None
         start = len(end) - _TAIL - int.from_bytes(end[-8:-4], "little")
         footer = end[start:]
-        self._target.file.write(end[:start] + MARK + xxh3_128_digest(footer) + footer)
+        target.write(end[:start])
+        count = target.count.to_bytes(8, "little")
+        table = target.digests()
+        digest = xxh3_128_digest(table + count + footer)
+        target.file.write(table + count + MARK + digest + footer)
 
 
 class _Target:
-    """Passes on what is written, or holds it back."""
+    """Passes on what is written, with digests of its blocks, or holds it back."""
 
     closed = False
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file = file
+        self.file, self.count = file, 0
         self.held: list[bytes] | None = None
+        self._blocks, self._block, self._left = list[bytes](), xxh3_64(), BLOCK
 
     def write(self, data: bytes) -> int:
-        if self.held is None:
-            self.file.write(data)
-        else:
+        if self.held is not None:
             self.held.append(bytes(data))
+            return len(data)
+        self.file.write(data)
+        self.count += len(data)
+        rest = memoryview(data)
+        while rest:
+            self._block.update(rest[: self._left])
+            rest, self._left = rest[self._left :], self._left - len(rest[: self._left])
+            if not self._left:
+                self._blocks.append(self._block.digest())
+                self._block, self._left = xxh3_64(), BLOCK
         return len(data)
+
+    def digests(self) -> bytes:
+        """Those of all blocks, of which the last one may be shorter."""
+        last = [self._block.digest()] if self._left < BLOCK else []
+        return b"".join(self._blocks + last)
 
     def flush(self) -> None:
         """The owner of the file flushes it."""
@@ -83,38 +105,95 @@ class _Target:
         """The owner of the file closes it."""
 
 
+class _Checked:
+    """A file of which each block that is read is compared with its digest."""
+
+    closed = False
+
+    def __init__(
+        self, file: BinaryIO, name: str, count: int, table: bytes, digest: bytes
+    ) -> None:
+        self._file, self._name, self._count, self._table = file, name, count, table
+        self.digest = digest  # of the table and the footer
+        self.seek, self.tell = file.seek, file.tell
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        """As that of a file. Raises BadData where a block is not as it was written."""
+        start = self._file.tell()
+        if start >= self._count or size < 0:
+            return self._file.read(size)
+        end = start + size
+        low, high = start // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, self._count)
+        self._file.seek(low)
+        data = memoryview(self._file.read(max(high, end) - low))
+        for first in range(low, high, BLOCK):
+            block, at = data[first - low : min(first + BLOCK, high) - low], first // BLOCK * 8
+            if xxh3_64_digest(block) != self._table[at : at + 8]:
+                raise BadData(
+                    f"{self._name}: bytes from {first} on are not as they were written"
+                    " (damaged bits)"
+                )
+        self._file.seek(end)
+        return data[start - low : end - low]
+
+    def check(self) -> None:
+        """Raise BadData unless all blocks are as they were written."""
+        for first in range(0, self._count, 32 * BLOCK):
+            self._file.seek(first)
+            self.read(min(32 * BLOCK, self._count - first))
+
+    def close(self) -> None:
+        """The owner of the file closes it."""
+
+
 def open_parquet(file: BinaryIO, name: str, say: bool = True) -> pq.ParquetFile:
-    """A Parquet file whose footer is as it was written and whose pages are checked when they are
+    """A Parquet file whose footer is as it was written and whose bytes are checked when they are
     read. Raises BadData, and what pyarrow raises for a file that is not Parquet. say: note that
     there are no digests."""
-    digest = _seek_footer(file)
-    if digest is None:
-        if say:
-            note_missing(name)
-    elif digest and xxh3_128_digest(file.read()) != digest:
-        raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
+    checked = _checked(file, name)
     file.seek(0)
-    return pq.ParquetFile(file, page_checksum_verification=True)
+    if checked is None and say:
+        note_missing(name)
+    return pq.ParquetFile(checked or file, page_checksum_verification=checked is None)
 
 
-def _seek_footer(file: BinaryIO) -> bytes | None:
-    """Go to the footer of a Parquet file; returns its digest, None if it has none, b"" if it is
-    not a Parquet file."""
+def _checked(file: BinaryIO, name: str) -> _Checked | None:
+    """A Parquet file with its digests, which are compared with those of the footer; None if it has
+    none."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _TAIL))
     length = int.from_bytes(file.read(4), "little")
-    start = size - _TAIL - length - len(MARK) - 16
-    if start < 4 or file.read(4) != b"PAR1":
-        return b""
-    file.seek(start)
-    mark, digest = file.read(len(MARK)), file.read(16)
-    return digest if mark == MARK else None
+    end = size - _TAIL - length - 32  # of the table
+    if end < 4 or file.read(4) != b"PAR1":
+        return None
+    file.seek(end)
+    raw, mark, digest, footer = file.read(8), file.read(8), file.read(16), file.read()
+    if mark != MARK:
+        return None
+    count = int.from_bytes(raw, "little")
+    table = b""
+    if count + -(-count // BLOCK) * 8 == end:
+        file.seek(count)
+        table = file.read(end - count)
+    if xxh3_128_digest(table + raw + footer) != digest:
+        raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
+    return _Checked(file, name, count, table, digest)
 
 
-def footer_digest(file: BinaryIO) -> str:
-    """The digest of the footer of a Parquet file, which names the sizes, the statistics and the
-    origin of its rows; '' if it has none."""
-    return (_seek_footer(file) or b"").hex()
+def footer_digest(file: BinaryIO, name: str) -> str:
+    """The digest of the digests of all bytes of a Parquet file; '' if it has none."""
+    checked = _checked(file, name)
+    return checked.digest.hex() if checked else ""
+
+
+def check_parquet(path: str) -> None:
+    """Read a local file; raise BadData if it has digests and is not as it was written."""
+    with open(path, "rb") as file:
+        if (checked := _checked(file, path)) is not None:
+            checked.check()
 
 
 @contextlib.contextmanager

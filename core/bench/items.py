@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sabia.core.bench.task import Task
+from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.files import unreadable
 from sabia.core.shards.json_lines import decompressed
@@ -83,10 +82,8 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
     except OSError as error:
         raise unreadable(named, path, error) from error
     if path.suffix == ".parquet":
-        try:
-            return pq.read_table(path).to_pylist()
-        except pa.ArrowException as error:
-            raise BadData(f"{path}: {str(error).partition(chr(10))[0]}") from error
+        with parquet_at(path) as file:
+            return file.read().to_pylist()
     with path.open("rb") as file:
         text = decompressed(file).read().decode("utf-8-sig")
     try:

@@ -57,15 +57,13 @@ def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
 
 
 def _parquet(path: str) -> Iterator[Run]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from sabia.core.digests import parquet_at
 
     try:
-        rows = pq.read_table(path).to_pylist()
+        with parquet_at(path) as file:
+            rows = file.read().to_pylist()
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file (expected a list of runs)") from error
-    except (pa.ArrowException, OSError) as error:
-        raise BadData(f"{path}: {error} (expected runs as Parquet)") from error
     for number, row in enumerate(rows, 1):
         given = {key: value for key, value in row.items() if value is not None}
         yield f"{os.path.basename(path)}:{number}", given

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
@@ -120,9 +119,6 @@ def _recorded_options(source: Source) -> dict[str, Any]:
     """The options that `tokenize` wrote into the rows' metadata, {} if it did not."""
     if source.form == "jsonl":
         return {}
-    with source.open() as file:
-        parquet = source.form == "parquet"
-        schema = pq.read_schema(file) if parquet else open_arrow(file, source.name)[0]
-    metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    metadata = json.loads((source.stored_schema().metadata or {}).get(METADATA_KEY, b"{}"))
     options = metadata.get("options")
     return options if isinstance(options, dict) else {}

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import stop
-from sabia.core.digests import open_parquet
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.json_lines import decompressed, json_score_names
@@ -100,12 +99,7 @@ def _header(source: Source) -> pa.Schema:
         if source.form == "jsonl":
             first = next(source.raw(), None)
             return schemas.document() if first is None else first.schema
-        if source.form == "parquet":
-            with source.open() as file:
-                schema = open_parquet(file, source.name).schema_arrow
-        else:
-            with source.open_arrow() as (schema, _):
-                pass
+        schema = source.stored_schema()
         names = source.named(schema.names)
         return pa.schema([f.with_name(n) for f, n in zip(schema, names, strict=True)])
 

@@ -15,11 +15,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.digests import parquet_at
+from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 
@@ -130,6 +128,7 @@ def _move_rejects(out: Path) -> None:
 
 def _holds_rejects(path: Path) -> bool:
     try:
-        return pq.read_schema(path).names == ["reason", "shard", "record"]
-    except pa.ArrowException:
+        with parquet_at(path) as file:
+            return file.schema_arrow.names == ["reason", "shard", "record"]
+    except BadData:
         return False

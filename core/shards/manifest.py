@@ -22,16 +22,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core.digests import open_parquet
+from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import columns, layout
-from sabia.core.shards.atomic import sweep, write_atomic
+from sabia.core.shards.atomic import read_json, sweep, write_json
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
-from sabia.core.shards.outputs import open_output, output_path, read_metadata, readable, rows_in
+from sabia.core.shards.outputs import (
+    is_intact,
+    open_output,
+    output_path,
+    read_metadata,
+    readable,
+    rows_in,
+)  # fmt: skip
 from sabia.core.shards.sources import Source
 
 _NUMBERED = re.compile(r"part-\d+\.\w+\Z")  # others are named by `append_names`
@@ -80,9 +87,17 @@ def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
 
 
 def holds(path: str, wanted: dict[str, Any]) -> bool:
-    """True when the file can be opened and was made from the same input in the same way."""
+    """True when the file was made from the same input in the same way and no bit of it is damaged.
+
+    All bytes are read, at the cost of fingerprints of inputs, and remembered as these are.
+    """
     provenance = read_metadata(path)
-    return provenance is not None and provenance.get("fingerprint") == wanted["fingerprint"]
+    if provenance is None or provenance.get("fingerprint") != wanted["fingerprint"]:
+        return False
+    if not is_intact(path):
+        notes.warn(f"{path}: damaged bits; it is written again")
+        return False
+    return True
 
 
 def parts_there(job: Job, ending: str = ".parquet") -> list[str]:
@@ -190,7 +205,7 @@ def _made(path: str) -> dict[str, Any] | None:
     """The provenance of a part; {} if it records none, None if it cannot be opened."""
     if path.endswith(".json"):
         try:
-            return json.loads(Path(path).read_text("utf-8"))
+            return read_json(path)
         except (OSError, ValueError):
             return None
     return read_metadata(path) or ({} if readable(path) else None)
@@ -222,7 +237,7 @@ def columns_there(job: Job) -> pa.Schema | None:
     if not paths:
         return None
     with open_binary(paths[0]) as file:
-        return pq.read_schema(file).remove_metadata()
+        return open_parquet(file, paths[0]).schema_arrow.remove_metadata()
 
 
 def append_names(job: Job, sources: Sequence[Any], owned: Sequence[int]) -> tuple[str, ...]:
@@ -306,8 +321,7 @@ def write_manifest(job: Job) -> None:
     written: list[Any] | None = None
     while job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job)):
         written = shards
-        manifest = json.dumps(_call(job) | {"shards": shards}, indent=1)
-        write_atomic(Path(str(job.out)) / layout.MANIFEST, manifest)
+        write_json(Path(str(job.out)) / layout.MANIFEST, _call(job) | {"shards": shards})
     if written is not None:
         sweep(Path(str(job.out)))
 
@@ -317,8 +331,8 @@ def _shards(job: Job) -> list[dict[str, Any]]:
     shards = []
     for path in map(Path, parts_there(job)):
         try:
-            rows = pq.read_metadata(path).num_rows
-        except (OSError, pa.ArrowException):
+            rows = rows_in(str(path))
+        except (BadData, OSError):
             continue  # another task of the array has just replaced it and will list it
         made = read_metadata(str(path)) or {}
         shard = {"name": path.name, "rows": rows, "size_bytes": os.path.getsize(path)}

@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sabia.core import digests
+from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.file_hashes import CACHED_BYTES, remembered
 from sabia.core.shards import records
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.endings import FORMATS, file_ending
@@ -218,10 +219,37 @@ def _schema_of(path: str) -> pa.Schema:
 def rows_in(path: str) -> int:
     """The number of rows of a Parquet or Arrow file that `read_metadata` could read."""
     if file_ending(path) != ".arrow":
-        return int(pq.read_metadata(path).num_rows)
+        with digests.parquet_at(path) as parquet:
+            return int(parquet.metadata.num_rows)
     with pa.memory_map(path) as file:
         reader = pa.ipc.open_file(file)
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
+
+
+def is_intact(path: str) -> bool:
+    """Whether all bytes of a local file are as they were written; of a large one this is remembered
+    until it changes (see file_hashes). An object of a store is taken as it is."""
+    if is_url(path):
+        return True
+    try:
+        if os.path.getsize(path) < CACHED_BYTES:
+            _checked(path)
+        else:
+            remembered(os.path.realpath(path), "intact", _checked)
+    except (BadData, OSError, ValueError, pa.ArrowException):
+        return False
+    return True
+
+
+def _checked(path: str) -> str:
+    """Read a file; raise what `open_parquet` and `arrow_batches` raise for damaged bits."""
+    if file_ending(path) == ".arrow":
+        with pa.memory_map(path) as file:
+            for _ in digests.arrow_batches(pa.ipc.open_file(file), path):
+                stop.check()
+    else:
+        digests.check_parquet(path)
+    return "intact"
 
 
 @contextlib.contextmanager

@@ -139,6 +139,14 @@ class Source:
         with self.reading(), self.open() as file:
             return int(open_parquet(file, self.name).metadata.num_rows)
 
+    def stored_schema(self) -> pa.Schema:
+        """The columns and metadata of a Parquet or Arrow shard, as it has them."""
+        if self.form == "parquet":
+            with self.open() as file:
+                return open_parquet(file, self.name).schema_arrow
+        with self.open_arrow() as (schema, _):
+            return schema
+
     def batches(
         self,
         columns: Sequence[str] | None = None,

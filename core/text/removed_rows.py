@@ -5,7 +5,6 @@ They are not errors (those are written to the rejects). They keep all columns, s
 inspect them to check a threshold, and restore them.
 """
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +18,14 @@ import pyarrow as pa
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.columns import unified
 from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import MANIFEST, check_outside
 from sabia.core.shards.manifest import check_output, holds, provenance, schema_of_all
-from sabia.core.shards.outputs import RowsIfAny, open_file, read_metadata
+from sabia.core.shards.outputs import RowsIfAny, is_intact, open_file, read_metadata
 from sabia.core.shards.sources import Source
 
 Work = Callable[[Job, str, Sequence[Source] | None], None]
@@ -135,10 +134,11 @@ def is_written(path: str, made: dict[str, Any]) -> bool:
     if file_ending(path):
         return holds(path, made)
     try:
-        manifest = json.loads((Path(path) / MANIFEST).read_text())
+        manifest = read_json(Path(path) / MANIFEST)
     except (OSError, ValueError):
         return False
-    return bool(manifest.get("fingerprint") == made["fingerprint"])
+    parts = map(str, Path(path).glob("part-*.parquet"))
+    return manifest.get("fingerprint") == made["fingerprint"] and all(map(is_intact, parts))
 
 
 def write_removed(
@@ -168,7 +168,7 @@ def write_removed(
             old.unlink()
     for index in heads:
         _write_file(f"{directory}/part-{index:05d}.parquet", schema, [parts[index]], made)
-    write_atomic(directory / MANIFEST, json.dumps(made, indent=1))
+    write_json(directory / MANIFEST, made)
 
 
 def _write_file(

@@ -191,8 +191,8 @@ def find_repeats(
     start, count = (np.ascontiguousarray(records[name]) for name in ("start", "count"))
     leave = U(pow(BASE, span, 1 << 64))
     corpus, starts = _read_only(units), np.ascontiguousarray(starts, np.int64)
-    parts = [
-        _find_repeats(corpus, start, count, starts, span, leave, passes, share)
-        for share in range(passes)
-    ]
+    parts = []
+    for share in range(passes):
+        runs = _find_repeats(corpus, start, count, starts, span, leave, passes, share)
+        parts.append([column.copy() for column in runs])  # without the rest of their buffers
     return Repeats(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -46,7 +46,7 @@ def _content(source: Source) -> str:
     with source.reading():
         if source.form == "parquet":
             with source.open() as file:
-                if digest := footer_digest(file):
+                if digest := footer_digest(file, source.name):
                     return f"footer {digest}"
         elif _is_mapped(source):
             # how many digests there are grows with the rows, so the hash of them is kept

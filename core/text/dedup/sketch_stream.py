@@ -8,6 +8,7 @@ of its documents, and its arrays in NumPy's format.
 import io
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import stop
+from sabia.core.digests import ArrowRows, arrow_batches
 from sabia.core.errors import BadData
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.sources import Source, rows_of
@@ -54,13 +56,26 @@ class StreamMethod(Method):
         """See Method."""
         return path.exists()
 
+    def is_intact(self, path: Path) -> bool:
+        """See Method."""
+        try:
+            for _ in _stored([path]):
+                pass
+        except BadData:
+            return False
+        return True
+
     def sketch(self, source: Source, path: Path) -> None:
         """See Method."""
-        with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), _SCHEMA) as writer:
+        with (
+            atomic_path(path) as temporary,
+            open(temporary, "wb") as file,
+            closing(ArrowRows(file, _SCHEMA, pa.ipc.new_file)) as writer,
+        ):
             for _, ids, arrays in self._read_all([source]):
                 blobs = [_to_bytes(array) for array in arrays]
                 row = {"ids": [ids], "arrays": [blobs]}
-                writer.write_batch(pa.RecordBatch.from_pydict(row, _SCHEMA))
+                writer.write(pa.RecordBatch.from_pydict(row, _SCHEMA))
 
     def plan(
         self, sources: list[Source], sketches: Sequence[Path] | None, directory: Path | None = None
@@ -91,13 +106,11 @@ def _stored(paths: Sequence[Path]) -> Iterator[Sketched]:
     for source, path in enumerate(paths):
         try:
             with pa.memory_map(str(path)) as file:
-                reader = pa.ipc.open_file(file)
-                for number in range(reader.num_record_batches):
+                for row in arrow_batches(pa.ipc.open_file(file), str(path)):
                     stop.check()
-                    row = reader.get_batch(number)
                     blobs = row.column("arrays").flatten()
                     arrays = (np.load(io.BytesIO(blob.as_buffer())) for blob in blobs)
                     yield Sketched(source, row.column("ids").flatten(), tuple(arrays))
-        except (pa.ArrowInvalid, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise BadData(f"{path}: not a sketch ({reason}); delete it and run again") from error

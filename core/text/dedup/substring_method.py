@@ -38,6 +38,7 @@ from sabia.kernels.substring.interface import find_repeats as find_substring_rep
 
 _COPIES = 4  # of a partition of records in memory while it is processed
 _TABLE_BYTES = 64  # per window of a hash table, while it grows
+_LEAST_TABLE = 1 << 20  # bytes: smaller tables need more passes, each of which takes memory too
 
 
 def run(job: Job, options: DedupOptions) -> None:
@@ -97,7 +98,7 @@ class SubstringMethod(StreamMethod):
         def find_repeats(item: tuple[np.ndarray, int]) -> Repeats:
             records, groups = group_by_value(*item)
             largest = np.add.reduceat(records["count"], groups[:-1]).max()
-            passes = -(-int(largest) * _TABLE_BYTES * jobs // options.mem)
+            passes = -(-int(largest) * _TABLE_BYTES // max(options.mem // jobs, _LEAST_TABLE))
             return find_substring_repeats(units, records, groups, options.span, passes, engine)
 
         limit = partition_bytes(options.mem // _COPIES, jobs)

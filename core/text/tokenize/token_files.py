@@ -20,8 +20,15 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import UsageError
+from sabia.core.file_hashes import content_hash
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import atomic_path, read_json, write_atomic, write_json
+from sabia.core.shards.atomic import (
+    atomic_path,
+    file_digest,
+    read_json,
+    write_atomic,
+    write_json,
+)  # fmt: skip
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import Provenance
 from sabia.core.text.tokenize.document_encoding import tokens_of
@@ -58,8 +65,14 @@ class TokenFileSink(ABC):
             record = read_json(self.path(part))
         except (FileNotFoundError, ValueError):
             return None
-        same = record.get("fingerprint") == provenance["fingerprint"]
-        return record.get("rows") if same else None
+        if record.get("fingerprint") != provenance["fingerprint"]:
+            return None
+        for name, digest in record.get("files", {}).items():  # earlier versions have none
+            path = self.file(name)
+            if not path.is_file() or content_hash(str(path)) != digest:
+                notes.warn(f"{path}: missing or damaged; the part is written again")
+                return None
+        return record.get("rows")
 
     def write(
         self, part: int, schema: pa.Schema, provenance: Provenance,
@@ -68,12 +81,17 @@ class TokenFileSink(ABC):
         """See Sink."""
         rows = self.write_files(part, schema, batches)
         made = provenance(True) if callable(provenance) else provenance
-        write_json(self.path(part), made | {"rows": rows})
+        files = {path.name: file_digest(path) for path in self.files(part)}
+        write_json(self.path(part), made | {"rows": rows, "files": files})
         return rows
 
     def for_run(self, job: Job, existing: frozenset[str]) -> Self:
         """See Sink."""
         return replace(self, job=job)
+
+    @abstractmethod
+    def files(self, part: int) -> list[Path]:
+        """The files of a part; their digests are in its record."""
 
     @abstractmethod
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
@@ -91,6 +109,9 @@ class ArrowSink(TokenFileSink):
     """Packed rows as Arrow streams."""
 
     form = "arrow"
+
+    def files(self, part: int) -> list[Path]:
+        return [self._data_file(part)]
 
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         rows = 0
@@ -138,10 +159,13 @@ class MegatronSink(TokenFileSink):
     vocab_size: int
     form = "megatron"
 
+    def files(self, part: int) -> list[Path]:
+        return [self.file(f"part-{part:05d}{ending}") for ending in (".bin", ".idx")]
+
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         with (
-            atomic_path(self.file(f"part-{part:05d}.idx")) as index,
-            atomic_path(self.file(f"part-{part:05d}.bin")) as data,
+            atomic_path(self.files(part)[1]) as index,
+            atomic_path(self.files(part)[0]) as data,
             open(data, "wb") as file,
         ):
             writer = MegatronWriter(file, self.vocab_size)
