@@ -5,6 +5,7 @@ WARC files) are written in one transaction, so after a crash each URL is either 
 or completely done. Which URLs are in flight is known only to the running process: after a crash
 these are still pending and are fetched again. A URL is identified by a 64-bit hash of its canonical
 form. Of URLs with equal priority the one that was added first comes first, so runs are repeatable.
+Digests of the file's pages are beside it (see page_digests).
 """
 
 import hashlib
@@ -17,8 +18,9 @@ from typing import Any
 
 import zstandard
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import comparison_key
+from sabia.core.web.page_digests import PageDigests
 from sabia.core.web.robots import RobotsFile
 from sabia.core.web.url_rules import host_of, template_of
 
@@ -109,8 +111,20 @@ class Frontier:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self.digests = path, PageDigests(path)
         self.db = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._open()
+        except sqlite3.DatabaseError as error:
+            if type(error) is not sqlite3.DatabaseError:  # locked, or a full disk
+                raise
+            raise BadData(f"{path}: {error} (expected the state of a crawl)") from error
+        self._taken: dict[str, set[int]] = {}  # numbers of URLs in flight, by host
+        self._known: dict[str, float] = {}  # URLs in the file, with their priority
+
+    def _open(self) -> None:
+        """Check the layout; create the tables that do not exist."""
+        self.digests.open(self.db)
         (version,) = self.db.execute("PRAGMA user_version").fetchone()
         (tables,) = self.db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and version != _VERSION:
@@ -118,14 +132,18 @@ class Frontier:
                 f"{self.path}: the state of another version of sabia (layout {version}, expected"
                 f" {_VERSION}); --force starts anew, --state elsewhere keeps both"
             )
-        self.db.execute(f"PRAGMA user_version={_VERSION}")
-        self.db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _SCHEMA)
-        self._taken: dict[str, set[int]] = {}  # numbers of URLs in flight, by host
-        self._known: dict[str, float] = {}  # URLs in the file, with their priority
+        self.db.executescript(
+            f"PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;PRAGMA user_version={_VERSION};"
+            + _SCHEMA
+        )
+        self.digests.copy_log()
 
     def close(self) -> None:
         """Close the file; everything is already in it."""
-        self.db.close()
+        try:
+            self.digests.close()
+        finally:
+            self.db.close()
 
     def belongs_to(self, identity: dict[str, Any]) -> None:
         """Store the identity of the crawl; UsageError if the file has another one."""
@@ -178,6 +196,7 @@ class Frontier:
     def commit(self) -> None:
         """Commit, so that the data survives kill -9."""
         self.db.execute("COMMIT")
+        self.digests.keep()
 
     def add(self, links: Sequence[DiscoveredUrl]) -> int:
         """Add URLs; known pending ones get the higher priority, and those whose page changed after
