@@ -260,7 +260,10 @@ def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
     pairs = batches_with_metadata(reader)
     if KEY not in (reader.schema.metadata or {}):
         note_missing(name)
-        yield from (batch for batch, _ in pairs)
+        for batch, about in pairs:
+            if KEY in (about or {}):
+                raise BadData(f"{name}: the schema is not as it was written (damaged bits)")
+            yield batch
         return
     head, row, ended = reader.schema.serialize(), 0, False
     for batch, about in pairs:

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,18 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
             os.rename(temporary, final)
             fsync_directory(final.parent)
             shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_directory(name: str, folder: str | None = None) -> Iterator[Path]:
+    """Yield an empty directory, which is removed at the end; after a kill by the next call with
+    this name. folder: None: that for temporary files."""
+    temporary = _temporary(Path(folder or tempfile.gettempdir()) / name)
+    temporary.mkdir(0o700)
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

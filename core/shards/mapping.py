@@ -8,7 +8,6 @@ rejects of a part are complete before the part appears.
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from sabia.core.digests import parquet_at
 from sabia.core.errors import Failed, UsageError
 from sabia.core.progress import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
+from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.columns import unified, with_columns
 from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
 from sabia.core.shards.executor import run_tasks
@@ -212,8 +212,10 @@ def _in_workers(
     work: _Work, sources: Sequence[Source], rejects: Rejects, summary: Summary, bar: ProgressBar
 ) -> Iterator[pa.RecordBatch]:
     """Workers write temporary Parquet shards, which are read back in order."""
-    parent = os.path.dirname(os.path.abspath(str(work.job.out))) if work.job.to_file else None
-    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
+    name, parent = "sabia-rows", None
+    if work.job.to_file:
+        parent, name = os.path.split(os.path.abspath(str(work.job.out)))
+    with scratch_directory(name, parent) as scratch:
         job = replace(work.job, out=f"{scratch}/rows", rejects=f"{scratch}/rejects", force=True)
         scratch_work = replace(work, job=job, sink=ParquetSink(job))
         tasks = [(scratch_work, [source], i) for i, source in enumerate(sources)]

@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.file_hashes import CACHED_BYTES, remembered
 from sabia.core.shards import records
-from sabia.core.shards.atomic import atomic_path
+from sabia.core.shards.atomic import atomic_path, scratch_directory
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
@@ -329,8 +328,8 @@ def _url_path(url: str) -> Iterator[Path]:
     """Write a local file, then upload it under a temporary key and move it."""
     files, key = file_system(url)
     parent, _, name = key.rpartition("/")
-    with tempfile.TemporaryDirectory() as scratch:
-        local = Path(scratch) / "shard"
+    with scratch_directory("sabia-upload") as scratch:
+        local = scratch / "shard"
         yield local
         waiting = f"{key.removesuffix(name)}.{name}.{secrets.token_hex(8)}.tmp"
         files.makedirs(parent, exist_ok=True)

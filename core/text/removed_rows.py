@@ -6,7 +6,6 @@ inspect them to check a threshold, and restore them.
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ import pyarrow as pa
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.atomic import read_json, scratch_directory, write_json
 from sabia.core.shards.columns import unified
 from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import is_url, open_inputs
@@ -105,10 +104,10 @@ def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
     job = job if written else replace(job, force=True)
     parent = os.path.dirname(os.path.abspath(final))
     os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".sabia-", dir=parent) as scratch:
-        work(job, scratch, sources)
+    with scratch_directory(os.path.basename(final), parent) as scratch:
+        work(job, str(scratch), sources)
         if not written:
-            paths = sorted(Path(scratch).glob("part-*.parquet"))
+            paths = sorted(scratch.glob("part-*.parquet"))
             parts = [Repeatable(partial(_part, path)) for path in paths]
             write_removed(final, dict(enumerate(parts)), made())
 

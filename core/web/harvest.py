@@ -7,7 +7,6 @@ the crawl's own WARC files, which hold only pages that the focused crawl has fet
 
 import asyncio
 import contextlib
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from sabia.core import notes, page, svg
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.progress import progress
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import scratch_directory, write_atomic
 from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.crawler import Crawl
 from sabia.core.web.focus import PageJudge
@@ -75,8 +74,8 @@ def _walk(
     """Scores of the first pages of a breadth-first crawl of an archive; in a temporary state."""
     options = options.replace(budget=max(1, count), order="breadth", hard=False)
     with (
-        tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch,
-        contextlib.closing(Frontier(Path(scratch) / "frontier.sqlite")) as frontier,
+        scratch_directory("sabia-crawl") as scratch,
+        contextlib.closing(Frontier(scratch / "frontier.sqlite")) as frontier,
         progress(options.budget, "breadth-first", "pages") as bar,
     ):
         crawl = Crawl(options, frontier, judge, hosts, None, bar, web)

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -23,6 +22,7 @@ from sabia.core.errors import Failed, UsageError
 from sabia.core.options.crawl import CrawlOptions, Network, comma_separated
 from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest
+from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.records import to_batch
@@ -148,8 +148,8 @@ def _state(job: Job, options: CrawlOptions) -> Iterator[Path]:
     given = options.state or (beside and f"{beside.rstrip('/')}.crawl")
     if given is None:
         notes.note("with stdout the crawl cannot be resumed; --state DIR keeps its state")
-        with tempfile.TemporaryDirectory(prefix="sabia-crawl-") as scratch:
-            yield Path(scratch) / "frontier.sqlite"
+        with scratch_directory("sabia-crawl") as scratch:
+            yield scratch / "frontier.sqlite"
         return
     if "://" in given:
         raise UsageError(f"{given}: the state must be a local folder; give --state DIR")

@@ -7,7 +7,6 @@ all and by language. A model with the same provenance is not trained again.
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText, LabelOptions
 from sabia.core.shards.arrow_arrays import cast
-from sabia.core.shards.atomic import write_atomic
+from sabia.core.shards.atomic import scratch_directory, write_atomic
 from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -68,7 +67,7 @@ def _dry_run(
 ) -> None:
     """Show the plan, with estimates from reading a sample and training 1 and 11 epochs on it."""
     plan, sampled = planned(job, sources, keep=keep), [(Counter[str](), 0)]
-    with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
+    with scratch_directory("sabia-train") as scratch:
         lines = f"{scratch}/train.txt"
 
         def read(sample: Sample) -> Iterator[tuple[Counter[str], int]]:
@@ -110,7 +109,7 @@ def _finished(out: str, made: dict[str, Any]) -> dict[str, Any] | None:
 def _train(
     sources: Sequence[Source], options: ClassifyTrainOptions, out: str, job: Job
 ) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="sabia-train-") as scratch:
+    with scratch_directory("sabia-train") as scratch:
         lines, held = f"{scratch}/train.txt", f"{scratch}/held.arrow"
         counts, size = _write_rows(sources, options, out, job.seed, lines, held)
         if len(counts) < 2:
