@@ -136,8 +136,9 @@ class _Checked:
                     f"{self._name}: bytes from {first} on are not as they were written"
                     " (damaged bits)"
                 )
-        self._file.seek(end)
-        return data[start - low : end - low]
+        part = data[start - low : end - low]
+        self._file.seek(start + len(part))
+        return part
 
     def check(self) -> None:
         """Raise BadData unless all blocks are as they were written."""

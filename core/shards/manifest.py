@@ -80,10 +80,17 @@ def _decisive(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
-    """Rows of a file that can be opened and has the provenance `wanted`; else None."""
-    if not holds(path, wanted):
+    """Rows of a file that has the provenance `wanted` and no damaged bit (see `holds`); else None,
+    with a warning if it is damaged."""
+    provenance = read_metadata(path)
+    if provenance is not None and provenance.get("fingerprint") != wanted["fingerprint"]:
         return None
-    return 0 if is_url(path) else rows_in(path)
+    if os.path.isfile(path) and not is_intact(path):
+        notes.warn(f"{path}: damaged bits; it is written again")
+        return None
+    if provenance is None or is_url(path):
+        return None if provenance is None else 0
+    return rows_in(path)
 
 
 def holds(path: str, wanted: dict[str, Any]) -> bool:
@@ -92,12 +99,8 @@ def holds(path: str, wanted: dict[str, Any]) -> bool:
     All bytes are read, at the cost of fingerprints of inputs, and remembered as these are.
     """
     provenance = read_metadata(path)
-    if provenance is None or provenance.get("fingerprint") != wanted["fingerprint"]:
-        return False
-    if not is_intact(path):
-        notes.warn(f"{path}: damaged bits; it is written again")
-        return False
-    return True
+    made = provenance is not None and provenance.get("fingerprint") == wanted["fingerprint"]
+    return made and is_intact(path)
 
 
 def parts_there(job: Job, ending: str = ".parquet") -> list[str]:

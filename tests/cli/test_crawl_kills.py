@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import site_server
 from fastwarc.warc import ArchiveIterator, WarcRecordType
+from kills import left_over
 
 CONCURRENCY = 8
 SABIA = [sys.executable, "-m", "sabia.cli.main", "crawl"]
@@ -28,15 +29,17 @@ def crawl_through_kills(command, log, pages, kills, seed):
     draw = random.Random(seed)
     marks = sorted(draw.randrange(pages // 50, pages - 150) for _ in range(kills))
     killed = 0
-    for mark in marks:
+    for number, mark in enumerate(marks):
         child = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
         while child.poll() is None and log.read_bytes().count(b" /p/") < mark:
             time.sleep(0.002)
         time.sleep(draw.random() * 0.05)
         if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+            sent = signal.SIGTERM if number % 5 == 4 else signal.SIGKILL
+            os.killpg(child.pid, sent)
             killed += 1
-        child.communicate()
+        message = child.communicate()[1]
+        assert child.returncode in (0, -signal.SIGKILL, 75), message
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return killed
@@ -93,3 +96,4 @@ def test_5000_pages_and_20_kills(tmp_path):
         check(tmp_path, port, 4, 5_000, killed, log)
     rows = pq.read_table(out, columns=["url"]).column("url").to_pylist()
     assert len(rows) == len(set(rows)) == 5_000
+    assert not left_over(tmp_path)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from kills import left_over, through_kills
 from planted import make_texts, write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -23,7 +23,7 @@ METHODS = {
     "url": ["--keep", "first"],
     "semantic": ["--embeddings", "vector"],
 }
-KILLS = 3  # of each phase, before it may end
+KILLS = {"phases": 10, "scratch": 5, "file": 5}  # in all calls together, before each may end
 pytestmark = pytest.mark.slow
 
 
@@ -40,46 +40,39 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(out: Path) -> dict[str, bytes]:
     """The shards and removed rows of an output; every file that is there can be read."""
-    paths = [*out.glob("o/part-*.parquet"), *out.glob("r/part-*.parquet")]
+    paths = sorted(out.rglob("*.parquet"))
     for path in paths:
         pq.read_table(path)
     return {str(path.relative_to(out)): path.read_bytes() for path in paths}
 
 
-def killed(words: list[str], source: random.Random, longest_s: float) -> None:
-    """Run a command, killed at random moments a few times, then to its end."""
-    for _ in range(KILLS):
-        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        time.sleep(source.uniform(0.3, 1.0) * longest_s)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("phased", [True, False], ids=["phases", "scratch"])
+@pytest.mark.parametrize("how", KILLS)
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_at_random_moments_and_run_again(
-    shards: Path, tmp_path: Path, method: str, phased: bool
+    shards: Path, tmp_path: Path, method: str, how: str
 ) -> None:
     line = [*SABIA, str(shards), "--method", method, *METHODS[method]]
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole, out, scratch = tmp_path / "whole", tmp_path / "out", tmp_path / "s"
+    o, r = ("o.parquet", "r.parquet") if how == "file" else ("o", "r")
+    more = ["-j", "2"] if how == "file" else []
     begun = time.monotonic()
-    subprocess.run([*line, "-o", whole / "o", "--removed", whole / "r"], check=True)
+    subprocess.run([*line, "-o", whole / o, "--removed", whole / r, *more], check=True)
     longest_s = time.monotonic() - begun
-    expected, source = files(whole), random.Random(method)
-    assert len([name for name in expected if name.startswith("o/")]) == 6
-    line += ["-o", str(out / "o"), "--removed", str(out / "r"), "--scratch", str(tmp_path / "s")]
-    if not phased:
-        killed(line, source, 1.3 * longest_s)
-    for phase in ("sketch", "compare", "write") if phased else ():
-        slices = ["0/2", "1/2"] if phase != "compare" else [""]
-        for part in slices:
-            words = [*line, "--phase", phase, *(["--shard", part] if part else [])]
-            killed(words, source, longest_s)
-            assert files(out).items() <= expected.items()
+    expected, draw = files(whole), random.Random(method)
+    assert len(expected) == (2 if how == "file" else 12)
+    line += ["-o", str(out / o), "--removed", str(out / r)]
+    phased = [*line, "--scratch", str(scratch)]
+    calls = [[*line, *more]] if how == "file" else [phased]
+    if how == "phases":
+        slices = [("sketch", "0/2"), ("sketch", "1/2"), ("compare",), ("write", "0/2"),
+                  ("write", "1/2")]  # fmt: skip
+        calls = [[*phased, "--phase", *" --shard ".join(words).split()] for words in slices]
+    for words in calls:
+        through_kills(words, KILLS[how] // len(calls), draw, 1.2 * longest_s, tmp_path / "t")
+        assert files(out).items() <= expected.items()
+        assert not left_over(out, tmp_path)
     assert files(out) == expected
-    assert subprocess.run([*line[: line.index("--scratch")]], check=True).returncode == 0
+    assert subprocess.run([*line, *more], check=True).returncode == 0
     assert files(out) == expected  # one job finds the outputs of the phases complete
 
 

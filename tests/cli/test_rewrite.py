@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kills import left_over, through_kills
 
 STUB = Path(__file__).parents[1] / "openai_stub.py"
 spec = importlib.util.spec_from_file_location("openai_stub", STUB)
@@ -170,6 +171,33 @@ def test_a_killed_run_goes_on_where_it_was(pages, tmp_path):
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         assert len(stub.delivered) == 40
         assert sum(n - 1 for n in stub.delivered.values()) <= 2  # what was in flight at kill -9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out", ["o.parquet", "o"])
+def test_twenty_kills_lose_and_double_nothing(tmp_path, out):
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    for part in range(4):
+        table = pa.Table.from_pylist(list(rows(60, seed=part)))
+        pq.write_table(table, inputs / f"p{part}.parquet")
+    with Stub(answer=answer, latency_s=0.02) as stub:
+        more = endpoint(stub, tmp_path / "once", "--concurrency", 4, "-j", 2)
+        begun = time.monotonic()
+        sabia("rewrite", inputs, "-o", tmp_path / "whole" / out, *more)
+        longest_s = time.monotonic() - begun
+        calls = sum(stub.delivered.values())
+    with Stub(answer=answer, latency_s=0.02) as stub:
+        more = endpoint(stub, tmp_path, "--concurrency", 4, "-j", 2)
+        words = [*SABIA, "rewrite", inputs, "-o", tmp_path / "made" / out, *more]
+        through_kills(words, 20, random.Random(out), longest_s, tmp_path / "t")
+        assert calls <= sum(stub.delivered.values()) <= calls + 20 * 2 * 4  # in flight at kill -9
+    made = sorted((tmp_path / "made").rglob("*.parquet"))
+    assert len(made) == (1 if out == "o.parquet" else 4)
+    for path in made:
+        whole = pq.read_table(tmp_path / "whole" / path.relative_to(tmp_path / "made"))
+        assert pq.read_table(path).equals(whole)
+    assert not left_over(tmp_path)
 
 
 def test_wrong_key_and_outage_and_budget_end_in_one_line(pages, tmp_path):

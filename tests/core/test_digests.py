@@ -1,4 +1,4 @@
-"""Single flipped bits in what commands write: found, or without effect; never other rows."""
+"""Digests of what commands write: damage that is found, files of others, readers that check."""
 
 import random
 from collections.abc import Callable
@@ -7,19 +7,19 @@ from typing import Any
 
 import datasets
 import duckdb
-import numpy as np
 import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core import digests
+from sabia.core.bench.items import read_rows
+from sabia.core.digests import BLOCK, ParquetWriter, check_parquet
 from sabia.core.errors import BadData
-from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.plan.runs import _parquet
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file, read_metadata
-from sabia.core.text.dedup.signature_files import Segment, SegmentWriter
-from sabia.kernels.minhash.definitions import Sketches
 
 
 def documents(rows: int, seed: int = 0) -> pa.RecordBatch:
@@ -51,58 +51,6 @@ def rows_of(path: Path) -> list[Any]:
     return [source.rows(), *({"names": b.schema.names, "rows": b.to_pylist()} for b in batches)]
 
 
-def flipped(
-    path: Path, flips: int, read: Callable[[Path], Any], files: list[Path] | None = None
-) -> list[str]:
-    """The flips, a third of them in the last 4 kB, after which `read` gives something else."""
-    draw, passed = random.Random(flips), []
-    expected = read(path)
-    for number in range(flips):
-        file = draw.choice(files) if files else path
-        whole = file.read_bytes()
-        last = 0 if number % 3 else max(0, len(whole) - 4096)
-        bit = draw.randrange(8 * last, 8 * len(whole))
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
-        try:
-            if read(path) != expected:
-                passed.append(f"{file.name}: bit {bit} of {8 * len(whole)}")
-        except BadData as error:
-            assert str(error).startswith(str(path)) and "\n" not in str(error)
-        finally:
-            file.write_bytes(whole)
-    return passed
-
-
-FLIPS = pytest.mark.parametrize("flips", [100, pytest.param(1_000, marks=pytest.mark.slow)])
-
-
-@FLIPS
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows", "jsonl.zst", "jsonl.gz"])
-def test_flips_in_shards_of_300_rows(tmp_path: Path, flips: int, ending: str) -> None:
-    path = tmp_path / f"a.{ending}"
-    if ending == "arrows":
-        stream(path, documents(300))
-    else:
-        write(path, documents(300))
-    assert not flipped(path, flips, rows_of)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", ["parquet", "arrow", "arrows"])
-def test_flips_in_large_shards(tmp_path: Path, ending: str) -> None:
-    path = tmp_path / f"a.{ending}"
-    batch = documents(12_000)
-    stream(path, batch) if ending == "arrows" else write(path, batch)
-
-    def read(path: Path) -> Any:
-        [source] = from_path(str(path), "document")
-        return pa.Table.from_batches(list(source.batches()))
-
-    assert not flipped(path, 1_000, read)
-
-
 def stream(path: Path, batch: pa.RecordBatch) -> None:
     """An Arrow stream, as on a pipe."""
     with path.open("wb") as file:
@@ -110,45 +58,6 @@ def stream(path: Path, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, 97):
             writer.write(batch.slice(start, 97))
         writer.close()
-
-
-@FLIPS
-def test_flips_in_json(tmp_path: Path, flips: int) -> None:
-    path = tmp_path / "index.json"
-    runs = [{"key": f"{n:032x}", "rows": n, "share": n / 7, "text": "é"} for n in range(40)]
-    write_json(path, {"version": 1, "runs": runs})
-
-    def read(path: Path) -> Any:
-        try:
-            return {n: v for n, v in read_json(path).items() if n in ("version", "runs")}
-        except ValueError as error:
-            raise BadData(f"{path}: {str(error).splitlines()[0]}") from error
-
-    assert not flipped(path, flips, read)
-
-
-@FLIPS
-def test_flips_in_a_dedup_index(tmp_path: Path, flips: int) -> None:
-    folder, draw, rows = tmp_path / "segment", np.random.default_rng(0), 500
-    folder.mkdir()
-    sketches = Sketches(
-        draw.integers(0, 1 << 60, (rows, 16), np.uint64),
-        draw.integers(0, 1 << 60, (rows, 2), np.uint64),
-        np.full(rows, 3), draw.integers(0, 1 << 30, 3 * rows, np.uint32), np.full(rows, 3),
-    )  # fmt: skip
-    writer = SegmentWriter(16, True, folder)
-    writer.add(sketches, np.zeros(rows), pa.array([f"id{n}" for n in range(rows)]))
-    writer.close({"source": "a"})
-
-    def read(folder: Path) -> Any:
-        segment = Segment.open(folder)
-        return (
-            segment.rows,
-            segment.bands,
-            [c.tolist() for b in range(16) for c in segment.chunks(b)],
-        )
-
-    assert not flipped(folder, flips, read, sorted(folder.iterdir()))
 
 
 def test_an_output_with_a_damaged_footer_is_made_again(tmp_path: Path) -> None:
@@ -160,6 +69,65 @@ def test_an_output_with_a_damaged_footer_is_made_again(tmp_path: Path) -> None:
     for at in range(len(whole) - 8 - length, len(whole) - 8, 37):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         assert read_metadata(str(path)) is None
+
+
+@pytest.mark.parametrize("where", ["footer", "page header"])
+def test_every_reader_of_parquet_finds_damage(tmp_path: Path, where: str) -> None:
+    """Also those of tasks and of lists of runs, which are no sources of a stage."""
+    path = tmp_path / "a.parquet"
+    write(path, documents(300))
+    whole = bytearray(path.read_bytes())
+    whole[-30 if where == "footer" else 5] ^= 1
+    path.write_bytes(whole)
+    readers: list[Callable[[], Any]] = [
+        lambda: rows_of(path),
+        lambda: read_rows(path, "--task"),
+        lambda: list(_parquet(str(path))),
+        lambda: check_parquet(str(path)),
+    ]
+    for reader in readers:
+        with pytest.raises(BadData, match=r"as (it was|they were) written"):
+            reader()
+
+
+def test_a_damaged_output_is_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "a.parquet", tmp_path / "o"
+    write(source, documents(300))
+    given: dict[str, Any] = {"inputs": [str(source)], "out": out, "method": "url"}
+    stage("dedup", **given)
+    part = out / "part-00000.parquet"
+    before = part.read_bytes()
+    part.write_bytes(before[:999] + bytes([before[999] ^ 16]) + before[1000:])
+    capsys.readouterr()
+    stage("dedup", **given)
+    assert part.read_bytes() == before
+    assert "part-00000.parquet: damaged bits; it is written again" in capsys.readouterr().err
+    stage("dedup", **given)
+    assert "already done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [1, 1_000, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
+def test_any_range_of_a_file_is_read_as_it_is(tmp_path: Path, size: int) -> None:
+    """Reads that begin and end anywhere, as those of columns do."""
+    draw = random.Random(size)
+    path, text = tmp_path / "a.parquet", draw.randbytes(size)
+    batch = pa.RecordBatch.from_pydict({"a": [text]})
+    with path.open("wb") as file:
+        writer = ParquetWriter(file, batch.schema, compression="none", use_dictionary=False)
+        writer.write_table(pa.Table.from_batches([batch]))
+        writer.close()
+    whole = path.read_bytes()
+    with path.open("rb") as file:
+        checked = digests._checked(file, "a")
+        assert checked
+        for _ in range(200):
+            start = draw.randrange(len(whole))
+            checked.seek(start)
+            count = draw.choice([1, 7, 100, BLOCK, len(whole)])
+            assert bytes(checked.read(count)) == whole[start : start + count]
+            assert checked.tell() == min(start + count, len(whole))
+        checked.seek(0)
+        assert bytes(checked.read()) == whole
 
 
 def test_other_programs_read_what_is_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 import sysconfig
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import UsageError
+from sabia.core.text.dedup import substring_method
 from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -154,6 +156,21 @@ def test_the_answer_does_not_depend_on_workers_shards_engine_or_memory(tmp_path:
         assert first == run(where, out, jobs, span=12, mem=mem, engine=engine,
                             removed=str(removed))  # fmt: skip
         assert pq.read_table(removed).to_pylist() == gone
+
+
+def test_little_memory_needs_few_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass takes memory too: a table is never split into parts under a MiB."""
+    passes, find = [], substring_method.find_substring_repeats
+
+    def counted(*given: Any) -> Any:
+        passes.append(given[4])
+        return find(*given)
+
+    monkeypatch.setattr(substring_method, "find_substring_repeats", counted)
+    texts = ["ab" * 100_000, "b" * 50_000]
+    kept = run(write(tmp_path, texts), tmp_path / "o.parquet", span=20, mem=1, engine="numpy")
+    assert [row["text"] for row in kept.values()] == ["ab" * 10, "b" * 20]
+    assert 1 < max(passes) <= -(-200_000 * 64 // (1 << 20))
 
 
 def test_first_occurrences_stay_in_periodic_text(tmp_path: Path) -> None:
