@@ -110,9 +110,7 @@ class _Checked:
 
     closed = False
 
-    def __init__(
-        self, file: BinaryIO, name: str, count: int, table: bytes, digest: bytes
-    ) -> None:
+    def __init__(self, file: BinaryIO, name: str, count: int, table: bytes, digest: bytes) -> None:
         self._file, self._name, self._count, self._table = file, name, count, table
         self.digest = digest  # of the table and the footer
         self.seek, self.tell = file.seek, file.tell

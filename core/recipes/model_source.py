@@ -20,7 +20,7 @@ from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
-from sabia.core.shards.sources import Source, open_arrow
+from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.vocabulary_extension import extension_of

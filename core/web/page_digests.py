@@ -7,6 +7,7 @@ a crash, a page of FILE is as in FILE.xxh3, or the log has it. Format of the log
 https://www.sqlite.org/fileformat2.html#walformat.
 """
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sabia.core import digests, notes
 from sabia.core.errors import BadData
 from sabia.core.shards.atomic import write_atomic
 
-LOG_BYTES = 4 << 20  # the log is copied from this size on, or a SHARE of the file if that is more
+LOG_BYTES = 64 << 20  # the log is copied from this size on, or a SHARE of the file if that is more
 SHARE = 1 / 64
 _HEADER, _FRAME = 32, 24  # bytes before the first page of the log, and before each page
 _READ = 256  # pages read at a time
@@ -78,8 +79,8 @@ class PageDigests:
         table.extend(bytes(max(0, 8 * count - len(table))))
         with self.path.open("rb") as file:
             for number in changed:
-                file.seek((number - 1) * self._page)
-                table[8 * number - 8 : 8 * number] = xxh3_64_digest(file.read(self._page))
+                page = os.pread(file.fileno(), self._page, (number - 1) * self._page)
+                table[8 * number - 8 : 8 * number] = xxh3_64_digest(page)
         write_atomic(self.beside, bytes(table) + xxh3_128_digest(bytes(table)))
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -128,12 +129,11 @@ class PageDigests:
         """The page number of each frame of the log, in order."""
         if not self.log.exists():
             return []
-        numbers, step = list[int](), _FRAME + self._page
+        step = _FRAME + self._page
         with self.log.open("rb") as file:
-            for start in range(_HEADER, self.log.stat().st_size - step + 1, step):
-                file.seek(start)
-                numbers.append(int.from_bytes(file.read(4), "big"))
-        return numbers
+            count = max(0, self.log.stat().st_size - _HEADER) // step
+            places = (_HEADER + n * step for n in range(count))
+            return [int.from_bytes(os.pread(file.fileno(), 4, at), "big") for at in places]
 
 
 def _page_bytes(path: Path) -> int:
