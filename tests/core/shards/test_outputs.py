@@ -19,7 +19,7 @@ from sabia.core.shards.endings import FORMATS, check_ending, file_ending
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
-from sabia.core.shards.outputs import open_file, read_metadata
+from sabia.core.shards.outputs import ParquetRows, open_file, read_metadata
 
 TABLE = pa.table({
     "id": [str(i) for i in range(5_000)], "text": [f"ação {i}\n\"x\"" for i in range(5_000)],
@@ -61,6 +61,23 @@ def test_a_file_has_the_format_of_its_ending(ending: str, tmp_path: Path) -> Non
     assert len(back) == 5_000
     if FORMATS[ending.lower()] != "jsonl":
         assert read_metadata(str(lower))["command"] == "classify"
+
+
+def test_only_columns_that_repeat_have_a_dictionary() -> None:
+    """Texts that differ and token ids are smaller without one."""
+    ids = pa.array([[i % 7, i % 5] for i in range(5_000)], pa.list_(pa.int32()))
+    table = TABLE.append_column("input_ids", ids).append_column("source", [["web"] * 5_000])
+    target = io.BytesIO()
+    rows = ParquetRows(target, table.schema)
+    for batch in table.to_batches():
+        rows.write(batch)
+    rows.close()
+    written = pq.ParquetFile(io.BytesIO(target.getvalue()))
+    group = written.metadata.row_group(0)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    having = {c.path_in_schema for c in chunks if "RLE_DICTIONARY" in c.encodings}
+    assert having == {"n", "source"}
+    assert written.read().equals(table)
 
 
 def test_an_arrow_file_is_skipped_when_it_is_complete(tmp_path: Path) -> None:
