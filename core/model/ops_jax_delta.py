@@ -57,9 +57,8 @@ def delta_rule(
         return x.transpose(1, 0, 3, 4, 2, 5)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
-    beta = chunks(beta[..., None])
-    log_decay_sums = jnp.cumsum(chunks(log_decay[..., None])[..., 0], -1)
-    within, from_start, to_end = _decays(log_decay_sums, segments, padding)
+    beta, log_decay = chunks(beta[..., None]), chunks(log_decay[..., None])[..., 0]
+    within, from_start, to_end = _decays(log_decay, segments, padding)
     system = _matmul(k, _transposed(k)) * within * beta  # β k kᵀ ∘ D, [n, B, K, H/K, C, C]
     # [β v | β k e^g], [.., C, V + N]
     right_sides = jnp.concatenate((beta * v, (beta * from_start) * k), -1)
@@ -75,12 +74,17 @@ def delta_rule(
     return out[:, :length].astype(dtype)
 
 
-def _decays(sums: Array, segments: Array | None, padding: int) -> tuple[Array, Array, Array]:
-    """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1]."""
-    # sums: cumulative sums of the log decays within each chunk
-    chunk = sums.shape[-1]
+def _decays(log_decay: Array, segments: Array | None, padding: int) -> tuple[Array, Array, Array]:
+    """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1].
+
+    The sums g_i - g_j are added up from token j: differences of the cumulative sums g would lose
+    digits to the decays of earlier tokens, which may be of other documents.
+    """
+    chunk = log_decay.shape[-1]
     allowed = jnp.tri(chunk, dtype=bool)
-    from_start, to_end = jnp.exp(sums), jnp.exp(sums[..., -1:] - sums)
+    # log decays of the tokens after j, [n, B, K, H/K, C, C], summed up to token i: g_i - g_j
+    distance = jnp.cumsum(jnp.where(jnp.tri(chunk, k=-1), log_decay[..., :, None], 0.0), -2)
+    from_start, to_end = jnp.exp(jnp.cumsum(log_decay, -1)), jnp.exp(distance[..., -1, :])
     if segments is not None:
         documents = jnp.pad(_document_index(segments), ((0, 0), (0, padding)), mode="edge")
         # [n, B, 1, 1, C]
@@ -91,8 +95,6 @@ def _decays(sums: Array, segments: Array | None, padding: int) -> tuple[Array, A
         last_before = jnp.concatenate((jnp.zeros_like(last[:1]), last[:-1]))
         from_start = from_start * (documents == last_before)
         to_end = to_end * (documents == last)
-    # g_i - g_j, [n, B, K, H/K, C, C]
-    distance = sums[..., :, None] - sums[..., None, :]
     within = jnp.exp(jnp.where(allowed, distance, -jnp.inf))  # D
     return within, from_start[..., None], to_end[..., None]
 

@@ -128,8 +128,8 @@ def delta_rule(
         return x.permute(1, 0, 3, 4, 2, 5)
 
     q, k, v = chunks(q), chunks(k), chunks(v)
-    beta, log_decay_sums = chunks(beta[..., None]), chunks(log_decay[..., None])[..., 0].cumsum(-1)
-    within, from_start, to_end = _decays(log_decay_sums, segments, padding)
+    beta, log_decay = chunks(beta[..., None]), chunks(log_decay[..., None])[..., 0]
+    within, from_start, to_end = _decays(log_decay, segments, padding)
     system = (k @ k.mT) * within * beta  # β k kᵀ ∘ D, [n, B, K, H/K, C, C]
     # [β v | β k e^g], [.., C, V + N]
     right_sides = torch.cat((beta * v, (beta * from_start) * k), -1)
@@ -143,12 +143,19 @@ def delta_rule(
     return out[:, :length].to(dtype)
 
 
-def _decays(sums: Tensor, segments: Tensor | None, padding: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1]."""
-    # sums: cumulative sums of the log decays within each chunk
-    chunk = sums.shape[-1]
-    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=sums.device).tril()
-    from_start, to_end = sums.exp(), (sums[..., -1:] - sums).exp()
+def _decays(
+    log_decay: Tensor, segments: Tensor | None, padding: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decays between tokens [.., C, C], from the chunk's start and to its end [.., C, 1].
+
+    The sums g_i - g_j are added up from token j: differences of the cumulative sums g would lose
+    digits to the decays of earlier tokens, which may be of other documents.
+    """
+    chunk = log_decay.shape[-1]
+    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=log_decay.device).tril()
+    # log decays of the tokens after j, [n, B, K, H/K, C, C], summed up to token i: g_i - g_j
+    distance = torch.where(allowed.tril(-1), log_decay[..., :, None], 0.0).cumsum(-2)
+    from_start, to_end = log_decay.cumsum(-1).exp(), distance[..., -1, :].exp()
     if segments is not None:
         documents = F.pad(_document_index(segments).float(), (0, padding), mode="replicate").long()
         # [n, B, 1, 1, C]
@@ -158,8 +165,6 @@ def _decays(sums: Tensor, segments: Tensor | None, padding: int) -> tuple[Tensor
         # 0 unless the token's document already ran at the end of the chunk before
         from_start = from_start * (documents == torch.cat((torch.zeros_like(last[:1]), last[:-1])))
         to_end = to_end * (documents == last)
-    # g_i - g_j, [n, B, K, H/K, C, C]
-    distance = sums[..., :, None] - sums[..., None, :]
     within = distance.masked_fill(~allowed, float("-inf")).exp()  # D
     return within, from_start[..., None], to_end[..., None]
 

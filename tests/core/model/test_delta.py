@@ -176,6 +176,29 @@ def test_equal_keys_without_decay_stay_exact(ops: Any) -> None:
     assert np.linalg.norm(out - right) <= 1e-5 * np.linalg.norm(right)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_strong_decays_of_earlier_tokens_cost_no_digits(packed: bool, ops: Any) -> None:
+    """Tokens that forget everything, and after them tokens that forget little, in one chunk."""
+    length = 150
+    arrays = inputs(length, decay=0.01)
+    arrays["log_decay"][:, :40] -= 25.0
+    arrays["log_decay"][:, 70:90] -= 40.0
+    arrays = {name: x.astype(np.float32).astype(np.float64) for name, x in arrays.items()}
+    segments = np.repeat([[1, 2, 3, 4]] * 2, (40, 30, 20, 60), axis=1) if packed else None
+    weights = np.random.default_rng(5).standard_normal(arrays["v"].shape)
+    rows = None if segments is None else ops.integers(segments, ops.zeros((1,), "float32"))
+    out, grads = value_and_gradients(
+        ops, lambda **x: ops.delta_rule(**x, segments=rows), arrays, weights
+    )
+    right = one_step_at_a_time(**arrays, segments=segments)
+    assert np.linalg.norm(out - right) <= 1e-6 * np.linalg.norm(right)
+    direction, slope = numeric(
+        lambda **x: one_step_at_a_time(**x, segments=segments), arrays, weights, "log_decay", 9
+    )
+    size = np.linalg.norm(grads["log_decay"]) * np.linalg.norm(direction)
+    assert abs((grads["log_decay"] * direction).sum() - slope) <= 1e-6 * size
+
+
 def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from sabia.core.model import ops_torch
