@@ -1,9 +1,13 @@
 """The compiled engine of sabia.kernels.quality: one pass of decoding, then counting, a document.
 
-Sets and counts are open-addressed tables that are kept for the batch: entries carry the stamp of
-their set, so that a new set needs no clearing. A repeated (k+1)-gram holds a repeated
-k-gram, so the counts stop at the first k without one.
+Properties of characters are bits, 64 of them in a word, so that counts and searches take one step
+for 64 characters. Lines and words are hashed as bytes. Sets and counts are open-addressed tables
+that are kept for the batch: entries carry the stamp of their set, so that a new set needs no
+clearing. A repeated (k+1)-gram holds two repeated k-grams, so that only those are counted; pairs of
+words are first counted in a bitmap of their hashes.
 """
+
+import functools
 
 import numpy as np
 
@@ -27,19 +31,27 @@ from sabia.kernels.text.character_flags import (
     flag_table,
     lower_table,
 )
-from sabia.kernels.text.utf8_numba import mix
-from sabia.kernels.text.words import WORD_BASE
-from sabia.kernels.text.words_numba import decode, split, tables, word_hash
+from sabia.kernels.text.memory_numba import equal_bytes, flagged, set_bits, trailing_zeros
+from sabia.kernels.text.words_numba import (
+    decode,
+    mark_words,
+    next_clear,
+    next_set,
+    split,
+    tables,
+    word_hash,
+)
 
 U = np.uint64
-_P, _M = U(WORD_BASE), U(0xD6E8FEB86659FD93)
-_FEED, _HASH, _DOT, _DOTS = 0x0A, 0x23, 0x2E, 0x2026
+_M = U(0xA0761D6478BD642F)
+_FEED, _RETURN, _DOT, _DOTS = 0x0A, 0x0D, 0x2E, 0x2026
 _SHORT, _MIN_WORDS, _MAX_WORD = (
     SHORT_LINE,
     MIN_LINE_WORDS,
     MAX_LINE_WORD,
 )
 _NAN = np.nan
+_LOWERED = 1 << 14  # flag of code points that `str.lower` replaces by another one
 _jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
 _inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
 
@@ -52,6 +64,8 @@ _PHRASES = _codes("".join(phrase + "\n" for phrase in PHRASES))
 _CITED = _codes("[edit]\n[citation needed]\n")
 _ENDS = _codes(LINE_ENDS)
 _FIRST = np.array([chr(i) in {phrase[0] for phrase in PHRASES} for i in range(128)])
+# one in each phrase; without k, which is also the lower case of U+212A
+_PARTS = tuple(tuple(map(ord, part)) for part in ("lor", "jav", "f u", "icy", "coo"))
 
 
 @_inline
@@ -82,56 +96,113 @@ def _last(count):
 
 
 @_jit
-def _span_hash(codes, start, end):
-    total = U(end - start)
-    for i in range(start, end):
-        total = total * _P + U(codes[i] + 1)  # sum of (code + 1) * P**(length-1-i)
-    return mix(total)
+def _breaks(codes, flags, size, breaks):
+    """Fill breaks with the places of line boundaries; return how many."""
+    count = 0
+    for block in range(size // 64 + 1):
+        rest = flagged(flags, 64 * block, BREAK)
+        while rest:
+            breaks[count] = 64 * block + trailing_zeros(rest)
+            count += 1
+            rest &= rest - U(1)
+    return count
 
 
 @_jit
-def _parts(codes, start, end, least, table, stamp):
-    """(parts between runs of `least` line feeds or more, those seen before, their characters)."""
-    parts, again, characters, first, i = 0, 0, 0, start, start
-    last = _last((end - start) // 2 + 1)
-    while i <= end:
-        run = 0
-        while i + run < end and codes[i + run] == _FEED:  # a run of line feeds
-            run += 1
-        if i == end or run >= least:
+def _paragraphs(codes, raw, first_bytes, low, high, breaks, count, table, stamp):
+    """(paragraphs of the stripped text from low to high, those seen before, their characters)."""
+    parts, again, characters, first, j = 0, 0, 0, low, 0
+    last = _last(count // 2 + 1)
+    while j <= count:
+        end, run = high, 0
+        if j < count and low <= breaks[j] < high:
+            end = breaks[j]
+            while j + run < count and breaks[j + run] == end + run and codes[end + run] == _FEED:
+                run += 1
+        elif j < count:
+            j += 1
+            continue
+        if end == high or run >= 2:
+            if parts == 0 and end == high:
+                return 1, 0, 0  # the only one
             parts += 1
-            if _seen(table, last, stamp, _span_hash(codes, first, i))[1]:
+            key = word_hash(raw, first_bytes[first], first_bytes[end])
+            if _seen(table, last, stamp, key)[1]:
                 again += 1
-                characters += i - first
-            first = i + run
-        i += max(run, 1)
+                characters += end - first
+            first = end + run
+        j += max(run, 1)
     return parts, again, characters
 
 
 @_jit
-def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, table, stamp, out):
-    """Fill out[8:21]; return the last stamp used."""
-    low, high = 0, size
-    while low < high and flags[low] & SPACE:  # strip
-        low += 1
-    while high > low and flags[high - 1] & SPACE:
+def _paragraph_figures(
+    codes, flags, raw, first_bytes, size, spaces, breaks, count, table, stamp, out
+):
+    """The statistics of paragraphs: out[8:10]."""
+    low, high = min(next_clear(spaces, 0), size), size
+    while high > low and flags[high - 1] & SPACE:  # strip
         high -= 1
-    for level, (a, b, least) in enumerate(((low, high, 2), (0, size, 1))):
-        stamp += U(1)
-        parts, again, characters = _parts(codes, a, b, least, table, stamp)
-        # share of paragraphs or lines seen before
-        out[8 + 2 * level] = _share(again, parts) if size else _NAN
-        out[9 + 2 * level] = _share(characters, size)
-    for i in range(n):
-        grams[i], runs[i] = hashes[i], n
-    for k in range(2, 11):
-        for i in range(n - k + 1):
-            grams[i] = grams[i] * _M + hashes[i + k - 1]  # hash of the k-gram from word i
-        stamp += U(1)
-        if k <= 4:
-            out[10 + k] = _share(_top(grams, runs, slots, lengths, n, k, table, stamp), size)
+    parts, again, characters = _paragraphs(
+        codes, raw, first_bytes, low, high, breaks, count, table, stamp
+    )
+    # gopher_dup_paragraphs, gopher_dup_paragraph_chars
+    out[8], out[9] = _share(again, parts) if size else _NAN, _share(characters, size)
+
+
+@_jit
+def _fed_lines(codes, flags, raw, first_bytes, size, spaces, breaks, count, table, stamp, n, out):
+    """The statistics of lines between line feeds: out[10:12] and out[25:29]."""
+    parts, again, characters, feeds, start = 0, 0, 0, 0, 0
+    lines, ends, short, repeated = 0, 0, 0, 0
+    last = _last(count + 1)
+    for j in range(count + 1):
+        end = breaks[j] if j < count else size
+        if j < count and codes[end] != _FEED:
             continue
-        repeated = _repeated(grams, runs, lengths, n, k, table, stamp)
+        feeds += j < count
+        if end > start:
+            key = word_hash(raw, first_bytes[start], first_bytes[end])
+            there = _seen(table, last, stamp, key)[1]
+            parts += 1
+            if there:
+                again += 1
+                characters += end - start
+            if next_clear(spaces, start) < end:
+                lines += 1
+                ends += flags[end - 1] & TERMINAL != 0
+                short += end - start <= _SHORT
+                repeated += end - start if there else 0
+        start = end + 1
+    if size and codes[0] == _FEED:  # before the first line feeds and after the last: empty parts
+        parts += 1
+        again += codes[size - 1] == _FEED
+    if size and codes[size - 1] == _FEED:
+        parts += 1
+    # gopher_dup_lines, gopher_dup_line_chars
+    out[10], out[11] = _share(again, parts), _share(characters, size)
+    # fineweb_punctuated_lines, fineweb_short_lines
+    out[25], out[26] = _share(ends, lines), _share(short, lines)
+    # fineweb_dup_chars, fineweb_newline_ratio
+    out[27], out[28] = _share(repeated, size - feeds), _share(feeds, n)
+
+
+@_jit
+def _repetition(hashes, lengths, n, size, grams, where, slots, once, twice, table, stamp, out):
+    """The statistics of n-grams: out[12:21]; return the last stamp used."""
+    count = _pairs_twice(hashes, n, grams, where, once, twice)
+    for k in range(2, 11):
+        stamp += U(1)
+        if k > 2:  # a repeated k-gram holds two repeated (k-1)-grams (from k = 6 on: 4-grams)
+            count = _adjacent(where, count)
+            for j in range(count):
+                i = where[j]
+                grams[i] = grams[i] * _M + hashes[i + k - 1]  # hash of the k-gram from word i
+        if k <= 4:
+            characters, count = _top(grams, where, count, slots, lengths, n, k, table, stamp)
+            out[10 + k] = _share(characters, size)
+            continue
+        repeated = _repeated(grams, where, count, lengths, k, table, stamp)
         for later in range(k, 11):
             out[10 + later] = _share(repeated, size)
         if repeated == 0:
@@ -140,109 +211,173 @@ def _repetition(codes, flags, size, hashes, lengths, n, grams, runs, slots, tabl
 
 
 @_jit
-def _top(grams, runs, slots, lengths, n, k, table, stamp):
-    """Times × length of the most frequent k-gram, the earliest of them.
+def _pairs_twice(hashes, n, grams, where, once, twice):
+    """Fill grams with the hashes of pairs of words, `where` with the places of those whose bit of
+    the bitmaps is set twice; return how many."""
+    last = min(64 * once.shape[0], 8 * (_last(n) + 1)) - 1
+    once[: last // 64 + 1], twice[: last // 64 + 1] = U(0), U(0)
+    for i in range(n - 1):
+        grams[i] = hashes[i] * _M + hashes[i + 1]
+        place = np.int64(grams[i] & U(last))
+        bit = U(1) << U(place & 63)
+        twice[place >> 6] |= once[place >> 6] & bit
+        once[place >> 6] |= bit
+    count = 0
+    for i in range(n - 1):
+        place = np.int64(grams[i] & U(last))
+        where[count] = i
+        count += np.int64(twice[place >> 6] >> U(place & 63)) & 1
+    return count
 
-    runs[i] is the number of consecutive places from i with a repeated (k-1)-gram, afterwards with a
-    repeated k-gram; a k-gram can be repeated only where it is 2 or more.
-    """
+
+@_jit
+def _adjacent(where, count):
+    """Keep those of the ascending places that the next place follows; return how many."""
+    kept = 0
+    for j in range(count - 1):
+        i = where[j]
+        where[kept] = i
+        kept += where[j + 1] == i + 1
+    return kept
+
+
+@_jit
+def _top(grams, where, count, slots, lengths, n, k, table, stamp):
+    """(times × length of the most frequent k-gram, the earliest of them; the number of repeated
+    k-grams, whose places remain in `where`). Only k-grams of `where` can be repeated."""
     if n < k:
-        runs[:n] = 0
-        return 0
-    best, earliest, last = 1, 0, _last(n)
-    for i in range(n - k + 1):
-        slots[i] = -1
-        if runs[i] < 2:
-            continue
-        slot, there = _seen(table, last, stamp, mix(grams[i]))
+        return 0, 0
+    best, earliest, last = 1, 0, _last(count)
+    for j in range(count):
+        i = where[j]
+        slot, there = _seen(table, last, stamp, grams[i])
         if not there:
             table[slot, 2], table[slot, 3] = 0, i
-        slots[i] = slot
+        slots[j] = slot
         table[slot, 2] += U(1)
         times, first = np.int64(table[slot, 2]), np.int64(table[slot, 3])
         if times > best or (times == best and first < earliest):
             best, earliest = times, first
-    for i in range(n - 1, -1, -1):
-        repeated = i + k <= n and slots[i] >= 0 and table[slots[i], 2] > 1
-        runs[i] = (runs[i + 1] + 1 if i + 1 < n else 1) if repeated else 0
+    kept = 0
+    for j in range(count):
+        where[kept] = where[j]
+        kept += table[slots[j], 2] > 1
     length = k - 1  # the spaces between the words
     for i in range(earliest, earliest + k):
         length += lengths[i]
-    return best * length
+    return best * length, kept
 
 
 @_jit
-def _repeated(grams, runs, lengths, n, k, table, stamp):
-    """Characters in k-grams that came before; such a k-gram is skipped as a whole. runs[i] is the
-    number of repeated 4-grams from i: a repeated k-gram has k - 3."""
-    characters, i, last = 0, 0, _last(n)
-    while i + k <= n:
-        if runs[i] >= k - 3 and _seen(table, last, stamp, mix(grams[i]))[1]:
-            for j in range(i, i + k):
-                characters += lengths[j]
-            i += k
-        else:
-            i += 1
+def _repeated(grams, where, count, lengths, k, table, stamp):
+    """Characters in k-grams that came before; such a k-gram is skipped as a whole."""
+    characters, behind, last = 0, 0, _last(count)
+    for j in range(count):
+        i = where[j]
+        if i >= behind and _seen(table, last, stamp, grams[i])[1]:
+            behind = i + k
+            for w in range(i, behind):
+                characters += lengths[w]
     return characters
 
 
 @_jit
-def _words(codes, flags, size, starts, ends, n, hashes, lengths, stops, out):
-    """Hash and measure the words; fill out[0:8] but the statistics of lines."""
-    plain, spelled, letters, alphabetic, stop_bits = 0, 0, 0, 0, U(0)
+def _words(codes, flags, raw, first_bytes, starts, ends, n, hashes, lengths, stops, out):
+    """Hash and measure the words; fill out[0:2] and out[6:8]."""
+    plain, spelled, letters, alphabetic, stop_bits, filtered = 0, 0, 0, 0, U(0), U(0)
+    for s in range(stops.shape[0]):
+        filtered |= U(1) << (stops[s] & U(63))
     for w in range(n):
         start, end = starts[w], ends[w]
-        hashes[w], lengths[w] = word_hash(codes, start, end), end - start
-        symbols, alpha = True, False
-        for i in range(start, end):
-            symbols &= flags[i] & SYMBOL != 0
-            alpha |= flags[i] & ALPHA != 0
+        hashes[w] = word_hash(raw, first_bytes[start], first_bytes[end])
+        lengths[w] = end - start
+        symbols, alpha = flags[start] & SYMBOL != 0, flags[start] & ALPHA != 0
+        if not alpha:
+            for i in range(start + 1, end):
+                symbols &= flags[i] & SYMBOL != 0
+                alpha |= flags[i] & ALPHA != 0
         alphabetic += alpha
         if not symbols:
             plain += 1
             if not flags[start] & SOLO:
                 spelled += 1
                 letters += end - start
-        for s in range(stops.shape[0]):
-            if stops[s] == hashes[w]:
-                stop_bits |= U(1) << U(s)  # bit s: stop word s occurs
-    marks, dots, i = 0, 0, 0
-    while i < size:
-        marks += codes[i] == _HASH
-        dots += codes[i] == _DOTS
-        if i + 2 < size and codes[i] == _DOT and codes[i + 1] == _DOT and codes[i + 2] == _DOT:
-            dots += 1
-            i += 2
-        i += 1
-    there = 0
-    for s in range(stops.shape[0]):
-        there += np.int64((stop_bits >> U(s)) & U(1))
+        if (filtered >> (hashes[w] & U(63))) & U(1):
+            for s in range(stops.shape[0]):
+                if stops[s] == hashes[w]:
+                    stop_bits |= U(1) << U(s)  # bit s: stop word s occurs
+    there = set_bits(stop_bits)
     out[0], out[1] = plain, _share(letters, spelled)  # word_count, mean_word_length
-    out[2], out[3] = _share(marks, n), _share(dots, n)  # gopher_hash_ratio, gopher_ellipsis_ratio
     # gopher_alpha_words, gopher_stop_words
     out[6], out[7] = _share(alphabetic, n), there if stops.shape[0] else _NAN
 
 
 @_jit
-def _next_line(codes, flags, start, size):
-    """(end of the line that begins at start, start of the next), as str.splitlines has it."""
-    end = start
-    while end < size and not flags[end] & BREAK:
-        end += 1
-    after = end + 1
-    if end + 1 < size and codes[end] == 0x0D and codes[end + 1] == _FEED:
-        after += 1
-    return end, after
+def _marks(raw, length, suspects, brackets, curlies):
+    """Fill the bits of the bytes where a phrase may be, of [ and of {; return the number of #, of …
+    and of ://, and whether two dots follow each other."""
+    marks, dots, links, double = 0, 0, 0, U(0)
+    for block in range(length // 64 + 1):
+        i = 64 * block
+        suspects[block] = U(0)
+        for a, b, c in _PARTS:
+            suspects[block] |= (
+                equal_bytes(raw, i, a, 0x20)
+                & equal_bytes(raw, i + 1, b, 0x20)
+                & equal_bytes(raw, i + 2, c, 0x20)
+            )
+        brackets[block] = equal_bytes(raw, i, 0x5B, 0)
+        curlies[block] = equal_bytes(raw, i, 0x7B, 0)
+        marks += set_bits(equal_bytes(raw, i, 0x23, 0))
+        slashes = equal_bytes(raw, i + 1, 0x2F, 0) & equal_bytes(raw, i + 2, 0x2F, 0)
+        links += set_bits(equal_bytes(raw, i, 0x3A, 0) & slashes)
+        tail = equal_bytes(raw, i + 1, 0x80, 0) & equal_bytes(raw, i + 2, 0xA6, 0)
+        dots += set_bits(equal_bytes(raw, i, 0xE2, 0) & tail)
+        double |= equal_bytes(raw, i, _DOT, 0) & equal_bytes(raw, i + 1, _DOT, 0)
+    return marks, dots, links, double != U(0)
 
 
 @_jit
-def _phrase(codes, position, end, phrases):
-    """(number of the phrase at `position`, its length), or (-1, 0); a line feed ends each
-    phrase."""
+def _characters(codes, raw, length, flags, size, spaces, suspects, brackets, curlies, n, out):
+    """The statistics of characters: out[2:4] and out[29:32]; see `_marks`."""
+    marks, dots, links, double = _marks(raw, length, suspects, brackets, curlies)
+    i = 0 if double else size
+    while i < size:
+        if codes[i] == _DOT and codes[i + 1] == _DOT and codes[i + 2] == _DOT:
+            dots += 1
+            i += 2
+        i += 1
+    blank, capitals, alphabetic, code, blocks = 0, 0, 0, 0, size // 64 + 1
+    for block in range(blocks):
+        blank += set_bits(spaces[block])
+        capitals += set_bits(flagged(flags, 64 * block, _LOWERED))
+        alphabetic += set_bits(flagged(flags, 64 * block, ALPHA))
+        code += set_bits(flagged(flags, 64 * block, CODE))
+    out[2], out[3] = _share(marks, n), _share(dots, n)  # gopher_hash_ratio, gopher_ellipsis_ratio
+    # upper_ratio, links, code_marks
+    out[29], out[30] = _share(capitals, alphabetic), _share(links, n)
+    out[31] = _share(code, 64 * blocks - blank)
+
+
+@_inline
+def _any(bits, low, high):
+    """Whether a bit from low to high is set."""
+    while low < high:
+        rest = bits[low >> 6] >> U(low & 63)
+        if rest:
+            return low + trailing_zeros(rest) < high
+        low = ((low >> 6) + 1) << 6
+    return False
+
+
+@_jit
+def _phrase(codes, lower, position, end, phrases):
+    """(number of the phrase at `position`, its length), or (-1, 0); a line feed ends each phrase.
+    lower: the table of lower case, in which the code points are compared, or none."""
     start, number = 0, 0
     while start < phrases.shape[0]:
         j = 0
-        while position + j < end and phrases[start + j] == codes[position + j]:
+        while position + j < end and phrases[start + j] == _small(codes, position + j, lower):
             j += 1
         if phrases[start + j] == _FEED:
             return number, j
@@ -251,6 +386,12 @@ def _phrase(codes, position, end, phrases):
         start += j + 1
         number += 1
     return -1, 0
+
+
+@_inline
+def _small(codes, i, lower):
+    code = np.int64(codes[i])
+    return np.int64(lower[code]) if lower is not None and code < lower.shape[0] else code
 
 
 @_inline
@@ -267,13 +408,13 @@ def _citation(codes, i, end):
         j += 1
     if j < end and codes[j] == 0x5D:
         return j + 1 - i
-    return _phrase(codes, i, end, _CITED)[1]
+    return _phrase(codes, None, i, end, _CITED)[1]
 
 
 @_jit
-def _uncited(codes, flags, lower, low, high, copy_start):
+def _uncited(codes, flags, low, high, copy_start):
     """Copy a line without citations behind the document; return the copy's end (`copy_start` if
-    none)."""
+    none) and whether there are citations."""
     cited, i, top = False, low, copy_start
     while i < high and not cited:
         cited = codes[i] == 0x5B and _citation(codes, i, high) > 0
@@ -286,23 +427,29 @@ def _uncited(codes, flags, lower, low, high, copy_start):
         if size:
             i += size
             continue
-        codes[top], flags[top], lower[top] = codes[i], flags[i], lower[i]
+        codes[top], flags[top] = codes[i], flags[i]
         top += 1
         i += 1
     return top, True
 
 
 @_jit
-def _line_rule(codes, flags, lower, low, high, copy_start):
+def _line_rule(
+    codes, flags, lower, spaces, first_bytes, suspects, brackets, curlies, low, high, copy_start
+):
     """(rule that refuses a stripped line, its start and end without citations); rules: 0 keep,
     1 long word, 2 no terminal, 3 few words, 4 lorem ipsum, 5 javascript, 6 bracket, 7 policy."""
-    words, run = 0, 0
-    for i in range(low, high):
-        run = 0 if flags[i] & SPACE else run + 1
-        words += run == 1
-        if run > _MAX_WORD:  # MAX_LINE_WORD
+    words, i = 0, low
+    while i < high and (words < _MIN_WORDS or high - low > _MAX_WORD):
+        end = min(next_set(spaces, i), high)
+        if end - i > _MAX_WORD:  # MAX_LINE_WORD
             return 1, low, high
-    top, cited = _uncited(codes, flags, lower, low, high, copy_start)
+        words += 1
+        i = next_clear(spaces, end)
+    a, b = np.int64(first_bytes[low]), np.int64(first_bytes[high])
+    top, cited = copy_start, False
+    if _any(brackets, a, b):
+        top, cited = _uncited(codes, flags, low, high, copy_start)
     if cited:
         low, high = copy_start, top
     ended = False
@@ -312,13 +459,15 @@ def _line_rule(codes, flags, lower, low, high, copy_start):
         return 2, low, high
     if words < _MIN_WORDS:
         return 3, low, high
+    if not cited and not _any(suspects, a, b) and not _any(curlies, a, b):
+        return 0, low, high
     rule = 0
     for i in range(low, high):
-        code = lower[i]
+        code = _small(codes, i, lower)
         if code == 0x7B:
             rule |= 4
         elif code < 128 and _FIRST[code]:
-            number = _phrase(lower, i, high, _PHRASES)[0]
+            number = _phrase(codes, lower, i, high, _PHRASES)[0]
             if number == 0:
                 return 4, low, high
             rule |= 8 if number == 1 else 2 if number > 1 else 0
@@ -342,17 +491,21 @@ def _sentences(codes, flags, starts, ends, first, last):
 
 @_jit
 def _lines(
-    codes, flags, lower, size, starts, ends, n, slots, points, pairs, units, firsts, lasts, out
-):
+    codes, flags, lower, first_bytes, size, letters, spaces, suspects, brackets, curlies, breaks,
+    count, starts, ends, n, slots, points, pairs, units, firsts, lasts, out,
+):  # fmt: skip
     """The line statistics of Gopher and C4: out[4:6] and out[21:25]."""
     lines, bullets, dots, kept, sentences, lorem, bracket = 0, 0, 0, 0, 0, 0, 0
-    start, word = 0, 0
-    while start < size:
-        end, after = _next_line(codes, flags, start, size)
-        low, high = start, end
-        while low < high and flags[low] & SPACE:  # strip
-            low += 1
-        while high > low and flags[high - 1] & SPACE:
+    start, word, copy_start = 0, 0, 64 * (size // 64 + 1)
+    for j in range(count + 1):
+        end = breaks[j] if j < count else size
+        if end < start or start >= size:  # the line feed after a carriage return; the end
+            continue
+        after = end + 1
+        if end + 1 < size and codes[end] == _RETURN and codes[end + 1] == _FEED:
+            after += 1
+        low, high = min(next_clear(spaces, start), end), end
+        while high > low and flags[high - 1] & SPACE:  # strip
             high -= 1
         lines += 1
         if high > low:
@@ -361,16 +514,21 @@ def _lines(
         first = word
         while word < n and starts[word] < end:
             word += 1
-        rule, low, high = _line_rule(codes, flags, lower, low, high, size)
+        rule, low, high = _line_rule(
+            codes, flags, lower, spaces, first_bytes, suspects, brackets, curlies, low, high,
+            copy_start,
+        )  # fmt: skip
         lorem |= rule == 4
         bracket |= rule == 6
         if rule == 0:
             kept += 1
             if low >= size:
-                count = split(
-                    codes, flags, low, high, slots, points, pairs, units, firsts, lasts, 0
-                )
-                sentences += _sentences(codes, flags, firsts, lasts, 0, count)
+                mark_words(codes, flags, low, high, letters, spaces)
+                words = split(
+                    codes, flags, letters, spaces, low, high, slots, points, pairs, units, firsts,
+                    lasts, 0,
+                )  # fmt: skip
+                sentences += _sentences(codes, flags, firsts, lasts, 0, words)
             else:
                 sentences += _sentences(codes, flags, starts, ends, first, word)
         start = after
@@ -380,73 +538,65 @@ def _lines(
     out[21], out[22], out[23], out[24] = _share(kept, lines), sentences, lorem, bracket
 
 
-@_jit
-def _feeds(codes, flags, lower, size, n, table, stamp, out):
-    """The statistics of FineWeb and of characters: out[25:32]."""
-    lines, ends, short, again, feeds, start = 0, 0, 0, 0, 0, 0
-    ink, capitals, alphabetic, links, marks = 0, 0, 0, 0, 0
-    blank, last = True, _last(size // 2 + 1)
-    for i in range(size + 1):
-        if i == size or codes[i] == _FEED:
-            feeds += i < size
-            if not blank:
-                lines += 1
-                ends += flags[i - 1] & TERMINAL != 0
-                short += i - start <= _SHORT
-                if _seen(table, last, stamp, _span_hash(codes, start, i))[1]:
-                    again += i - start
-            start, blank = i + 1, True
-            continue
-        flag = flags[i]
-        ink += flag & SPACE == 0
-        blank &= flag & SPACE != 0
-        alphabetic += flag & ALPHA != 0
-        marks += flag & CODE != 0
-        capitals += lower[i] != codes[i]
-        if codes[i] == 0x3A and i + 2 < size and codes[i + 1] == 0x2F and codes[i + 2] == 0x2F:
-            links += 1
-    # fineweb_punctuated_lines, fineweb_short_lines
-    out[25], out[26] = _share(ends, lines), _share(short, lines)
-    # fineweb_dup_chars, fineweb_newline_ratio
-    out[27], out[28] = _share(again, size - feeds), _share(feeds, n)
-    # upper_ratio, links, code_marks
-    out[29], out[30], out[31] = _share(capitals, alphabetic), _share(links, n), _share(marks, ink)
-
-
 @njit(nogil=True, cache=True)
 def _measure(
-    data, offsets, flag_table, lower_table, slots, points, pairs, units, stops, bounds, which, out
+    data, offsets, flag_table, lower, slots, points, pairs, units, stops, bounds, which, out
 ):
     most = 0
     for d in range(offsets.shape[0] - 1):
         most = max(most, offsets[d + 1] - offsets[d])
-    codes, lower = np.empty(2 * most + 1, np.int32), np.empty(2 * most + 1, np.int32)
-    flags = np.empty(2 * most + 1, np.uint16)
+    raw, blocks = np.zeros(most + 192, np.uint8), most // 64 + 4
+    suspects, brackets = np.empty(blocks, np.uint64), np.empty(blocks, np.uint64)
+    curlies = np.empty(blocks, np.uint64)
+    codes, flags = np.empty(2 * most + 256, np.int32), np.empty(2 * most + 256, np.uint16)
+    letters, spaces = np.empty(2 * blocks, np.uint64), np.empty(2 * blocks, np.uint64)
+    first_bytes, breaks = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
     starts, ends = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
     firsts, lasts = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
-    grams, runs = np.empty(most + 1, np.uint64), np.empty(most + 1, np.int32)
+    grams, where = np.empty(most + 1, np.uint64), np.empty(most + 1, np.int32)
     places = np.empty(most + 1, np.int32)
     hashes, lengths = np.empty(most + 1, np.uint64), np.empty(most + 1, np.int32)
+    once = np.empty((_last(most) + 1) // 8, np.uint64)
+    twice = np.empty((_last(most) + 1) // 8, np.uint64)
     stamp = U(0)
     table = np.zeros(
         (_last(most + 1) + 1, 4), np.uint64
     )  # key, stamp of its set, count, first index
     for d in range(offsets.shape[0] - 1):
-        size = decode(
-            data, offsets[d], offsets[d + 1], flag_table, lower_table, codes, flags, lower
+        length = offsets[d + 1] - offsets[d]
+        raw[:length] = data[offsets[d] : offsets[d + 1]]
+        raw[length : length + 128] = 0
+        size = decode(raw, 0, length, flag_table, codes, flags, first_bytes)
+        mark_words(codes, flags, 0, size, letters, spaces)
+        n = split(
+            codes, flags, letters, spaces, 0, size, slots, points, pairs, units, starts, ends, 0
         )
-        n = split(codes, flags, 0, size, slots, points, pairs, units, starts, ends, 0)
         words = stops[bounds[which[d]] : bounds[which[d] + 1]] if which[d] >= 0 else stops[:0]
-        _words(codes, flags, size, starts, ends, n, hashes, lengths, words, out[d])
-        stamp = _repetition(
-            codes, flags, size, hashes, lengths, n, grams, runs, places, table, stamp, out[d]
-        )
-        _lines(
-            codes, flags, lower, size, starts, ends, n, slots, points, pairs, units, firsts, lasts,
-            out[d],
-        )  # fmt: skip
+        _words(codes, flags, raw, first_bytes, starts, ends, n, hashes, lengths, words, out[d])
+        count = _breaks(codes, flags, size, breaks)
         stamp += U(1)
-        _feeds(codes, flags, lower, size, n, table, stamp, out[d])
+        _paragraph_figures(
+            codes, flags, raw, first_bytes, size, spaces, breaks, count, table, stamp, out[d]
+        )
+        stamp += U(1)
+        _fed_lines(
+            codes, flags, raw, first_bytes, size, spaces, breaks, count, table, stamp, n, out[d]
+        )
+        stamp = _repetition(
+            hashes, lengths, n, size, grams, where, places, once, twice, table, stamp, out[d]
+        )
+        _characters(codes, raw, length, flags, size, spaces, suspects, brackets, curlies, n, out[d])
+        _lines(
+            codes, flags, lower, first_bytes, size, letters, spaces, suspects, brackets, curlies,
+            breaks, count, starts, ends, n, slots, points, pairs, units, firsts, lasts, out[d],
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def _flags() -> np.ndarray:
+    """The table of flags with _LOWERED."""
+    lower = lower_table()
+    return flag_table() | np.where(lower != np.arange(len(lower)), _LOWERED, 0).astype(np.uint16)
 
 
 def measure(
@@ -455,6 +605,6 @@ def measure(
 ) -> np.ndarray:  # fmt: skip
     """float64[n, figures]; see sabia.kernels.quality.interface.measure."""
     out = np.empty((len(offsets) - 1, len(FIGURES)))
-    tabled = flag_table(), lower_table()
+    tabled = _flags(), lower_table()
     _measure(data, offsets, *tabled, *tables(), stop_hashes, stop_bounds, which, out)
     return out

@@ -13,9 +13,11 @@ import functools
 import numpy as np
 
 from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.text.character_flags import ALPHA, SOLO, flag_table, lower_table
+from sabia.kernels.text.character_flags import ALPHA, HAN, SOLO, flag_table, lower_table
+from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
+from sabia.kernels.text.memory_numba import byte_at, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import mix
-from sabia.kernels.text.words_numba import decode
+from sabia.kernels.text.words_numba import decode, wide
 
 MOST = 1000
 STEP = 10.0
@@ -25,7 +27,17 @@ _WHOLE = np.uint64(0x5851F42D4C957F2D)
 _P = np.uint64(0x9E3779B97F4A7C15)
 U = np.uint64
 _jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
 _FIRST, _LAST = GRAMS
+_WIDTH = 64  # languages of a table, with empty ones: loops of this length become vector code
+# An entry for a word in words of 64 bits: 64 sums int16, the hash of its letters, how many features
+# the table has, the languages that list it.
+_ENTRY, _KEY, _USED, _LISTED = 24, 16, 17, 18
+_ENTRIES = 1 << 14  # words whose sums of rows are kept while a batch is scored
+LATIN, _SCRIPT, _ALONE = 1, 0x7F, 0x80
+_ONES = U(0x0101010101010101)
+_HIGH, _CASE = _ONES << U(7), _ONES << U(5)
+_FROM_A, _BEYOND_Z = _ONES * U(0x80 - ord("a")), _ONES * U(0x7F - ord("z"))
 
 
 @_jit
@@ -65,66 +77,123 @@ def _next(codes, flags, lower, i, size, word):
     return (n + 1 if n > 1 else 0), i
 
 
-@njit(nogil=True, cache=True)
-def _score(data, offsets, flag_table, lower_table, scripts, slots, rows, table, known, out):
-    scores, used, hits, words, letters = out
-    most = 0
-    for d in range(offsets.shape[0] - 1):
-        most = max(most, offsets[d + 1] - offsets[d])
-    capacity = min(most, 8 * MOST)
-    codes, lower = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int32)
-    flags = np.empty(capacity + 1, np.uint16)
-    word, keys = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
+@_inline
+def _count_letters(data, i, end, kinds, position, counts, d):
+    """Count the letters of each script from position `position` on, of the first 4 * MOST code
+    points of a document; counts[d, scripts]."""
+    latin = 0
+    while i < end and position < 4 * MOST:
+        if i + 8 <= end and position + 8 <= 4 * MOST:
+            eight = word_at(data, i)
+            if eight & _HIGH == U(0):  # eight ASCII characters: those from a to z, in either case
+                small = eight | _CASE
+                found = (small + _FROM_A) & ~(small + _BEYOND_Z) & _HIGH
+                latin += np.int64(((found >> U(7)) * _ONES) >> U(56))
+                i, position = i + 8, position + 8
+                continue
+        code, used = byte_at(data, i), 1
+        if code >= 0x80:
+            code, used = wide(data, i)
+        kind = _kind(code, kinds)
+        if kind:
+            counts[d, (kind & _SCRIPT) - 1] += 1
+        i, position = i + used, position + 1
+    counts[d, LATIN] += latin
+
+
+@_inline
+def _kind(code, kinds):
+    """1 + the script of a letter, and _ALONE where it is of a script without spaces; else 0."""
+    if code < kinds.shape[0] - 1:
+        return kinds[code]
+    return kinds[kinds.shape[0] - 1] if code < SOLO_END else np.uint8(0)
+
+
+@_jit
+def _remember(word, n, keys, slots, table, known, entry, entries, sums):
+    """Fill a cache entry but its key, for word[0:n] with marks: the sum of the rows of its
+    features, how many of them the table has, the languages that list the word."""
+    for c in range(_WIDTH):
+        sums[entry, c] = 0
+    used, listed = 0, U(0)
     last = slots.shape[0] - 1
+    for k in range(_features(word, n, keys)):
+        slot = np.int64(keys[k]) & last
+        while slots[slot] and slots[slot] >> U(32) != U(keys[k]):
+            slot = (slot + 1) & last
+        if not slots[slot]:
+            continue
+        row = np.int64(slots[slot] & U(0xFFFFFFFF)) - 1
+        used += 1
+        for c in range(_WIDTH):
+            sums[entry, c] += table[row, c]  # naive Bayes: sum of log ratios
+        if k == 0:  # the feature of the whole word
+            listed = known[row]
+    entries[entry, _USED], entries[entry, _LISTED] = U(used), listed
+
+
+@njit(nogil=True, cache=True)
+def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums, out):
+    scores, used, hits, words, letters = out
+    word, keys = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
+    word[0] = -1
     for d in range(offsets.shape[0] - 1):
-        end = offsets[d + 1]
-        if end - offsets[d] > capacity:
-            end = offsets[d] + capacity
+        i, end = offsets[d], offsets[d + 1]
+        if end - i > 8 * MOST:
+            end = i + 8 * MOST
             # cut before a code point, not inside one
             while end < offsets[d + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1
-        size = decode(data, offsets[d], end, flag_table, lower_table, codes, flags, lower)
-        for i in range(min(size, 4 * MOST)):  # letters by script
-            if flags[i] & ALPHA:
-                code = codes[i]
-                letters[d, scripts[code] if code < scripts.shape[0] else letters.shape[1] - 1] += 1
-        i, seen = 0, 0
-        while seen < MOST:
-            n, i = _next(codes, flags, lower, i, size, word)
-            if n == 0:
-                break
-            seen += n - 2  # letters without the two boundary marks
-            words[d] += 1
-            count = _features(word, n, keys)
-            for k in range(count):
-                slot = np.int64(keys[k]) & last
-                while rows[slot] >= 0 and slots[slot] != keys[k]:
-                    slot = (slot + 1) & last
-                row = rows[slot]
-                if row < 0:
-                    continue
-                used[d] += 1
-                for c in range(table.shape[1]):
-                    scores[d, c] += table[row, c]  # naive Bayes: sum of log ratios
-                if k == 0:  # the feature of the whole word
-                    for c in range(table.shape[1]):
-                        hits[d, c] += (known[row] >> U(c)) & U(1)
+        _count_letters(data, i, end, kinds, 0, letters, d)
+        n, seen, total = 1, 0, U(0)
+        while seen < MOST and (i < end or n > 1):
+            kind, code = np.uint8(0), 0
+            if i < end:
+                code, size = byte_at(data, i), 1
+                if code >= 0x80:
+                    code, size = wide(data, i)
+                i += size
+                kind = _kind(code, kinds)
+            if kind and kind < _ALONE:
+                if n <= LONGEST:
+                    word[n] = lower_table[code]
+                    total = total * _P + U(word[n])
+                    n += 1
+            elif n > 1:
+                word[n] = -1
+                total = mix(total)
+                entry = np.int64(total & U(entries.shape[0] - 1))
+                if entries[entry, _KEY] != total:
+                    entries[entry, _KEY] = total
+                    _remember(word, n + 1, keys, slots, table, known, entry, entries, sums)
+                for c in range(_WIDTH):
+                    scores[d, c] += sums[entry, c]
+                used[d] += np.int64(entries[entry, _USED])
+                listed = entries[entry, _LISTED]
+                while listed:
+                    hits[d, trailing_zeros(listed)] += 1
+                    listed &= listed - U(1)
+                words[d] += 1
+                seen += n - 1  # letters without the two boundary marks
+                n, total = 1, U(0)
 
 
 def score(data: np.ndarray, offsets: np.ndarray, model: "Table") -> tuple[np.ndarray, ...]:
     """Of n documents in UTF-8: sums int32[n, languages], features found int32[n], words listed as
     frequent int32[n, languages], words int32[n], letters by script int32[n, scripts]."""
-    n, languages = len(offsets) - 1, model.table.shape[1]
+    n, languages = len(offsets) - 1, model.languages
     out = (
-        np.zeros((n, languages), np.int32), np.zeros(n, np.int32),
+        np.zeros((n, _WIDTH), np.int32), np.zeros(n, np.int32),
         np.zeros((n, languages), np.int32), np.zeros(n, np.int32),
         np.zeros((n, int(model.scripts.max()) + 1), np.int32),  # the last is Han's
     )  # fmt: skip
+    size = min(_ENTRIES, 1 << int(offsets[-1] - offsets[0]).bit_length())
+    entries = np.zeros((size, _ENTRY), np.uint64)
     _score(
-        data, offsets, flag_table(), lower_table(), model.scripts, model.slots, model.rows,
-        model.table, model.known, out,
+        data, offsets, model.kinds, lower_table(), model.slots, model.table, model.known,
+        entries, entries.view(np.int16), out,
     )  # fmt: skip
-    return out
+    return out[0][:, :languages], *out[1:]
 
 
 class Table:
@@ -134,20 +203,24 @@ class Table:
     def __init__(
         self, keys: np.ndarray, table: np.ndarray, known: np.ndarray, scripts: np.ndarray
     ) -> None:
-        self.table, self.known, self.scripts = np.ascontiguousarray(table), known, scripts
-        size = 1 << (2 * len(keys) - 1).bit_length()
-        self.slots, self.rows = np.zeros(size, np.uint32), np.full(size, -1, np.int32)
-        _fill(keys, self.slots, self.rows)
+        self.languages, self.known, self.scripts = table.shape[1], known, scripts
+        self.table = np.pad(table, ((0, 0), (0, _WIDTH - self.languages)))
+        self.slots = np.zeros(1 << (2 * len(keys) - 1).bit_length(), np.uint64)
+        _fill(keys, self.slots)
+        flags = np.append(flag_table()[: len(scripts)], HAN)  # the last: Han beyond the table
+        kinds = 1 + np.append(scripts, scripts.max()) + np.where(flags & SOLO, _ALONE, 0)
+        self.kinds = np.where(flags & ALPHA, kinds, 0).astype(np.uint8)
 
 
 @njit(cache=True)
-def _fill(keys, slots, rows):
+def _fill(keys, slots):
+    """Slots with the key above, the number of the row and 1 below; 0 where there is none."""
     last = slots.shape[0] - 1
     for row in range(keys.shape[0]):
         slot = np.int64(keys[row]) & last
-        while rows[slot] >= 0:
+        while slots[slot]:
             slot = (slot + 1) & last
-        slots[slot], rows[slot] = keys[row], row
+        slots[slot] = U(keys[row]) << U(32) | U(row + 1)
 
 
 @functools.lru_cache(maxsize=8)
@@ -174,8 +247,9 @@ def _all(codes, flags, lower, size, keys, whole):
 def features(text: str) -> tuple[np.ndarray, np.ndarray]:
     """(keys uint32[k] of all features of a text in order, which are words bool[k])."""
     raw = np.frombuffer(text.encode(), np.uint8)
-    codes, flags, lower = _buffers(len(raw) + 1)
-    size = decode(raw, 0, len(raw), flag_table(), lower_table(), codes, flags, lower)
+    codes, flags, first_bytes = _buffers(len(raw) + 1)
+    size = decode(raw, 0, len(raw), flag_table(), codes, flags, first_bytes)
+    lower = lower_table()[np.minimum(codes[:size], TABLE_SIZE - 1)].astype(np.int32)
     keys, whole = np.empty(5 * size + 8, np.uint32), np.empty(5 * size + 8, np.bool_)
     count = _all(codes, flags, lower, size, keys, whole)
     return keys[:count].copy(), whole[:count].copy()

@@ -76,3 +76,62 @@ def trailing_zeros(typing_context, word):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
+
+
+@intrinsic
+def set_bits(typing_context, word):
+    """Bits of a uint64 that are 1, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def equal_bytes(typing_context, array, index, byte, case):
+    """uint64: bit i tells whether array[index + i] | case is `byte`, for 64 bytes of a uint8 array;
+    case: bits that are not compared, 0 or 0x20 (of ASCII letters)."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(ir.IntType(8), 64)
+        block = _load(builder, data, arguments[1], kind)
+        wanted, mask = (
+            _in_all(builder, builder.trunc(value, ir.IntType(8)), kind) for value in arguments[2:]
+        )
+        equal = builder.icmp_unsigned("==", builder.or_(block, mask), wanted)
+        return builder.bitcast(equal, ir.IntType(64))
+
+    return types.uint64(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def flagged(typing_context, array, index, bits):
+    """uint64: bit i tells whether array[index + i] has one of `bits`, for 64 entries of a uint16
+    array."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(ir.IntType(16), 64)
+        block = _load(builder, data, arguments[1], kind)
+        mask = _in_all(builder, builder.trunc(arguments[2], ir.IntType(16)), kind)
+        zero = ir.Constant(kind, [0] * 64)
+        some = builder.icmp_unsigned("!=", builder.and_(block, mask), zero)
+        return builder.bitcast(some, ir.IntType(64))
+
+    return types.uint64(array, types.int64, types.int64), generate
+
+
+def _load(builder, data, index, kind):
+    """The vector that begins at an entry of an array."""
+    address = builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+    return builder.load(address, align=kind.element.width // 8)
+
+
+def _in_all(builder, value, kind):
+    """A vector of equal entries."""
+    empty, number = ir.Constant(kind, ir.Undefined), ir.IntType(32)
+    first = builder.insert_element(empty, value, ir.Constant(number, 0))
+    order = ir.Constant(ir.VectorType(number, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(first, empty, order)

@@ -33,9 +33,9 @@ from sabia.kernels.text.character_flags import (
     flag_table,
 )
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
-from sabia.kernels.text.reference import mix_int
+from sabia.kernels.text.reference import MASK64, mix_int
 
-WORD_BASE = 0x9E3779B97F4A7C15
+WORD_BASE, BLOCK_BASE = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 LONGEST_SPECIAL = 9
 LONGEST_UNIT = 4
 _NOT = """ai are ca could dare did do does had has have is may might must need ought sha should was
@@ -78,11 +78,22 @@ def specials() -> dict[str, int]:
     return {word: at for word, at in entries.items() if len(word) <= LONGEST_SPECIAL}
 
 
-def word_hash(text: str) -> int:
-    """The hash of a word: its code points as a polynomial, mixed (case counts)."""
+def chunk_hash(text: str) -> int:
+    """The hash of a listed chunk: its code points as a polynomial, mixed (case counts)."""
     total = 0
     for char in text:
         total = total * WORD_BASE + ord(char) + 1
+    return mix_int(total)
+
+
+def word_hash(text: str) -> int:
+    """The hash of a word or line: its UTF-8 eight bytes at a time, mixed (case counts)."""
+    data = text.encode("utf-8", "surrogatepass")
+    total = len(data) * WORD_BASE & MASK64
+    for start in range(0, len(data), 8):
+        block = int.from_bytes(data[start : start + 8], "little")
+        total = (total ^ block) * BLOCK_BASE & MASK64
+        total ^= total >> 32
     return mix_int(total)
 
 
@@ -95,13 +106,13 @@ def units() -> frozenset[str]:
 @functools.lru_cache(maxsize=1)
 def unit_hashes() -> np.ndarray:
     """Sorted hashes uint64[u] of the units."""
-    return np.array(sorted(map(word_hash, units())), np.uint64)
+    return np.array(sorted(map(chunk_hash, units())), np.uint64)
 
 
 @functools.lru_cache(maxsize=1)
 def special_tables() -> tuple[np.ndarray, np.ndarray]:
     """(sorted hashes uint64[s], parting points int64[s]) of the listed chunks."""
-    entries = sorted((word_hash(word), at) for word, at in specials().items())
+    entries = sorted((chunk_hash(word), at) for word, at in specials().items())
     keys, points = zip(*entries, strict=True)
     return np.array(keys, np.uint64), np.array(points, np.int64)
 

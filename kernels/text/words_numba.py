@@ -26,8 +26,10 @@ from sabia.kernels.text.character_flags import (
     UPPER,
 )
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
+from sabia.kernels.text.memory_numba import byte_at, flagged, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import mix
 from sabia.kernels.text.words import (
+    BLOCK_BASE,
     LONGEST_SPECIAL,
     LONGEST_UNIT,
     WORD_BASE,
@@ -37,7 +39,8 @@ from sabia.kernels.text.words import (
 )
 
 U = np.uint64
-_P = U(WORD_BASE)
+_P, _B = U(WORD_BASE), U(BLOCK_BASE)
+_ALL, _HIGH = ~U(0), U(0x8080808080808080)
 _ALPHA, _LOWER, _UPPER, _DIGIT, _QUOTE = ALPHA, LOWER, UPPER, DIGIT, QUOTE
 _LETTER_OR_DIGIT = ALPHA | DIGIT
 _OPENERS, _CLOSERS = AFFIX | CURRENCY | ICON, AFFIX | ICON
@@ -66,7 +69,7 @@ def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 @_jit
-def _wide(data, i):
+def wide(data, i):
     """(code point, bytes used) of well-formed UTF-8 with a lead byte of 0x80 or more at i."""
     first = np.int64(data[i])
     code, used = first & 0x1F, 2  # payload of a two-byte lead
@@ -80,93 +83,150 @@ def _wide(data, i):
 
 
 @_jit
-def decode(data, start, end, flag_table, lower_table, codes, flags, lower):
-    """Fill codes int32, flags uint16 and lower int32 of one document; return how many."""
+def decode(data, start, end, flag_table, codes, flags, first_bytes):
+    """Fill codes int32, flags uint16 and first_bytes int32 (from `start`, and the length after the
+    last) of one document; return how many."""
     i, count = start, 0
     while i < end:
-        code, used = np.int64(data[i]), 1
+        if i + 8 <= end and word_at(data, i) & _HIGH == U(0):
+            for j in range(8):
+                code = data[i + j]
+                codes[count + j], first_bytes[count + j] = code, i - start + j
+                flags[count + j] = flag_table[code]
+            i, count = i + 8, count + 8
+            continue
+        code, used = byte_at(data, i), 1
         if code >= 0x80:
-            code, used = _wide(data, i)
-        i += used
-        codes[count] = code
+            code, used = wide(data, i)
+        codes[count], first_bytes[count] = code, i - start
         if code < TABLE_SIZE:
             flags[count] = flag_table[code]
-            lower[count] = lower_table[code]
         else:
             flags[count] = HAN if code < SOLO_END else SYMBOL
-            lower[count] = code
-        count += 1
+        i, count = i + used, count + 1
+    first_bytes[count] = end - start
     return count
 
 
+@_jit
+def mark_words(codes, flags, start, end, letters, spaces):
+    """Put a space after the code points from `start`, a multiple of 64, to `end`; set their bits in
+    `letters` (those of words of several) and `spaces`, uint64 for 64 code points each; return the
+    number of the block behind them. Needs space for 64 code points and 2 blocks after `end`."""
+    behind = end // 64 + 1
+    codes[end] = 0x20
+    flags[end : 64 * behind] = SPACE
+    for block in range(start // 64, behind):
+        letters[block] = flagged(flags, 64 * block, ALPHA) & ~flagged(flags, 64 * block, SOLO)
+        spaces[block] = flagged(flags, 64 * block, SPACE)
+    letters[behind], spaces[behind] = U(0), U(0)
+    return behind
+
+
 @_inline
-def word_hash(codes, start, end):
-    """The hash of a word; as text.words.word_hash."""
+def next_clear(bits, i):
+    """The first place from i on whose bit is 0."""
+    block = i >> 6
+    rest = ~bits[block] >> U(i & 63)
+    if rest:
+        return i + trailing_zeros(rest)
+    block += 1
+    while bits[block] == _ALL:
+        block += 1
+    return (block << 6) + trailing_zeros(~bits[block])
+
+
+@_inline
+def next_set(bits, i):
+    """The first place from i on whose bit is 1; there must be one."""
+    block = i >> 6
+    rest = bits[block] >> U(i & 63)
+    if rest:
+        return i + trailing_zeros(rest)
+    block += 1
+    while not bits[block]:
+        block += 1
+    return (block << 6) + trailing_zeros(bits[block])
+
+
+@_inline
+def chunk_hash(codes, start, end):
+    """The hash of a listed chunk; as text.words.chunk_hash."""
     total = U(0)
     for i in range(start, end):
         total = total * _P + U(codes[i] + 1)  # sum of (code + 1) * P**(length-1-i)
     return mix(total)
 
 
+@_inline
+def word_hash(data, start, end):
+    """The hash of data[start:end], behind which 7 bytes can be read; as text.words.word_hash."""
+    total, i = U(end - start) * _P, start
+    while i + 8 < end:
+        total = (total ^ word_at(data, i)) * _B
+        total ^= total >> U(32)
+        i += 8
+    if i < end:
+        total = (total ^ (word_at(data, i) & (_ALL >> U(8 * (i + 8 - end))))) * _B
+        total ^= total >> U(32)
+    return mix(total)
+
+
 @_jit
-def split(codes, flags, start, end, slots, points, pairs, units, starts, ends, count):
-    """Append the words of codes[start:end]; return the new count. Needs space for end - start
-    words."""
-    i = start
-    while i < end:
-        if flags[i] & SPACE:
-            i += 1
-            continue
-        first = i
-        if flags[i] & SOLO:
-            i += 1
-        else:
-            while i < end and not flags[i] & (SPACE | SOLO):
-                i += 1
+def split(
+    codes, flags, letters, spaces, start, end, slots, points, pairs, units, starts, ends, count
+):
+    """Append the words of codes[start:end], where a space follows; return the new count. Needs
+    space for end - start words. letters, spaces: see `mark_words`."""
+    first = next_clear(spaces, start)
+    while first < end:
+        low, high = first, first + 1
+        if not flags[first] & SOLO:
+            while flags[low] & AFFIX:
+                low += 1
+            high = next_clear(letters, low)
         # the common case: letters with punctuation around them
-        low, high = _core(codes, flags, first, i, slots, points, pairs)
-        if low < 0:
-            count = _chunk(codes, flags, first, i, slots, points, pairs, units, starts, ends, count)
+        last = high if high > low else -1
+        while last >= 0 and not flags[last] & (SPACE | SOLO):
+            if not flags[last] & AFFIX:
+                stops = codes[last] == _DOT and flags[last - 1] & (_LOWER | AFFIX)
+                if not stops or codes[last + 1] == _DOT:
+                    last = -2
+            last += 1
+        if flags[first] & SOLO:
+            last = high
+        elif last < 0 or _listed(codes, first, low, high, last, slots, points, pairs):
+            last = high
+            while not flags[last] & (SPACE | SOLO):
+                last += 1
+            count = _chunk(
+                codes, flags, first, last, slots, points, pairs, units, starts, ends, count
+            )
+            first = next_clear(spaces, last)
             continue
         for j in range(first, low):
             starts[count], ends[count] = j, j + 1
             count += 1
         starts[count], ends[count] = low, high
         count += 1
-        for j in range(high, i):
+        for j in range(high, last):
             starts[count], ends[count] = j, j + 1
             count += 1
+        first = next_clear(spaces, last)
     return count
 
 
-@_jit
-def _core(codes, flags, start, end, slots, points, pairs):
-    """The letters of a chunk of the plain form AFFIX* letters (AFFIX | dot)*, in which all but they
-    are words of one code point; (-1, -1) of other chunks and those that may be listed."""
-    low = start
-    while low < end and flags[low] & AFFIX:
-        low += 1
-    high = low
-    while high < end and flags[high] & _ALPHA:
-        high += 1
-    for j in range(high, end):
-        if flags[j] & AFFIX:
-            continue
-        stops = codes[j] == _DOT and flags[j - 1] & (_LOWER | AFFIX)
-        if not stops or (j + 1 < end and codes[j + 1] == _DOT):
-            return -1, -1
-    if high == low:
-        return -1, -1
+@_inline
+def _listed(codes, start, low, high, end, slots, points, pairs):
+    """Whether a part of the chunk from start to end with letters from low to high may be listed."""
     if _special(codes, low, high, slots, points, pairs) >= 0:
-        return -1, -1
+        return True
     if end > high:
         if codes[high] == _DOT and _special(codes, low, high + 1, slots, points, pairs) >= 0:
-            return -1, -1
+            return True
         if _special(codes, low, end, slots, points, pairs) >= 0:
-            return -1, -1
-    if low > start and _special(codes, start, end, slots, points, pairs) >= 0:
-        return -1, -1
-    return low, high
+            return True
+    return low > start and _special(codes, start, end, slots, points, pairs) >= 0
 
 
 @_inline
@@ -179,7 +239,7 @@ def _special(codes, low, high, slots, points, pairs):
     """Where a listed chunk parts (0: nowhere); -1 if it is not listed."""
     if high - low > LONGEST_SPECIAL or high <= low or not _filtered(codes, low, high, pairs):
         return -1
-    key = word_hash(codes, low, high)
+    key = chunk_hash(codes, low, high)
     slot = np.int64(key & U(_SLOTS - 1))
     while slots[slot]:
         if slots[slot] == key:
@@ -273,7 +333,7 @@ def _suffix(codes, flags, low, high, units):
     for size in range(LONGEST_UNIT, 0, -1):
         before_unit = high - size - 1
         if before_unit >= low and flags[before_unit] & _DIGIT and not last & _DIGIT:
-            key = word_hash(codes, high - size, high)
+            key = chunk_hash(codes, high - size, high)
             slot = np.searchsorted(units, key)
             if slot < units.shape[0] and units[slot] == key:
                 return size
