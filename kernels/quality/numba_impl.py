@@ -550,7 +550,7 @@ def _measure(
     curlies = np.empty(blocks, np.uint64)
     codes, flags = np.empty(2 * most + 256, np.int32), np.empty(2 * most + 256, np.uint16)
     letters, spaces = np.empty(2 * blocks, np.uint64), np.empty(2 * blocks, np.uint64)
-    first_bytes, breaks = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
+    first_bytes, breaks = np.empty(most + 8, np.int32), np.empty(most + 1, np.int32)
     starts, ends = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
     firsts, lasts = np.empty(most + 1, np.int32), np.empty(most + 1, np.int32)
     grams, where = np.empty(most + 1, np.uint64), np.empty(most + 1, np.int32)

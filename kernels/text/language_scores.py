@@ -44,21 +44,25 @@ _FROM_A, _BEYOND_Z = _ONES * U(0x80 - ord("a")), _ONES * U(0x7F - ord("z"))
 def _key(word, start, end):
     total = U(0)
     for i in range(start, end):
-        total = total * _P + U(word[i] + 1)  # a boundary mark is -1, so it counts as 0
+        total = total * _P + U(word[i] + 1)
     return mix(total)
 
 
 @_jit
-def _features(word, n, keys):
-    """Fill keys uint32 with the features of word[0:n], marks included; the whole word first."""
-    keys[0] = np.uint32(mix(_key(word, 0, n) + _WHOLE) >> U(32))
-    count = 1
-    for size in range(_FIRST, _LAST + 1):
-        for start in range(n - size + 1):
-            # upper half of the hash
-            keys[count] = np.uint32(_key(word, start, start + size) >> U(32))
-            count += 1
-    return count
+def _features(word, low, high, keys):
+    """Fill keys uint32 with the features of word[low:high], marks included; the whole word
+    first."""
+    keys[0] = np.uint32(mix(_key(word, low, high) + _WHOLE) >> U(32))
+    most = max(high - low - _FIRST + 1, 0)
+    for i in range(most):
+        start = low + i
+        # a boundary mark is -1, so it counts as 0
+        total = (U(word[start] + 1) * _P + U(word[start + 1] + 1)) * _P + U(word[start + 2] + 1)
+        keys[1 + i] = np.uint32(mix(total) >> U(32))  # upper half of the hash
+        if i + 1 < most:
+            longer = total * _P + U(word[start + 3] + 1)
+            keys[1 + most + i] = np.uint32(mix(longer) >> U(32))
+    return 1 + most + max(most - 1, 0)
 
 
 @_jit
@@ -78,10 +82,9 @@ def _next(codes, flags, lower, i, size, word):
 
 
 @_inline
-def _count_letters(data, i, end, kinds, position, counts, d):
-    """Count the letters of each script from position `position` on, of the first 4 * MOST code
-    points of a document; counts[d, scripts]."""
-    latin = 0
+def _count_letters(data, i, end, kinds, counts, d):
+    """Count the letters of each script among the first 4 * MOST code points; counts[d, scripts]."""
+    latin, position = 0, 0
     while i < end and position < 4 * MOST:
         if i + 8 <= end and position + 8 <= 4 * MOST:
             eight = word_at(data, i)
@@ -109,34 +112,75 @@ def _kind(code, kinds):
     return kinds[kinds.shape[0] - 1] if code < SOLO_END else np.uint8(0)
 
 
+@_inline
+def _row(key, slots):
+    """The row of a feature in the table, or -1."""
+    slot = np.int64(key) & (slots.shape[0] - 1)
+    while slots[slot] and slots[slot] >> U(32) != U(key):
+        slot = (slot + 1) & (slots.shape[0] - 1)
+    return np.int64(slots[slot] & U(0xFFFFFFFF)) - 1
+
+
 @_jit
-def _remember(word, n, keys, slots, table, known, entry, entries, sums):
-    """Fill a cache entry but its key, for word[0:n] with marks: the sum of the rows of its
+def _remember(word, start, end, keys, rows, slots, table, known, entry, entries, sums):
+    """Fill a cache entry but its key, for word[start:end] with marks: the sum of the rows of its
     features, how many of them the table has, the languages that list the word."""
+    count = _features(word, start, end, keys)
+    row = _row(keys[0], slots)  # of the whole word
+    entries[entry, _LISTED] = known[row] if row >= 0 else U(0)
+    used = 0
+    for k in range(count):
+        rows[used] = _row(keys[k], slots)
+        used += rows[used] >= 0
+    entries[entry, _USED] = U(used)
     for c in range(_WIDTH):
         sums[entry, c] = 0
-    used, listed = 0, U(0)
-    last = slots.shape[0] - 1
-    for k in range(_features(word, n, keys)):
-        slot = np.int64(keys[k]) & last
-        while slots[slot] and slots[slot] >> U(32) != U(keys[k]):
-            slot = (slot + 1) & last
-        if not slots[slot]:
-            continue
-        row = np.int64(slots[slot] & U(0xFFFFFFFF)) - 1
-        used += 1
+    for r in range(used):
+        row = np.int64(rows[r])
         for c in range(_WIDTH):
             sums[entry, c] += table[row, c]  # naive Bayes: sum of log ratios
-        if k == 0:  # the feature of the whole word
-            listed = known[row]
-    entries[entry, _USED], entries[entry, _LISTED] = U(used), listed
+
+
+@_jit
+def _first_words(data, i, end, kinds, lower_table, word, starts, totals):
+    """Fill `word` with the words of the first MOST letters, marks before, between and behind them,
+    starts with the places of the marks before them, totals with their hashes; return (how many,
+    letters of them)."""
+    n, count, seen, total, size = 1, 0, 0, U(0), 0
+    word[0], starts[0] = -1, 0
+    while seen + size < MOST or size:
+        kind, code = np.uint8(0), 0
+        if i < end:
+            code, used = byte_at(data, i), 1
+            if code >= 0x80:
+                code, used = wide(data, i)
+            i += used
+            kind = _kind(code, kinds)
+        elif not size:
+            break
+        if kind and kind < _ALONE:
+            if size < LONGEST:
+                word[n] = lower_table[code]
+                total = total * _P + U(word[n])
+                n += 1
+                size += 1
+        elif size:
+            word[n] = -1
+            totals[count] = mix(total)
+            seen, count, total, size = seen + size, count + 1, U(0), 0
+            starts[count] = n
+            n += 1
+    return count
 
 
 @njit(nogil=True, cache=True)
 def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums, out):
     scores, used, hits, words, letters = out
-    word, keys = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
-    word[0] = -1
+    word = np.empty(2 * (MOST + LONGEST), np.int32)
+    starts, totals = np.empty(MOST + 2, np.int32), np.empty(MOST + 1, np.uint64)
+    keys, rows = np.empty(3 * LONGEST, np.uint32), np.empty(3 * LONGEST + 1, np.int32)
+    order, missed = np.empty(MOST + 1, np.int32), np.empty(MOST + 1, np.int32)
+    last = U(entries.shape[0] - 1)
     for d in range(offsets.shape[0] - 1):
         i, end = offsets[d], offsets[d + 1]
         if end - i > 8 * MOST:
@@ -144,38 +188,30 @@ def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums
             # cut before a code point, not inside one
             while end < offsets[d + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1
-        _count_letters(data, i, end, kinds, 0, letters, d)
-        n, seen, total = 1, 0, U(0)
-        while seen < MOST and (i < end or n > 1):
-            kind, code = np.uint8(0), 0
-            if i < end:
-                code, size = byte_at(data, i), 1
-                if code >= 0x80:
-                    code, size = wide(data, i)
-                i += size
-                kind = _kind(code, kinds)
-            if kind and kind < _ALONE:
-                if n <= LONGEST:
-                    word[n] = lower_table[code]
-                    total = total * _P + U(word[n])
-                    n += 1
-            elif n > 1:
-                word[n] = -1
-                total = mix(total)
-                entry = np.int64(total & U(entries.shape[0] - 1))
-                if entries[entry, _KEY] != total:
-                    entries[entry, _KEY] = total
-                    _remember(word, n + 1, keys, slots, table, known, entry, entries, sums)
-                for c in range(_WIDTH):
-                    scores[d, c] += sums[entry, c]
-                used[d] += np.int64(entries[entry, _USED])
-                listed = entries[entry, _LISTED]
-                while listed:
-                    hits[d, trailing_zeros(listed)] += 1
-                    listed &= listed - U(1)
-                words[d] += 1
-                seen += n - 1  # letters without the two boundary marks
-                n, total = 1, U(0)
+        _count_letters(data, i, end, kinds, letters, d)
+        count = _first_words(data, i, end, kinds, lower_table, word, starts, totals)
+        words[d] = count
+        kept, missing = 0, 0
+        for w in range(count):  # apart, so that the loads of entries do not wait for each other
+            there = entries[np.int64(totals[w] & last), _KEY] == totals[w]
+            order[kept], missed[missing] = w, w
+            kept, missing = kept + there, missing + (not there)
+        for j in range(count):
+            w = order[j] if j < kept else missed[j - kept]
+            entry = np.int64(totals[w] & last)
+            if j >= kept and entries[entry, _KEY] != totals[w]:
+                entries[entry, _KEY] = totals[w]
+                _remember(
+                    word, starts[w], starts[w + 1] + 1, keys, rows, slots, table, known, entry,
+                    entries, sums,
+                )  # fmt: skip
+            for c in range(_WIDTH):
+                scores[d, c] += sums[entry, c]
+            used[d] += np.int64(entries[entry, _USED])
+            listed = entries[entry, _LISTED]
+            while listed:
+                hits[d, trailing_zeros(listed)] += 1
+                listed &= listed - U(1)
 
 
 def score(data: np.ndarray, offsets: np.ndarray, model: "Table") -> tuple[np.ndarray, ...]:
@@ -205,7 +241,7 @@ class Table:
     ) -> None:
         self.languages, self.known, self.scripts = table.shape[1], known, scripts
         self.table = np.pad(table, ((0, 0), (0, _WIDTH - self.languages)))
-        self.slots = np.zeros(1 << (2 * len(keys) - 1).bit_length(), np.uint64)
+        self.slots = np.zeros(1 << (4 * len(keys) - 1).bit_length(), np.uint64)
         _fill(keys, self.slots)
         flags = np.append(flag_table()[: len(scripts)], HAN)  # the last: Han beyond the table
         kinds = 1 + np.append(scripts, scripts.max()) + np.where(flags & SOLO, _ALONE, 0)
@@ -238,7 +274,7 @@ def _all(codes, flags, lower, size, keys, whole):
         n, i = _next(codes, flags, lower, i, size, word)
         if n == 0:
             return count
-        features_count = _features(word, n, own)
+        features_count = _features(word, 0, n, own)
         for k in range(features_count):
             keys[count], whole[count] = own[k], k == 0
             count += 1
@@ -247,7 +283,7 @@ def _all(codes, flags, lower, size, keys, whole):
 def features(text: str) -> tuple[np.ndarray, np.ndarray]:
     """(keys uint32[k] of all features of a text in order, which are words bool[k])."""
     raw = np.frombuffer(text.encode(), np.uint8)
-    codes, flags, first_bytes = _buffers(len(raw) + 1)
+    codes, flags, first_bytes = _buffers(len(raw) + 8)
     size = decode(raw, 0, len(raw), flag_table(), codes, flags, first_bytes)
     lower = lower_table()[np.minimum(codes[:size], TABLE_SIZE - 1)].astype(np.int32)
     keys, whole = np.empty(5 * size + 8, np.uint32), np.empty(5 * size + 8, np.bool_)

@@ -85,16 +85,18 @@ def wide(data, i):
 @_jit
 def decode(data, start, end, flag_table, codes, flags, first_bytes):
     """Fill codes int32, flags uint16 and first_bytes int32 (from `start`, and the length after the
-    last) of one document; return how many."""
+    last) of one document; return how many. Needs space for end - start + 8 entries."""
     i, count = start, 0
     while i < end:
-        if i + 8 <= end and word_at(data, i) & _HIGH == U(0):
-            for j in range(8):
-                code = data[i + j]
-                codes[count + j], first_bytes[count + j] = code, i - start + j
-                flags[count + j] = flag_table[code]
-            i, count = i + 8, count + 8
-            continue
+        if i + 8 <= end:
+            ascii = trailing_zeros(word_at(data, i) & _HIGH) >> 3
+            for j in range(8):  # those behind the ASCII characters are overwritten
+                place, code = U(count) + U(j), data[U(i) + U(j)]  # unsigned: see memory_numba
+                codes[place], first_bytes[place] = code, i - start + j
+                flags[place] = flag_table[code]
+            i, count = i + ascii, count + ascii
+            if ascii == 8:
+                continue
         code, used = byte_at(data, i), 1
         if code >= 0x80:
             code, used = wide(data, i)
