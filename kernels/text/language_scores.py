@@ -144,11 +144,10 @@ def _remember(word, start, end, keys, rows, slots, table, known, entry, entries,
 @_jit
 def _first_words(data, i, end, kinds, lower_table, word, starts, totals):
     """Fill `word` with the words of the first MOST letters, marks before, between and behind them,
-    starts with the places of the marks before them, totals with their hashes; return (how many,
-    letters of them)."""
+    starts with the places of the marks before them, totals with their hashes; return how many."""
     n, count, seen, total, size = 1, 0, 0, U(0), 0
     word[0], starts[0] = -1, 0
-    while seen + size < MOST or size:
+    while seen < MOST:
         kind, code = np.uint8(0), 0
         if i < end:
             code, used = byte_at(data, i), 1

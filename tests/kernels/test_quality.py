@@ -49,6 +49,23 @@ def test_both_engines_count_the_same() -> None:
             assert got == pytest.approx(expected, nan_ok=True), (name, text)
 
 
+BLOCK_ATOMS = (
+    "", "...", "…", "[12]", "lo[1]rem ipsum", "LOREM Ipsum", "coo\u212aies: use coo\u212aies", "{",
+    "terms of use", "Privacy Policy", "javascript", "http://a.b", "\n\n", "\r\n", "\u2028", "漢字",
+    "don't.", "É", "\U00020000\U000e0001", "\x00", "#", "(x)..", "“Mr.” a.b,c ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("atom", BLOCK_ATOMS)
+def test_both_engines_agree_at_each_place_of_a_block(atom: str) -> None:
+    """The compiled engine works on 64 characters or bytes at a time."""
+    texts = ["ab " * (k // 3) + "é" * (k % 3) + atom + " is so here." for k in range(0, 150, 1)]
+    texts += [atom * k for k in range(40)] + ["a b " + "x" * k + atom + "." for k in (999, 1001)]
+    plain, fast = both(texts)
+    for name in FIGURES:
+        np.testing.assert_array_equal(plain[name], fast[name], name)
+
+
 def test_figures_do_not_depend_on_the_company() -> None:
     source = random.Random(1)
     texts = [random_page(source) for _ in range(30)]

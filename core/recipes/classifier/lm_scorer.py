@@ -120,9 +120,9 @@ class LocalBackend:
         self.cache.close()
 
 
-def lm_scorer(options: AskOptions) -> LmScorer | None:
-    """The scorer that `--ask` names, None without it. Raises UsageError for its prompt."""
-    return LmScorer(load_prompt(options.ask), options) if options.ask else None
+def lm_scorer(options: AskOptions) -> LmScorer:
+    """The scorer that `--ask` names. Raises UsageError for its prompt."""
+    return LmScorer(load_prompt(options.ask), options)
 
 
 class LmScorer:

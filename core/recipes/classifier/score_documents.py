@@ -6,7 +6,6 @@ from dataclasses import replace
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.classify import ClassifyOptions
-from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 from sabia.core.shards.job import Job
 from sabia.core.text.classify import stage
 from sabia.core.text.classify.scorers import Scorer, open_scorer, split_name, with_prefix
@@ -15,10 +14,12 @@ from sabia.core.text.classify.scorers import Scorer, open_scorer, split_name, wi
 def run(job: Job, options: ClassifyOptions) -> None:
     """Score the job's inputs; raises what the scorers and the shards raise."""
     scorers = _opened(options)
-    asker = lm_scorer(options)
-    if asker is None:
+    if not options.ask:
         stage.run(job, options, scorers)
         return
+    from sabia.core.recipes.classifier.lm_scorer import lm_scorer
+
+    asker = lm_scorer(options)
     if job.jobs > 1:
         notes.note(f"-j {job.jobs}: only one process asks a language model; see --concurrency")
     with asker:

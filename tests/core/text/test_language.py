@@ -1,7 +1,9 @@
 """Language identification: own sentences in many languages, and real text where there is some."""
 
 import os
+import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,10 @@ import pytest
 
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify import language
+from sabia.core.text.classify.language_profiles import load
+from sabia.kernels.text.character_flags import ALPHA, SOLO
+from sabia.kernels.text.language_scores import LONGEST, MOST, Table, features, score
+from sabia.kernels.text.words import flags_of
 
 SENTENCES = {
     "pt": [
@@ -165,3 +171,66 @@ def test_english_plays(real: Path) -> None:
     speeches = [s for s in text.split("\n\n") if len(s.split()) > 5]
     assert len(speeches) > 5000
     assert share(speeches, "en") >= 0.97
+
+
+def random_words(source: random.Random) -> str:
+    """Words of several scripts, some of them long, some repeated, with digits and marks between."""
+    letters = (
+        "abcdefghinorstuvz",
+        "áçãéõ",
+        "абвгде",
+        "ابتث",
+        "漢字かな",
+        "ไทย",
+        "İK",
+        "\U00020000",
+    )
+    words = []
+    for _ in range(source.randrange(400)):
+        size = source.choice((1, 2, 3, 5, 8, 13, 30))
+        words.append("".join(source.choices(source.choice(letters), k=size)))
+    words += source.choices([*words, "the", "de", "que", "и", "x1y"], k=source.randrange(200))
+    source.shuffle(words)
+    return "".join(word + source.choice((" ", "  ", ", ", "-", "7", "\n")) for word in words)
+
+
+def naive_score(
+    text: str, table: Table, keys: dict[int, int]
+) -> tuple[Counter[int], int, Counter[int], int]:
+    """(sums of rows by language, features found, listed words by language, words)."""
+    sums, hits = Counter[int](), Counter[int]()
+    used = words = letters = 0
+    for run in "".join(c if flags_of(c) & ALPHA and not flags_of(c) & SOLO else " " for c in
+                       text.encode()[: 8 * MOST].decode(errors="ignore")).split():  # fmt: skip
+        if letters >= MOST:
+            break
+        words, letters = words + 1, letters + min(len(run), LONGEST)
+        for key, whole in zip(*features(run), strict=True):
+            row = keys.get(int(key), -1)
+            used += row >= 0
+            for number in range(table.languages if row >= 0 else 0):
+                sums[number] += int(table.table[row, number])
+                hits[number] += bool(whole) and int(table.known[row]) >> number & 1
+    return sums, used, hits, words
+
+
+def test_scores_equal_plain_sums_alone_and_together() -> None:
+    source = random.Random(3)
+    texts = ["", "a", " de ", "x" * 2000, "é" * 5000, *(random_words(source) for _ in range(60))]
+    table = load()[1]
+    keys = {slot >> 32: (slot & 0xFFFFFFFF) - 1 for slot in table.slots.tolist() if slot}
+    together = score(*text_buffers(pa.array(texts, pa.string())), table)
+    for i, text in enumerate(texts):
+        alone = score(*text_buffers(pa.array([text], pa.string())), table)
+        assert all((a[0] == b[i]).all() for a, b in zip(alone, together, strict=True)), text
+        sums, used, hits, words = naive_score(text, table, keys)
+        numbers = range(table.languages)
+        assert together[0][i].tolist() == [sums[c] for c in numbers], text
+        assert (together[1][i], together[3][i]) == (used, words), text
+        assert together[2][i].tolist() == [hits[c] for c in numbers], text
+        scripts = Counter(
+            table.scripts[ord(c)] if ord(c) < len(table.scripts) else len(together[4][i]) - 1
+            for c in text.encode()[: 8 * MOST].decode(errors="ignore")[: 4 * MOST]
+            if flags_of(c) & ALPHA
+        )  # fmt: skip
+        assert together[4][i].tolist() == [scripts[k] for k in range(len(together[4][i]))], text
