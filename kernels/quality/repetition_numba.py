@@ -22,6 +22,7 @@ _inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinlin
 
 @_inline
 def share(part, whole):
+    """part / whole; NaN of nothing."""
     return part / whole if whole else _NAN
 
 
