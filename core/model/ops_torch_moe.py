@@ -18,9 +18,9 @@ import torch.nn.functional as F
 
 from sabia.core.model.kernel_choice import kernels_of, raises_missing_backend
 from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
+from sabia.kernels.grouped_matmul.torch_impl import library_obstacle
 
 Tensor = torch.Tensor
-ALIGNMENT_BYTES = 16
 KERNELS = kernels_of("torch")
 _kernel = raises_missing_backend(grouped_matmul_kernel)
 
@@ -134,18 +134,13 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Non
 _expert_products.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _fits_grouped_mm(rows: Tensor, weight: Tensor) -> bool:
-    aligned = all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in weight.shape[1:])
-    return rows.dtype == torch.bfloat16 and aligned
-
-
 def grouped_matmul(
     rows: Tensor, weight: Tensor, plan: DispatchPlan, bias: Tensor | None = None, *, name: str = ""
 ) -> Tensor:
     """See Ops.grouped_matmul."""
     weight = weight if weight.dtype == rows.dtype else weight.to(rows.dtype)
     implementation = KERNELS.requested["grouped_matmul"]
-    if implementation is None and _fits_grouped_mm(rows, weight):
+    if implementation is None and library_obstacle(rows, weight.shape[1:]) is None:
         out = F.grouped_mm(rows, weight.transpose(1, 2), offs=plan.ends)
     elif KERNELS.use("grouped_matmul", rows.device.type):
         counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))  # [E]

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.core.model.ops_torch_moe import ALIGNMENT_BYTES
 from sabia.core.model.precision import MatmulRecipe, Precision, QatTarget, QuantizedOps, hash_words
 from sabia.core.model.precision_torch_units import product
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers_torch import fake
+from sabia.kernels.grouped_matmul.torch_impl import library_obstacle
 from sabia.kernels.quantize.definitions import NVFP4, mix
 from sabia.kernels.quantize.torch_arithmetic import hadamard, mix_tensor, rounded, signed
 
@@ -166,8 +166,7 @@ def _aligned_groups(parts: Sequence[Tensor], plan: Any, group: int) -> tuple[lis
 
 def _weight_gradient(grad: Tensor, rows: Tensor, plan: Any) -> Tensor:
     """gradᵀ · rows of each expert, [E, out, in]."""
-    sizes = (grad.shape[1], rows.shape[1])
-    if all(size * rows.element_size() % ALIGNMENT_BYTES == 0 for size in sizes):
+    if library_obstacle(rows, (grad.shape[1], rows.shape[1])) is None:
         return F.grouped_mm(grad.t(), rows, offs=plan.ends)
     ends = [0, *plan.ends.tolist()]
     return torch.stack([grad[a:b].t() @ rows[a:b] for a, b in pairwise(ends)])

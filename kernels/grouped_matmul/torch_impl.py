@@ -1,5 +1,7 @@
 """Grouped matrix products in torch: a loop over groups as the reference, and torch's own kernel."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
@@ -9,13 +11,14 @@ Tensor = torch.Tensor
 LEAST_CAPABILITY = (8, 0)
 
 
-def _library_obstacle(x: Tensor, weight: Tensor) -> str | None:
+def library_obstacle(x: Tensor, widths: Sequence[int]) -> str | None:
+    """Why `grouped_mm` cannot multiply x by matrices of these two sizes; None: it can."""
     if not hasattr(F, "grouped_mm"):
         return "torch.nn.functional.grouped_mm came with torch 2.10"
     if x.dtype != torch.bfloat16:
         return f"grouped_mm takes bfloat16, not {x.dtype}"
-    if x.shape[1] % 8 or weight.shape[1] % 8:
-        return f"grouped_mm needs rows of 16 bytes: {x.shape[1]} → {weight.shape[1]}"
+    if any(width % 8 for width in widths):
+        return f"grouped_mm needs rows of 16 bytes: {tuple(widths)}"
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < LEAST_CAPABILITY:
         return "grouped_mm needs compute capability 8.0"
     return None
@@ -23,7 +26,7 @@ def _library_obstacle(x: Tensor, weight: Tensor) -> str | None:
 
 def choose_grouped_matmul(x: Tensor, weight: Tensor, implementation: str | None) -> Choice:
     """See grouped_matmul.choose_grouped_matmul."""
-    library = Option("library", "torch's grouped_mm", _library_obstacle(x, weight))
+    library = Option("library", "torch's grouped_mm", library_obstacle(x, weight.shape[1:]))
     reason = "a fused kernel for any shape"
     own = Option("triton", reason, triton_obstacle(x), automatic=x.is_cuda)
     return choose("grouped_matmul", [library, own, reference_option()], implementation)

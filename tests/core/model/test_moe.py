@@ -1,5 +1,6 @@
 """Experts: the grouped path and the other give each token its experts; loads and losses by hand."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,25 @@ def test_torch_takes_one_grouped_product_in_bfloat16_where_rows_are_aligned(
     calls.clear()
     mixed(ops_torch, ops_torch.to_device(arrays(20, 24) | {"shares": SHARES}, "bfloat16"))
     assert calls == []  # 40 bytes a row: one product per expert
+
+
+def test_torch_without_grouped_mm_multiplies_experts_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch", reason="the torch backend")
+    from sabia.core.model import ops_torch, precision_torch
+
+    held = ops_torch.to_device(arrays(16, 24) | {"shares": SHARES}, "bfloat16")
+    rows = torch.randn(6, 16, dtype=torch.bfloat16)
+    grad = torch.randn(6, 8, dtype=torch.bfloat16)
+    ends = SimpleNamespace(ends=torch.tensor([2, 2, 6], dtype=torch.int32))
+    found = []
+    for has in (True, False):
+        if not has:
+            monkeypatch.delattr(torch.nn.functional, "grouped_mm")
+        found.append((mixed(ops_torch, held), precision_torch._weight_gradient(grad, rows, ends)))
+    for with_it, without in zip(*found, strict=True):
+        torch.testing.assert_close(without, with_it, rtol=0.02, atol=0.02)
 
 
 IDS = RANDOM.integers(1, 293, (3, 12))
