@@ -42,7 +42,6 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.guards import GuardConfig
-from sabia.core.train.host_heap import return_freed_memory
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
@@ -328,10 +327,6 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
 
 def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Mesh) -> TrainingRun:
     job, world = call.job, call.world
-    narrow = options.precision != "fp32" or options.remat != "none"
-    spares_memory = narrow or options.micro_batch > 0 or options.lora_rank > 0 or mesh.fsdp > 1
-    if job.backend == "torch" and spares_memory:
-        return_freed_memory()
     lora = training_config.lora_config(options)
     stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
     peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)

@@ -1,11 +1,11 @@
 """Peak memory of this project's trainer on CPUs (torch), without interpreter and imports.
 
 A process's memory is what its allocator has requested from the system. glibc returns large blocks
-when they are freed (mallopt(3), M_MMAP_THRESHOLD; from 32 MiB, or from 1 MiB in a run that saves
-memory, core/train/host_heap.py); smaller ones stay in the heap. There, gradients fill the gaps that
-freed activations leave, and the next temporaries need new memory: the heap grows to the sum of
-both, though they do not exist at the same time. The peak is therefore the largest size of the heap,
-plus the large blocks at the one of four instants that has most:
+when they are freed (mallopt(3), M_MMAP_THRESHOLD: from 32 MiB); smaller ones stay in the heap.
+There, gradients fill the gaps that freed activations leave, and the next temporaries need new
+memory: the heap grows to the sum of both, though they do not exist at the same time. The peak is
+therefore the largest size of the heap, plus the large blocks at the one of four instants that has
+most:
 
   loss       activations of a micro-batch, kept logits, gradient of the head
   backward   activations, and temporaries of one layer's backward pass
@@ -27,7 +27,7 @@ from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
-HEAP_BLOCK, SPARING_BLOCK = 32 << 20, 1 << 20
+HEAP_BLOCK = 32 << 20
 KEPT_LOGITS = 256 << 20  # larger logits are recomputed (core/model/ops_torch_loss.py)
 LOSS_BLOCK = 8 << 20
 BUCKET = 64 << 20  # gradients that are reduced together (core/train/stepper_torch_shards.py)
@@ -79,17 +79,9 @@ class HostCase(StageCase):
         """Whether all parameters are trained, not only adapters."""
         return self.workload.adapter_params is None
 
-    @property
-    def heap_block(self) -> Number:
-        """Least size of blocks that are returned; smaller with micro-batches and fsdp."""
-        work, layout = self.workload, self.layout
-        plain = work.precision == "fp32" and layout.recompute == "none" and self.trained
-        spared = (layout.accumulation(work.batch_rows) > 1) | (layout.fsdp > 1)
-        return choose(spared, SPARING_BLOCK, HEAP_BLOCK if plain else SPARING_BLOCK)
-
     def blocks(self, count: Number, size: Number) -> AllocatedBytes:
         """`count` blocks of `size` bytes."""
-        small = size < self.heap_block
+        small = size < HEAP_BLOCK
         return AllocatedBytes(choose(small, count * size, 0), choose(small, 0, count * size))
 
     @property
