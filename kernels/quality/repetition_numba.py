@@ -158,15 +158,15 @@ def _pairs_twice(hashes, n, grams, where, once, twice):
     once[: last // 64 + 1], twice[: last // 64 + 1] = U(0), U(0)
     for i in range(n - 1):
         grams[i] = hashes[i] * _M + hashes[i + 1]
-        place = np.int64(grams[i] & U(last))
-        bit = U(1) << U(place & 63)
-        twice[place >> 6] |= once[place >> 6] & bit
-        once[place >> 6] |= bit
+        position = np.int64(grams[i] & U(last))
+        bit = U(1) << U(position & 63)
+        twice[position >> 6] |= once[position >> 6] & bit
+        once[position >> 6] |= bit
     count = 0
     for i in range(n - 1):
-        place = np.int64(grams[i] & U(last))
+        position = np.int64(grams[i] & U(last))
         where[count] = i
-        count += np.int64(twice[place >> 6] >> U(place & 63)) & 1
+        count += np.int64(twice[position >> 6] >> U(position & 63)) & 1
     return count
 
 

@@ -90,8 +90,8 @@ def _count_letters(data, i, end, kinds, counts, d):
             eight = word_at(data, i)
             if eight & _HIGH == U(0):  # eight ASCII characters: those from a to z, in either case
                 small = eight | _CASE
-                found = (small + _FROM_A) & ~(small + _BEYOND_Z) & _HIGH
-                latin += np.int64(((found >> U(7)) * _ONES) >> U(56))
+                in_range = (small + _FROM_A) & ~(small + _BEYOND_Z) & _HIGH
+                latin += np.int64(((in_range >> U(7)) * _ONES) >> U(56))
                 i, position = i + 8, position + 8
                 continue
         code, used = byte_at(data, i), 1

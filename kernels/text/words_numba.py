@@ -91,9 +91,9 @@ def decode(data, start, end, flag_table, codes, flags, first_bytes):
         if i + 8 <= end:
             ascii = trailing_zeros(word_at(data, i) & _HIGH) >> 3
             for j in range(8):  # those behind the ASCII characters are overwritten
-                place, code = U(count) + U(j), data[U(i) + U(j)]  # unsigned: see memory_numba
-                codes[place], first_bytes[place] = code, i - start + j
-                flags[place] = flag_table[code]
+                target, code = U(count) + U(j), data[U(i) + U(j)]  # unsigned: see memory_numba
+                codes[target], first_bytes[target] = code, i - start + j
+                flags[target] = flag_table[code]
             i, count = i + ascii, count + ascii
             if ascii == 8:
                 continue
