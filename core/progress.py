@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sabia.kernels.runtime.cache_folder import compile_listeners
+
 _waited = {"seconds": 0.0}
 
 
@@ -63,4 +65,17 @@ def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[Pr
         TextColumn("{task.fields[figures]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        yield ProgressBar(display, display.add_task(label, total=total, figures=""))
+        task = display.add_task(label, total=total, figures="")
+        compiled = 0
+
+        def compiling(_function: str) -> None:
+            nonlocal compiled
+            compiled += 1
+            text = f"compiling kernels, once per machine: {compiled} functions"
+            display.update(task, figures=text, refresh=True)
+
+        compile_listeners.append(compiling)
+        try:
+            yield ProgressBar(display, task)
+        finally:
+            compile_listeners.remove(compiling)

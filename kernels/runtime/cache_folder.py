@@ -7,7 +7,7 @@ language models; hashes/ the hashes of large files; rows/ unpacked token rows an
 
 import os
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 # folder → the environment variable that sets it for its compiler
@@ -17,6 +17,9 @@ COMPILERS = {
     "cuda": "CUDA_CACHE_PATH",
     "jax": "JAX_COMPILATION_CACHE_DIR",
 }
+
+# called with the name of each function that is about to be compiled for the cache numba/
+compile_listeners: list[Callable[[str], None]] = []
 
 
 def cache_folder(name: str) -> Path:

@@ -14,6 +14,7 @@ characters that a later Unicode version adds read as MARK until Python knows the
 
 import functools
 import unicodedata
+from bisect import bisect_right
 
 import numpy as np
 
@@ -47,8 +48,16 @@ _DIACRITICS = (
 _ZERO_WIDTH_SPACE = 0x200B
 
 
-def _within(code: int, ranges: tuple[tuple[int, int], ...]) -> bool:
-    return any(low <= code <= high for low, high in ranges)
+def _bounds(ranges: tuple[tuple[int, int], ...]) -> list[int]:
+    """The first code of each range and the first after it, ascending."""
+    return [bound for low, high in ranges for bound in (low, high + 1)]
+
+
+_SOLO_BOUNDS, _DIACRITIC_BOUNDS = _bounds(_SOLO_RANGES), _bounds(_DIACRITICS)
+
+
+def _within(code: int, bounds: list[int]) -> bool:
+    return bisect_right(bounds, code) % 2 == 1
 
 
 def fold(code: int) -> int:
@@ -56,7 +65,7 @@ def fold(code: int) -> int:
     char = chr(code)
     if unicodedata.decomposition(char):
         parts = unicodedata.normalize("NFKD", char)
-        bare = [part for part in parts if not _within(ord(part), _DIACRITICS)]
+        bare = [part for part in parts if not _within(ord(part), _DIACRITIC_BOUNDS)]
         char = bare[0] if len(bare) == 1 else char
     lowered = char.lower()
     return ord(lowered) if len(lowered) == 1 else code
@@ -68,12 +77,12 @@ def kind(code: int) -> int:
     category = unicodedata.category(char)
     if code == _ZERO_WIDTH_SPACE:
         return SPACE
-    if category == "Cf" or _within(code, _DIACRITICS):
+    if category == "Cf" or _within(code, _DIACRITIC_BOUNDS):
         return SKIP
     if char.isspace() or category in ("Cc", "Zs", "Zl", "Zp", "Cs"):
         return SPACE
     if char.isalnum() or char == "_" or category in ("Mn", "Mc", "Me"):
-        return SOLO if _within(code, _SOLO_RANGES) else LETTER
+        return SOLO if _within(code, _SOLO_BOUNDS) else LETTER
     return MARK
 
 
@@ -93,8 +102,8 @@ def folding_tables() -> tuple[np.ndarray, np.ndarray]:
     for code in np.flatnonzero(pending).tolist():
         if unicodedata.category(chr(code)) == "Cn":
             continue  # unassigned: a mark, unfolded
-        folded = fold(code)
-        folds[code], kinds[code] = folded, kind(code if kind(code) == SKIP else folded)
+        folded, own = fold(code), kind(code)
+        folds[code], kinds[code] = folded, own if folded == code or own == SKIP else kind(folded)
     folds.setflags(write=False)
     kinds.setflags(write=False)
     return folds, kinds
