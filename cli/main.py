@@ -7,6 +7,7 @@ from functools import partial
 from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls, called, find
 from sabia.core import stop
 from sabia.core.errors import ExitCode
+from sabia.core.optional_imports import runs_a_command
 
 HELP = ("-h", "--help", "--help=json")
 OPTIONS = {
@@ -49,8 +50,14 @@ def show_help(name: str, word: str) -> None:
         print(page())
 
 
+def program() -> None:
+    """Entry point of the console script and of `python -m`."""
+    runs_a_command()
+    main()
+
+
 def main() -> None:
-    """Entry point of the console script."""
+    """Run the command line `sys.argv` in this process."""
     stop.install()  # first: until then a signal such as USR1 ends the process
     from sabia.cli.command import call, close_stdout, print_error
 
@@ -84,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -11,6 +11,7 @@ versions wrote, are read with a note. JSON objects with a digest are in `atomic`
 """
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,7 @@ from sabia.core.errors import BadData
 MARK = b"sabiaXXB"  # 8 bytes
 BLOCK = 1 << 15
 KEY, ROWS = b"sabia.xxh3", b"sabia.rows"
+BUFFER_BYTES = 1 << 20  # of a column chunk that are read at once: it may have any size
 _TAIL = 8  # bytes of a Parquet file after the footer: its length, PAR1
 _seen = {"undigested": False}
 
@@ -156,7 +158,21 @@ def open_parquet(file: BinaryIO, name: str, say: bool = True) -> pq.ParquetFile:
     file.seek(0)
     if checked is None and say:
         note_missing(name)
-    return pq.ParquetFile(checked or file, page_checksum_verification=checked is None)
+    native = _native(file)
+    if native is None:  # a file of a store: its chunks of columns are requested ahead
+        return pq.ParquetFile(checked or file, page_checksum_verification=checked is None)
+    return pq.ParquetFile(
+        checked or native, page_checksum_verification=checked is None, pre_buffer=False,
+        buffer_size=BUFFER_BYTES,
+    )  # fmt: skip
+
+
+def _native(file: BinaryIO) -> Any:
+    """A local file as pyarrow's own, which reads without the interpreter; None for others."""
+    if isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO):
+        with contextlib.suppress(OSError):  # no /dev/fd here
+            return pa.OSFile(f"/dev/fd/{file.fileno()}")
+    return None
 
 
 def _checked(file: BinaryIO, name: str) -> _Checked | None:

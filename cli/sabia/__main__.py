@@ -1,6 +1,6 @@
 """`python -m sabia` is the command `sabia`."""
 
-from sabia.cli.main import main
+from sabia.cli.main import program
 
 if __name__ == "__main__":
-    main()
+    program()

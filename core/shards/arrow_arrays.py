@@ -4,6 +4,9 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData, SabiaError
+from sabia.core.optional_imports import leave_out_pandas
+
+leave_out_pandas()
 
 
 def text_buffers(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

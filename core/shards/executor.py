@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from sabia.core import notes, stop
 from sabia.core.digests import suppress_notes
 from sabia.core.errors import ExitCode, Failed
+from sabia.core.optional_imports import runs_a_command
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -107,6 +108,7 @@ def _result(future: Future[R]) -> R:
 
 
 def _prepare_worker() -> None:
+    runs_a_command()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives Ctrl-C and ends its workers
     stop.install()
     threading.Thread(target=_end_with_parent, daemon=True).start()
