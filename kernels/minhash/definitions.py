@@ -50,14 +50,15 @@ def _datasketch_slots(permutations: int, seed: int, count: int) -> tuple[np.ndar
 
 
 class Sketches(NamedTuple):
-    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words int64[n].
+    """Of n documents: digests uint64[n, bands], exact uint64[n, 2], words and characters int64[n].
 
-    shingles uint32[total] of one document after another, in the order of the text and repeated as
-    there; counts int64[n] of them.
+    characters: code points of words and marks. shingles uint32[total] of one document after
+    another, in the order of the text and repeated as there; counts int64[n] of them.
     """
 
     digests: np.ndarray
     exact: np.ndarray
     words: np.ndarray
+    characters: np.ndarray
     shingles: np.ndarray
     counts: np.ndarray

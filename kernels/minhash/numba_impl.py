@@ -52,11 +52,17 @@ def _shingles(words, count, ngram, leave, shingles, offset):
 
 @jit
 def _slots(shingles, a, b, slots):
-    for k in range(a.shape[0]):
+    """min of s * A_k + B_k mod 2**32, of two slots at a time."""
+    for k in range(0, a.shape[0], 2):
         least, p, q = _TOP, a[k], b[k]
+        other = min(k + 1, a.shape[0] - 1)
+        least_other, r, t = _TOP, a[other], b[other]
         for j in range(shingles.shape[0]):
-            least = min(least, np.uint32(shingles[j] * p + q))  # min of s * A_k + B_k mod 2**32
+            shingle = shingles[j]
+            least = min(least, np.uint32(shingle * p + q))
+            least_other = min(least_other, np.uint32(shingle * r + t))
         slots[k] = least
+        slots[other] = least_other
 
 
 @jit
@@ -101,7 +107,7 @@ def _digests(slots, first, digests):
 
 @jit
 def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, digests, exact,
-            words, counts, shingles):  # fmt: skip
+            words, characters, counts, shingles):  # fmt: skip
     """Fill the outputs of all documents; returns the number of shingles."""
     longest = 0
     for d in range(offsets.shape[0] - 1):
@@ -114,7 +120,7 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, di
     total = 0
     for d in range(offsets.shape[0] - 1):
         n = normalised(data, offsets[d], offsets[d + 1], folds, kinds, text, marks)
-        tokens = find_tokens(text, n, marks, starts, ends)
+        tokens, characters[d] = find_tokens(text, n, marks, starts, ends)
         words[d] = hash_tokens(text, tokens, starts, ends, hashes, exact[d])
         counts[d] = _shingles(hashes, words[d], ngram, leave, shingles, total)
         if a.shape[0]:
@@ -134,7 +140,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
     """See sabia.kernels.minhash.interface.sketch."""
     n = len(offsets) - 1
     digests, exact = np.empty((n, config.bands), np.uint64), np.empty((n, 2), np.uint64)
-    words, counts = np.empty(n, np.int64), np.empty(n, np.int64)
+    words, characters, counts = np.empty((3, n), np.int64)
     # a word has a byte at least, and all but the last of a document a byte after it
     shingles = np.empty(int(offsets[-1] - offsets[0] + n), np.uint32)
     folds, kinds = folding_tables()
@@ -144,9 +150,9 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
     total = _sketch(
         data, offsets, folds, kinds, config.ngram, leave, a, b,
         config.signatures == "datasketch", first, digests, exact, words,
-        counts, shingles,
+        characters, counts, shingles,
     )  # fmt: skip
-    return Sketches(digests, exact, words, shingles[:total], counts)
+    return Sketches(digests, exact, words, characters, shingles[:total], counts)
 
 
 @jit

@@ -34,11 +34,13 @@ _U = np.uint64
 
 
 class Tokens(NamedTuple):
-    """Tokens of n documents in order: hash uint64[t], is_word bool[t], starts int64[n + 1]."""
+    """Tokens of n documents in order: hash uint64[t], is_word bool[t], starts int64[n + 1], and
+    characters int64[n], the code points of words and marks."""
 
     hash: np.ndarray
     is_word: np.ndarray
     starts: np.ndarray
+    characters: np.ndarray
 
 
 def utf8(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,6 +80,7 @@ def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
     """Words and marks of each document."""
     code, document, _ = decode(data, offsets)
     code, kind = folded(code)
+    compared = document[(kind != SKIP) & (kind != SPACE)]
     keep = kind != SKIP
     code, kind, document = code[keep], kind[keep], document[keep]
     text, length = utf8(code)
@@ -92,7 +95,8 @@ def tokenize(data: np.ndarray, offsets: np.ndarray) -> Tokens:
     start, end = start[kind[start] != SPACE], end[kind[start] != SPACE]
     counts = np.bincount(document[start], minlength=len(offsets) - 1)
     starts = np.concatenate(([0], np.cumsum(counts)))
-    return Tokens(token_hashes(text, start, end), kind[start] != MARK, starts)
+    characters = np.bincount(compared, minlength=len(offsets) - 1)
+    return Tokens(token_hashes(text, start, end), kind[start] != MARK, starts, characters)
 
 
 def exact_hashes(tokens: Tokens) -> np.ndarray:
@@ -187,7 +191,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
 def _nothing(config: SketchConfig) -> Sketches:
     none = np.empty(0, np.int64)
     lanes = np.empty((0, config.bands), np.uint64), np.empty((0, 2), np.uint64)
-    return Sketches(*lanes, none, np.empty(0, np.uint32), none)
+    return Sketches(*lanes, none, none, np.empty(0, np.uint32), none)
 
 
 def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
@@ -196,7 +200,7 @@ def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sket
     digests = np.empty((len(words), 0), np.uint64)
     if config.bands:
         digests = band_digests(signatures(values, counts, config), config)
-    return Sketches(digests, exact_hashes(tokens), words, values, counts)
+    return Sketches(digests, exact_hashes(tokens), words, tokens.characters, values, counts)
 
 
 def jaccard(shingles: np.ndarray, starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from sabia.kernels.minhash.definitions import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
-from sabia.kernels.text.memory_numba import store_word, trailing_zeros, word_at
+from sabia.kernels.text.memory_numba import set_bits, store_word, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import decode, mix
 
 U = np.uint64
@@ -29,9 +29,10 @@ jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @jit
-def _from(x, least):
-    """The high bit of every byte (below 0x80) that is `least` or more."""
-    return (x + U(0x80 - least) * _ONES) & _HIGH
+def _between(x, least, most):
+    """A word whose high bits are set in every byte (below 0x80) from `least` to `most`; its other
+    bits say nothing."""
+    return (x + U(0x80 - least) * _ONES) & ~(x + U(0x7F - most) * _ONES)
 
 
 @jit
@@ -107,7 +108,7 @@ def normalised(data, i, end, folds, kinds, text, marks):
         high = x & _HIGH
         low = x & ~_HIGH
         # A to Z gain the bit 0x20: lower case
-        store_word(text, n, low | ((_from(low, 0x41) & ~_from(low, 0x5B)) >> U(2)))
+        store_word(text, n, low | ((_between(low, 0x41, 0x5A) & _HIGH) >> U(2)))
         if high == U(0):
             n += left
             i += left
@@ -128,28 +129,30 @@ def normalised(data, i, end, folds, kinds, text, marks):
 
 @jit
 def find_tokens(text, n, marks, starts, ends):
-    """Fill starts (twice the position, plus 1 for a mark) and ends of tokens; returns their number.
+    """Fill starts (twice the position, plus 1 for a mark) and ends of tokens; returns their number
+    and that of their code points.
 
     Letters in a row are one token, each byte of a mark is one.
     """
-    first, last = 0, 0
+    first, last, characters = 0, 0, 0
     letter_before, mark_before = U(0), U(0)
     for base in range(0, n + 1, BLOCK):
         letters, points = U(0), U(0)
         for k in range(8):
-            x = word_at(text, base + 8 * k)
-            high = x & _HIGH
-            x &= ~_HIGH
-            letter = _from(x, 0x61) & ~_from(x, 0x7B)  # a to z
-            letter |= _from(x, 0x30) & ~_from(x, 0x3A)  # 0 to 9
-            letter |= _from(x, 0x5F) & ~_from(x, 0x60)  # _
-            point = _from(x, 0x21) & ~_from(x, 0x7F) & ~letter & ~high  # other printable ASCII
-            # bytes of non-ASCII letters count as letters
-            letters |= _bits(letter | high) << U(8 * k)
+            full = word_at(text, base + 8 * k)
+            high = full & _HIGH
+            x = full & ~_HIGH
+            letter = _between(x, 0x61, 0x7A) | _between(x, 0x30, 0x39)  # a to z, 0 to 9
+            letter = ((letter | _between(x, 0x5F, 0x5F)) & _HIGH) | high  # _ and non-ASCII bytes
+            point = _between(x, 0x21, 0x7E) & _HIGH & ~letter  # other printable ASCII
+            if high:
+                characters -= set_bits(high & ~(full << U(1)))  # bytes 10xxxxxx continue one
+            letters |= _bits(letter) << U(8 * k)
             points |= _bits(point) << U(8 * k)
         other = marks[base >> 6]  # bytes of non-ASCII marks
         letters &= ~other
         points |= other
+        characters += set_bits(letters | points)
         shifted = (letters << U(1)) | letter_before
         start = (letters & ~shifted) | points  # a letter after no letter, or a mark
         # no letter after a letter, or the byte after a mark
@@ -164,30 +167,37 @@ def find_tokens(text, n, marks, starts, ends):
             ends[last] = base + trailing_zeros(end)
             end &= end - U(1)
             last += 1
-    return first
+    return first, characters
 
 
 @jit
 def hash_tokens(text, count, starts, ends, words, exact):
     """Fill the hashes of words, and exact[2] over all tokens; returns the number of words."""
-    word_count = 0
-    exact0, exact1 = U(0), U(0)
     for j in range(count):
         position = starts[j] >> 1
         length = ends[j] - position
         token = U(length)
-        while length > 8:
+        while length > 16:
             token = (token ^ word_at(text, position)) * _P  # h = (h ^ c) * P
             token ^= token >> U(32)
             position += 8
             length -= 8
-        token = (token ^ (word_at(text, position) & (_ALL >> U(64 - 8 * length)))) * _P
-        token = (token ^ (token >> U(32))) * _Q  # h ^= h >> 32, then h * Q
-        token ^= token >> U(29)
-        exact0 += mix(token + U(j) * _C0)  # mix(t_j + j * C0)
-        exact1 += mix(token ^ (U(j) * _C1 + _C2))  # mix(t_j ^ (j * C1 + C2))
-        words[word_count] = token
-        word_count += 1 - (starts[j] & 1)
+        # the last one or two chunks: both computed, for a branch here is often mispredicted
+        token = (token ^ (word_at(text, position) & (_ALL >> U(64 - 8 * min(length, 8))))) * _P
+        token ^= token >> U(32)
+        rest = _ALL >> U(64 - 8 * max(length - 8, 1))
+        longer = (token ^ (word_at(text, position + 8) & rest)) * _P
+        longer ^= longer >> U(32)
+        token = (longer if length > 8 else token) * _Q
+        words[j] = token ^ (token >> U(29))
+    exact0, exact1 = U(0), U(0)
+    for j in range(count):  # apart from the other loops, so that it becomes vector instructions
+        exact0 += mix(words[j] + U(j) * _C0)  # mix(t_j + j * C0)
+        exact1 += mix(words[j] ^ (U(j) * _C1 + _C2))  # mix(t_j ^ (j * C1 + C2))
     exact[0] = mix(exact0 + U(count))
     exact[1] = mix(exact1 + U(count))
+    word_count = 0
+    for j in range(count):
+        words[word_count] = words[j]
+        word_count += 1 - (starts[j] & 1)
     return word_count

@@ -69,6 +69,16 @@ def store_word(typing_context, array, index, value):
 
 
 @intrinsic
+def set_bits(typing_context, word):
+    """The number of bits that are set in a uint64, as int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
 def trailing_zeros(typing_context, word):
     """Zero bits below the lowest set bit of a uint64, as int64; 64 of zero."""
 

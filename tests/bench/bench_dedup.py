@@ -1,12 +1,13 @@
-"""Near-duplicate removal beside datasketch: documents a CPU second, recall and precision.
+"""Near-duplicate removal beside datasketch: CPU a document, start-up, recall and precision.
 
-    python tests/bench/bench_dedup.py [--docs 20000] [--rounds 2]
+    python tests/bench/bench_dedup.py [--docs 20000 80000] [--peer-docs 1000 10000] [--rounds 3]
 
-Generates a corpus (Zipf words, a quarter of it edited copies), then measures in turns A/B/A/B, one
-process each, on the same Parquet file: datasketch (word 5-grams, MinHash of 128, LSH of 16 x 8,
-query then insert, union-find) and `sabia dedup`. CPU seconds are the process's own, with start-up
-and reading, and beside them those of sketching alone. Recall is over planted pairs by their true
-Jaccard similarity; precision is the share of removed documents with a twin of 0.7 or more.
+Generates corpora (Zipf words, a fifth of it edited copies), then measures in turns, one process
+each: `sabia dedup` (documents written) and datasketch (word 5-grams, MinHash of 128, LSH of 16 x 8,
+query then insert, union-find; it writes nothing). CPU seconds are those of a process; what a
+document costs is the slope between two sizes, start-up is a run over 10 documents with the
+compiled kernels in their cache. Recall is over planted pairs by their true Jaccard similarity;
+precision is the share of removed documents with a twin of 0.7 or more.
 """
 
 import argparse
@@ -138,47 +139,63 @@ def quality(corpus: Path, pairs: list[list[int]], kept: set[int]) -> dict:
             "removed_with_planted_twin_j70": round(good / max(len(removed), 1), 4)}  # fmt: skip
 
 
+def cpu_of_sabia(corpus: Path, out: Path) -> float:
+    """CPU seconds of `sabia dedup`, documents written."""
+    command = [sys.executable, "-m", "sabia.cli.main", "dedup", "--force", str(corpus)]
+    return measured([*command, "-o", str(out)])[0]
+
+
 def main() -> None:
     """Run and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--docs", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--docs", type=int, nargs=2, default=[20_000, 80_000])
+    parser.add_argument("--peer-docs", type=int, nargs=2, default=[1_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--phase", nargs=2, metavar=("NAME", "CORPUS"))
     options = parser.parse_args()
+    own = [sys.executable, __file__, "--phase"]
     if options.phase:
         name, corpus = options.phase[0], Path(options.phase[1])
         print(json.dumps(peer(corpus) if name == "peer" else ours_sketching(corpus)))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        corpus, out = Path(scratch) / "corpus.parquet", Path(scratch) / "kept.parquet"
-        pairs = make_corpus(corpus, options.docs)
-        own = [sys.executable, __file__, "--phase"]
-        command = [sys.executable, "-m", "sabia.cli.main", "dedup", "--force"]
-        subprocess.run([*command, str(corpus), "-o", str(out)], check=True, capture_output=True)
-        whole: dict[str, list[float]] = {"datasketch": [], "sabia": []}
-        sketch: dict[str, list[float]] = {"datasketch": [], "sabia": []}
+        out = Path(scratch) / "kept.parquet"
+        sizes = {10, *options.docs, *options.peer_docs}
+        corpora = {size: Path(scratch) / f"{size}.parquet" for size in sizes}
+        pairs = {size: make_corpus(path, size) for size, path in corpora.items()}
+        cpu_of_sabia(corpora[options.docs[0]], out)  # fills the cache of compiled kernels
+        ours: dict[int, list[float]] = {10: [], **{size: [] for size in options.docs}}
+        theirs: dict[int, list[float]] = {size: [] for size in options.peer_docs}
+        sketch: list[float] = []
         for _ in range(options.rounds):
-            spent, said = measured([*own, "peer", str(corpus)])
-            answer = json.loads(said)
-            whole["datasketch"].append(spent)
-            sketch["datasketch"].append(answer["sketch_cpu_s"])
-            spent, _ = measured([*command, str(corpus), "-o", str(out)])
-            whole["sabia"].append(spent)
-            _, said = measured([*own, "ours", str(corpus)])
-            sketch["sabia"].append(json.loads(said)["sketch_cpu_s"])
-        kept = {"datasketch": set(answer["kept"]),
+            for size, spent in ours.items():
+                spent.append(cpu_of_sabia(corpora[size], out))
+            for size, spent in theirs.items():
+                seconds, said = measured([*own, "peer", str(corpora[size])])
+                spent.append(seconds)
+            _, text = measured([*own, "ours", str(corpora[options.docs[0]])])
+            sketch.append(json.loads(text)["sketch_cpu_s"] / options.docs[0])
+        largest = options.peer_docs[1]
+        cpu_of_sabia(corpora[largest], out)
+        kept = {"datasketch": set(json.loads(said)["kept"]),
                 "sabia": {int(name) for name in pq.read_table(out)["id"].to_pylist()}}  # fmt: skip
-        report: dict = {"docs": options.docs, "corpus_bytes": corpus.stat().st_size}
-        for name in whole:
-            report[name] = {
-                "whole_docs_per_cpu_s": round(options.docs / statistics.median(whole[name])),
-                "sketch_docs_per_cpu_s": round(options.docs / statistics.median(sketch[name])),
-                **quality(corpus, pairs, kept[name]),
-            }
-        for figure in ("whole_docs_per_cpu_s", "sketch_docs_per_cpu_s"):
-            ratio = report["sabia"][figure] / report["datasketch"][figure]
-            report[f"{figure.partition('_')[0]}_ratio"] = round(ratio, 1)
-        print(json.dumps(report, indent=1))
+        report = {
+            "sabia": figures(ours, options.docs), "datasketch": figures(theirs, options.peer_docs)
+        }  # fmt: skip
+        for name, figure in report.items():
+            figure |= quality(corpora[largest], pairs[largest], kept[name])
+        report["sabia"]["start_cpu_s"] = round(statistics.median(ours[10]), 2)
+        report["sabia"]["sketch_us"] = round(statistics.median(sketch) * 1e6, 1)
+        ratio = report["datasketch"]["slope_us"] / report["sabia"]["slope_us"]
+        print(json.dumps({**report, "datasketch_over_sabia": round(ratio, 1)}, indent=1))
+
+
+def figures(spent: dict[int, list[float]], sizes: list[int]) -> dict:
+    """CPU seconds by size (medians), and what a document more costs, in microseconds."""
+    low, high = (statistics.median(spent[size]) for size in sizes)
+    slope = (high - low) / (sizes[1] - sizes[0])
+    return {"docs": sizes, "cpu_s": [round(low, 2), round(high, 2)],
+            "slope_us": round(slope * 1e6, 1)}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -152,5 +152,5 @@ def _copy(corpus: Corpus, rows: np.ndarray, writer: SegmentWriter) -> None:
             low, high = np.searchsorted(rows, (first, first + len(chunk)))
             digests[low:high, band] = chunk[rows[low:high] - first]
     counts = corpus.counts[rows].astype(np.int64)
-    sketches = Sketches(digests, corpus.exact[rows], counts, values, counts)
+    sketches = Sketches(digests, corpus.exact[rows], counts, counts, values, counts)
     writer.add(sketches, corpus.priority[rows], corpus.take(rows))

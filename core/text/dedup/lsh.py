@@ -16,27 +16,36 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.kernels.minhash.definitions import SketchConfig
 
 WINDOW = 8
+MOST_NODES = 128  # of the sums that choose the bands
 # A false candidate costs one comparison when pairs are verified; a missed pair is never removed.
 MISS_WEIGHT_VERIFIED = 0.95
 MISS_WEIGHT_UNVERIFIED = 0.5
 
 
-def hit_probability(similarity: ArrayLike, bands: int, rows: int) -> np.ndarray:
-    """Probability that a pair of this similarity becomes a candidate."""
-    return np.asarray(1 - (1 - np.asarray(similarity, float) ** rows) ** bands)
+def hit_probability(similarity: ArrayLike, bands: ArrayLike, rows: ArrayLike) -> np.ndarray:
+    """Probability that a pair of this similarity becomes a candidate; arguments broadcast."""
+    equal_band = np.asarray(similarity, float) ** np.asarray(rows)
+    return np.asarray(1 - (1 - equal_band) ** np.asarray(bands))
 
 
 @lru_cache(maxsize=8)  # a run calls it many times with the same arguments
 def choose_bands(threshold: float, permutations: int, miss_weight: float) -> tuple[int, int]:
-    """(bands, rows) with bands * rows <= permutations of least weighted error, from datasketch.
+    """(bands, rows) with bands * rows <= permutations of least weighted error, as datasketch's
+    MinHashLSH chooses them (whose import takes longer than a small run).
 
     The error is (1 - miss_weight) * the area under the curve below the threshold (false
-    candidates) + miss_weight * the area above the curve beyond it (missed pairs).
+    candidates) + miss_weight * the area above the curve beyond it (missed pairs). The areas are
+    Gauss-Legendre sums: the curve is a polynomial of degree bands * rows.
     """
-    from datasketch.lsh import _optimal_param  # its class MinHashLSH refuses one band
-
-    bands, rows = _optimal_param(threshold, permutations, 1 - miss_weight, miss_weight)
-    return bands, rows
+    counts = range(1, permutations + 1)
+    pairs = np.array([(b, r) for b in counts for r in range(1, permutations // b + 1)], float)
+    nodes, weights = np.polynomial.legendre.leggauss(min(permutations // 2 + 1, MOST_NODES))
+    bands, rows = pairs[:, :1], pairs[:, 1:]  # [pairs, 1]
+    low, high = threshold * (nodes + 1) / 2, threshold + (1 - threshold) * (nodes + 1) / 2
+    false_candidates = hit_probability(low, bands, rows) @ weights * threshold / 2
+    missed = (1 - hit_probability(high, bands, rows)) @ weights * (1 - threshold) / 2
+    best = np.argmin((1 - miss_weight) * false_candidates + miss_weight * missed)
+    return int(bands[best, 0]), int(rows[best, 0])
 
 
 def sketch_of(options: DedupOptions, seed: int) -> SketchConfig:

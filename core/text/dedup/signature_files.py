@@ -38,7 +38,7 @@ class SegmentWriter:
         self.bands, self.with_shingles, self.directory = bands, with_shingles, directory
         self.spools = {n: Spool(str(directory / n) if directory else "") for n in _NAMES}
         self.ids = IdSpool(self.spools["ids"])
-        self.pending: list[np.ndarray] = []
+        self.pending = np.empty((bands, CHUNK_ROWS), np.uint64)
         self.rows = self.pending_rows = 0
 
     def add(self, sketches: Sketches, priority: np.ndarray, ids: pa.Array) -> None:
@@ -49,17 +49,19 @@ class SegmentWriter:
         if self.with_shingles:
             self.spools["shingles"].append(sketches.shingles)
         self.ids.append(ids)
-        self.pending.append(sketches.digests)
         self.rows += len(priority)
-        self.pending_rows += len(priority)
-        while self.pending_rows >= CHUNK_ROWS:
-            self._write_chunk()
+        digests = sketches.digests
+        while len(digests):
+            first, part = self.pending_rows, digests[: CHUNK_ROWS - self.pending_rows]
+            self.pending[:, first : first + len(part)] = part.T
+            self.pending_rows += len(part)
+            if self.pending_rows == CHUNK_ROWS:
+                self._write_chunk()
+            digests = digests[len(part) :]
 
     def _write_chunk(self) -> None:
-        whole = np.concatenate(self.pending)
-        self.spools["digests"].append(whole[:CHUNK_ROWS].T)
-        self.pending = [whole[CHUNK_ROWS:].copy()]
-        self.pending_rows = len(self.pending[0])
+        self.spools["digests"].append(self.pending[:, : self.pending_rows])
+        self.pending_rows = 0
 
     def close(self, about: dict[str, Any] | None = None) -> "Segment":
         """Flush; in a directory write `segment.json` with `about`."""
@@ -130,7 +132,7 @@ def blank_segment(ids: pa.Array, bands: int, with_shingles: bool) -> Segment:
     writer, rows = SegmentWriter(bands, with_shingles), len(ids)
     exact = np.stack((np.arange(rows, dtype=np.uint64), np.full(rows, UNIQUE)), axis=1)
     none, digests = np.zeros(rows, np.uint32), np.zeros((rows, bands), np.uint64)
-    writer.add(Sketches(digests, exact, none, none[:0], none), np.full(rows, -np.inf), ids)
+    writer.add(Sketches(digests, exact, none, none, none[:0], none), np.full(rows, -np.inf), ids)
     return writer.close()
 
 

@@ -72,7 +72,7 @@ def fill(
 
     def work(batch: pa.RecordBatch, _name: str) -> tuple[Sketches, np.ndarray]:
         sketches = sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
-        return sketches, keep_rules.priorities(batch, config.keep)
+        return sketches, keep_rules.priorities(batch, config.keep, sketches.characters)
 
     columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
     for index, batch, worked in first_pass(sources, columns, work, jobs, rows_of(sources)):
