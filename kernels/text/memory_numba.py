@@ -89,16 +89,6 @@ def trailing_zeros(typing_context, word):
 
 
 @intrinsic
-def set_bits(typing_context, word):
-    """Bits of a uint64 that are 1, as int64."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.uint64), generate
-
-
-@intrinsic
 def equal_bytes(typing_context, array, index, byte, case):
     """uint64: bit i tells whether array[index + i] | case is `byte`, for 64 bytes of a uint8 array;
     case: bits that are not compared, 0 or 0x20 (of ASCII letters)."""
