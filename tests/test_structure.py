@@ -31,6 +31,7 @@ TOP = {
     "page",
     "digests",
     "file_hashes",
+    "optional_imports",
 }
 ALLOWED = {
     "shards": set(), "spec": set(), "numerics": set(),
