@@ -1,7 +1,8 @@
 """Token rows in an Arrow shard that is not compressed: where their ids and masks are in the file.
 
 The shard is mapped, and only the headers of its record batches and the columns that are asked for
-are read. Whether the ids are as they were written is not checked, because that would read them.
+are read. The digests of record batches are not checked, because that would read all ids; rows with
+a digest of their own are checked when they are read (`row_file`).
 """
 
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ class MappedArrow:
                     raise NotInPlace
             elif required:
                 raise NotInPlace
-        names = [name for name in (*lists, "source") if name in schema.names]
+        names = [name for name in (*lists, "id", "source") if name in schema.names]
         for batch, _ in self.batches():
             part = batch.select(names)
             if "loss_mask" in names and part.column("loss_mask").null_count == batch.num_rows:

@@ -11,10 +11,14 @@ footer, a JSON object with its digest; its length, uint64; MAGIC. The parts:
 `at` int64[n] index of a row's first id, in units of 4 bytes from the start of the file;
 `size` int32[n]; `document` int64[n + 1] where the documents of a row begin in `lengths` int32[];
 `mask` int64[n] a row's first bit in `bits` (-1: every token counts); `order` int64[n] the rows by
-source, where there are several; `rejected` JSON lines [row, reason, shard].
+source, where there are several; `rejected` JSON lines [row, reason, shard]; `digest` 16 bytes of
+each row, where rows in place have the ids that `tokenize` gives them (`row_digest`): such a row is
+checked when it is read, since nothing has read it before.
 """
 
+import contextlib
 import ctypes
+import hashlib
 import json
 import mmap
 import shutil
@@ -30,7 +34,7 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData
 from sabia.core.shards import records
-from sabia.core.shards.arrow_arrays import bools, int32s
+from sabia.core.shards.arrow_arrays import bools, int32s, text_buffers
 from sabia.core.shards.atomic import sealed, unsealed
 
 MAGIC = b"sabiaRO2"
@@ -39,7 +43,7 @@ COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 PARTS = {
     "at": np.int64, "size": np.int32, "document": np.int64, "lengths": np.int32,
     "mask": np.int64, "bits": np.uint8, "order": np.int64, "rejected": np.uint8,
-    "code": np.int32,
+    "code": np.int32, "digest": np.uint8,
 }  # fmt: skip
 SPOOL_BYTES = 1 << 20  # of each part in memory while it is written
 Positions = tuple[np.ndarray, np.ndarray]  # of each row's ids and mask, see `at` and `mask`
@@ -57,6 +61,7 @@ class RowWriter:
             name: tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - kept open
             for name in PARTS
         }
+        self._digests = in_place  # as long as all rows have one
         self.rows = self.tokens = self._documents = self._bytes_of_bits = 0
         self._longest, self._most_documents, self._largest_id = 0, 0, 0
         self._sources: dict[str, int] = {}
@@ -65,7 +70,8 @@ class RowWriter:
         self._put("document", [0])
 
     def add(self, batch: pa.RecordBatch, positions: Positions | None = None) -> None:
-        """Append token records; raises BadData if lengths do not match."""
+        """Append token records, in place with the column `id`; raises BadData if lengths do not
+        match."""
         tokens, documents = batch.column("input_ids"), batch.column("document_lengths")
         sizes = np.diff(int32s(tokens.offsets))
         counts = np.diff(int32s(documents.offsets))
@@ -81,6 +87,8 @@ class RowWriter:
                              ("document", self._documents + np.cumsum(counts)),
                              ("code", self._codes(batch))):  # fmt: skip
             self._put(name, values)
+        if self._digests and len(sizes):
+            self._put("digest", self._digests_of(batch))
         self.rows += len(sizes)
         self.tokens += int(sizes.sum())
         self._documents += len(lengths)
@@ -96,6 +104,8 @@ class RowWriter:
         """Write the index and the footer; about: figures that `RowFile.about` gives back."""
         parts, rows = {}, np.full(len(self._sources), self.rows)
         codes = self._parts.pop("code")
+        if not self._digests:
+            self._parts.pop("digest").close()
         if len(rows) > 1:
             codes.seek(0)
             code = np.frombuffer(codes.read(), np.int32)
@@ -164,6 +174,21 @@ class RowWriter:
         self._bytes_of_bits += len(bits)
         return at, np.where(has_mask, first + before, -1)
 
+    def _digests_of(self, batch: pa.RecordBatch) -> np.ndarray:
+        """The digests of a batch's rows, uint8[16 n]; none if their ids are something else."""
+        digests = b""
+        if "id" in batch.schema.names and pa.types.is_string(batch.schema.field("id").type):
+            text, bounds = text_buffers(batch.column("id"))
+            if (np.diff(bounds) == 32).all():
+                with contextlib.suppress(ValueError):
+                    digests = bytes.fromhex(text[bounds[0] : bounds[-1]].tobytes().decode())
+        if digests and not self.rows:  # whether they are digests is seen from the first row
+            tokens, documents = (batch.column(name)[0].values for name in COLUMNS[:2])
+            if digests[:16] != row_digest(int32s(tokens), int32s(documents)):
+                digests = b""
+        self._digests = bool(digests)
+        return np.frombuffer(digests, np.uint8)
+
     def _codes(self, batch: pa.RecordBatch) -> np.ndarray:
         """Index of each row's source int32[n]; new sources are added."""
         codes = self._sources
@@ -173,6 +198,13 @@ class RowWriter:
         encoded = (names.fill_null("") if names.null_count else names).dictionary_encode()
         known = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()]
         return np.array(known, np.int32)[int32s(encoded.indices)]
+
+
+def row_digest(ids: np.ndarray, lengths: np.ndarray) -> bytes:
+    """128-bit BLAKE2b of the ids, int32[T], and the lengths of the documents."""
+    digest = hashlib.blake2b(ids.astype("<i4", copy=False).tobytes(), digest_size=16)
+    digest.update(lengths.astype("<i8").tobytes())
+    return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -198,6 +230,8 @@ class RowFile:
     sources: Mapping[str, int]
     about: Mapping[str, Any]
     rejected: np.ndarray
+    digest: np.ndarray
+    name: str  # of the file with the ids
 
     def __len__(self) -> int:
         return len(self.size)
@@ -221,6 +255,7 @@ class RowFile:
         parts |= {
             "ids": np.ndarray((len(memoryview(ids)) // 4,), np.int32, ids),
             "bits": parts["bits"] if data is None else np.frombuffer(data, np.uint8),
+            "name": str(shard or name),
             # of every row, or of none
             "mask": parts["mask"] if "mask" in footer["parts"] else None,
             "order": parts["order"] if "order" in footer["parts"] else None,
@@ -240,9 +275,14 @@ class RowFile:
         advise(self.ids[start : start + int(self.size[row])], mmap.MADV_WILLNEED)
 
     def row_ids(self, row: int) -> np.ndarray:
-        """The ids of a row, int32[size]."""
+        """The ids of a row, int32[size]; BadData if it has a digest and is not as written."""
         start = int(self.at[row])
-        return self.ids[start : start + int(self.size[row])]
+        ids = self.ids[start : start + int(self.size[row])]
+        if len(self.digest):
+            expected = self.digest[16 * row : 16 * row + 16].tobytes()
+            if row_digest(ids, self.row_documents(row)) != expected:
+                raise BadData(f"{self.name}: row {row} is not as it was written (damaged bits)")
+        return ids
 
     def row_documents(self, row: int) -> np.ndarray:
         """The lengths of its documents, int32."""

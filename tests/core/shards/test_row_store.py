@@ -1,7 +1,6 @@
 """Row files: the same rows from every form of shard, made once, read in place."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sparse_rows import SCHEMA, resident, sparse_rows
 
 from sabia.core import file_hashes
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
-from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows import row_store
 from sabia.core.shards.token_rows.arrow_in_place import MappedArrow
 from sabia.core.shards.token_rows.row_store import fingerprint, open_row_files
+from sabia.core.text.tokenize.packing import SequentialPacker, to_batch
 from sabia.core.train.token_rows import TokenRows, read_token_rows
 
-SCHEMA = pa.schema([field for field in schemas.KINDS["tokens"] if field.name != "id"])
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -154,6 +153,48 @@ def test_ids_of_arrow_stay_where_they_are(tmp_path: Path) -> None:
     assert made.batch(np.array([7]))["input_ids"][0, :3].tolist() == [1, 8, 9]
 
 
+def packed(path: Path, count: int = 60) -> Path:
+    """Rows of `tokenize`, whose ids are hashes of them."""
+    rng = np.random.default_rng(0)
+    tokens, lengths = rng.integers(0, 9_999, 32 * count), np.full(4 * count, 8)
+    packer = SequentialPacker(32, 0)
+    rows = [*packer.add(tokens, lengths, np.zeros(len(lengths), np.int64)), *packer.flush()]
+    table = pa.Table.from_batches([to_batch(part, ["web"]) for part in rows])
+    return write(table, path, "digests")
+
+
+def test_damaged_rows_are_found_when_they_are_read(tmp_path: Path) -> None:
+    path = packed(tmp_path / "rows")
+    made = opened(path, tmp_path / "cache")
+    (file,) = made.files
+    whole = made.batch(np.arange(60))
+    at = [4 * int(file.at[row]) + 4 * (row % 32) for row in range(60)]
+    for row in (0, 17, 59):
+        with open(path, "r+b") as shard:
+            shard.seek(at[row])
+            bits = shard.read(1)[0]
+            shard.seek(at[row])
+            shard.write(bytes([bits ^ 16]))
+            shard.flush()
+            with pytest.raises(BadData, match=f"rows.arrow: row {row} is not as it was written"):
+                made.batch(np.arange(row, 60))
+            made.batch(np.delete(np.arange(60), row))
+            shard.seek(at[row])
+            shard.write(bytes([bits]))
+    same = made.batch(np.arange(60))
+    assert all(np.array_equal(same[name], whole[name]) for name in whole)
+
+
+def test_ids_that_are_not_hashes_are_no_digests(tmp_path: Path) -> None:
+    table = records(np.random.default_rng(0), 40)
+    for number, ids in enumerate(([f"{n:032x}" for n in range(40)], ["z" * 32] * 40, ["x"] * 40,
+                                  [None] * 40)):  # fmt: skip
+        named = table.append_column("id", pa.array(ids, pa.string()))
+        made = opened(write(named, tmp_path / f"{number}", "stream"), tmp_path / "cache")
+        assert not len(made.files[0].digest)
+        same_batches(made, read_token_rows(table.to_batches()))
+
+
 def test_rejects_are_the_same_at_each_start(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(
@@ -273,50 +314,6 @@ def test_a_source_from_the_folder(tmp_path: Path) -> None:
     made = opened(write(some, folder / "rows", "digests"), tmp_path / "cache")
     assert made.source_names == ("news", "web")
     assert made.source_sizes == (10, 20)
-
-
-class SparseFile:
-    """A sink of pyarrow that leaves holes where long runs of zeros are written."""
-
-    closed = False
-
-    def __init__(self, file) -> None:
-        self.file = file
-
-    def write(self, data) -> int:
-        if len(data) >= 1 << 18:
-            assert not np.frombuffer(data, np.uint8).any()
-            self.file.seek(len(data), os.SEEK_CUR)
-        else:
-            self.file.write(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-
-def sparse_rows(path: Path, batches: int, rows: int = 500, length: int = 2048) -> None:
-    """An Arrow stream of rows of zeros, of which the ids and masks take no space."""
-    column = pa.ListArray.from_arrays
-    offsets = pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32))
-    documents = column(np.arange(rows + 1, dtype=np.int32), pa.array([length] * rows, pa.int32()))
-    ids, masks = (column(offsets, np.zeros(rows * length, kind)) for kind in (np.int32, bool))
-    columns = [ids, documents, masks, pa.array(["web"] * rows)]
-    batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    with open(path, "wb") as file, pa.ipc.new_stream(SparseFile(file), SCHEMA) as stream:
-        for _ in range(batches):
-            stream.write_batch(batch)
-
-
-def resident(path: Path) -> int:
-    """Bytes of a mapped file that this process has touched."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) << 10
-    return total
 
 
 def test_opening_reads_a_hundredth_of_the_rows(tmp_path: Path, monkeypatch) -> None:
