@@ -8,8 +8,10 @@ read or is damaged is computed again. An object of a store is named by its versi
 import contextlib
 import io
 import os
+import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from xxhash import xxh3_128, xxh3_128_hexdigest
@@ -19,6 +21,8 @@ from sabia.kernels.runtime.cache_folder import cache_folder
 
 CACHED_BYTES = 8 << 20  # smaller files are read each time
 SETTLED_NS = 2 * 10**9  # a file changed later than this before may change again with equal times
+KEPT_ENTRIES = 100_000  # a few hundred bytes each
+SWEPT_AFTER = 1_000  # the cache is cut to KEPT_ENTRIES once in about so many new entries
 VERSIONS = ("VersionId", "generation", "ETag", "etag", "md5Hash", "content_md5")
 
 
@@ -57,7 +61,20 @@ def remembered(path: str, what: str, compute: Callable[[str], str]) -> str:
     if settled and _identity(path, after) == identity:
         with contextlib.suppress(OSError):  # a home that cannot be written
             write_json(entry, {"file": identity, "hash": digest})
+            if random.random() * SWEPT_AFTER < 1:
+                _drop_oldest(entry.parent)
     return digest
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Keep the newest KEPT_ENTRIES of the cache; other processes may do the same."""
+    entries = []
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):
+            entries.append((entry.stat().st_mtime_ns, entry.path))
+    for _, path in sorted(entries)[:-KEPT_ENTRIES]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _identity(path: str, status: os.stat_result) -> list[Any]:

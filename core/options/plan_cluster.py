@@ -438,6 +438,7 @@ class PlanOptions(
             flag = "--out -" if self.out == "-" else "--to"
             raise UsageError(f"{flag}: not together with --json")
         check_ending(self.out, "--out")
+        self.check_format()
         if self.runs:
             return
         super().check()

@@ -14,7 +14,7 @@ from sabia.core.options.option import (
     text,
 )
 from sabia.core.options.table import Options
-from sabia.core.shards.endings import check_ending, file_ending, is_stream
+from sabia.core.shards.endings import FORMATS, check_ending, file_ending, is_stream
 
 
 class Call(Options, group="General"):
@@ -54,7 +54,20 @@ class Output(Options, group="Input and output"):
                      "parquet", "arrow", "jsonl", variable="SABIA_PIPE",
                      recorded=False)  # fmt: skip
     """`arrow` is a stream format: the next command of a pipeline can read the first rows before
-    the last ones are written. `parquet` can be read only when it is complete."""
+    the last ones are written. `parquet` can be read only when it is complete. With `--out`, the
+    ending of its path is the format."""
+
+    def check_format(self) -> None:
+        """Raise UsageError if `--to` contradicts the path of `--out`, whose ending is the format;
+        stdout and pipes have none."""
+        out = self.out or "-"
+        streamed = out == "-" or (is_stream(out) and not file_ending(out))
+        form = FORMATS.get(file_ending(out), "parquet")
+        if "to" in self.given and not streamed and self.to != form:
+            raise UsageError(
+                f"--to: {self.to} is a format of standard output, but --out is {out} (expected"
+                f" {form}, by its ending; --out FILE.{self.to} is written as {self.to})"
+            )
 
 
 class InputOptions(Options, group="Input and output"):
@@ -118,6 +131,7 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
         """The ending of `--out` is that of a format, or of a directory."""
         super().check()
         check_ending(self.out, "--out")
+        self.check_format()
 
 
 class TextColumn(Options, group="Input and output"):

@@ -185,6 +185,8 @@ def _needs_fingerprint_first(job: Job) -> bool:
     out = str(job.out)
     if job.dry_run or (job.shard or slurm_slice()) is not None:
         return True
+    if job.rejects and os.path.exists(job.rejects):
+        return True
     if job.to_stdout:
         return False
     if is_url(out) or file_ending(out) not in ("", ".parquet"):

@@ -15,7 +15,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -106,7 +106,7 @@ def holds(path: str, wanted: dict[str, Any]) -> bool:
 def parts_there(job: Job, ending: str = ".parquet") -> list[str]:
     """The paths of the parts in the output directory, or of the output file if it exists."""
     out = str(job.out)
-    if job.to_file:
+    if job.to_file or os.path.isfile(out):
         return [out] if not is_url(out) and os.path.exists(out) and os.path.getsize(out) else []
     if is_url(out):
         files, key = file_system(out)
@@ -132,6 +132,8 @@ def check_output(
     owned: the numbers of the parts that this process writes, where each source gives one; the parts
     of other tasks are checked by those. ending: that of the files which show that a part exists.
     """
+    if flag == "--out" and job.rejects:
+        check_beside(job, sources, job.rejects, "--rejects")
     if job.to_stdout:
         _check_stdout(job)
         return Existing()
@@ -173,6 +175,27 @@ def _check_stdout(job: Job) -> None:
             f"stdout: the file has {before:,} bytes already, and rows cannot be added to them; "
             "give -o DIR --append to each call, or --to jsonl"
         )
+
+
+def named_output(job: Job) -> str:
+    """The name of the output, which rows beside it record; '' for a stream."""
+    return "" if job.to_stdout else os.path.basename(str(job.out).rstrip("/"))
+
+
+def check_beside(job: Job, sources: Sequence[Any], path: str, flag: str) -> None:
+    """Raise UsageError if `path` holds removed rows or rejects of other inputs or another output.
+
+    The parts of calls with `--append` have names of their own, so a directory may have others."""
+    parts = job.to_directory if flag == "--rejects" else not file_ending(path)
+    beside = replace(job, out=f"{path.rstrip('/')}/" if parts else path, rejects=None)
+    beside = replace(beside, append=job.append if parts else None)
+    check_output(beside, sources, flag=flag)
+    if job.force or beside.append:
+        return
+    for one in parts_there(beside):
+        if (_made(one) or {}).get("out", out := named_output(job)) != out:
+            ways = "another path, or --force to replace them"
+            raise UsageError(f"{flag}: {path} holds rows of another output; give {ways}")
 
 
 @dataclass
@@ -229,7 +252,7 @@ def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None, flag: str) 
         return UsageError(f"{flag}: {path} holds rows {what}; give {ways}")
     keep = "" if job.append is None else ", --append to add parts to it"
     return UsageError(
-        f"--out: {job.out} holds rows {what} ({os.path.basename(path)}); give another "
+        f"{flag}: {job.out} holds rows {what} ({os.path.basename(path)}); give another "
         f"directory{keep}, or --force to replace them"
     )
 

@@ -38,7 +38,8 @@ from sabia.core.shards.summary import Summary
 class ShardContext:
     """The index and name of a transform's shard; takes its rejects and counts.
 
-    part: name of the files that belong to the shard, such as those of its removed rows.
+    part: name of the files that belong to the shard, such as those of its removed rows, and
+    made_from: their provenance.
     """
 
     index: int
@@ -46,6 +47,7 @@ class ShardContext:
     rejects: Rejects
     counters: dict[str, float] = field(default_factory=dict)
     part: str = ""
+    made_from: outputs.Metadata = None
 
     def reject(self, rows: pa.RecordBatch | dict[str, Any], reason: str) -> None:
         """Keep rows that cannot be used, with the reason."""
@@ -97,7 +99,8 @@ def run_map(
     if kind_out == "document" and schema is None:
         sources = unified(sources, whole=len(owned) == len(sources))
         schema = manifest.schema_of_all(sources)
-    work = _Work(job, transform, kind_out, salt, schema, sink, columns)
+    output = manifest.named_output(job)
+    work = _Work(job, transform, kind_out, salt, schema, sink, columns, output)
     if job.dry_run:
         _dry_run(work, sources, owned, sampled)
         return Summary()
@@ -144,6 +147,7 @@ class _Work:
     schema: pa.Schema | None  # the columns of all inputs, or of the output
     sink: Sink
     columns: pa.Schema | None = None  # of the parts to which `--append` adds
+    output: str = ""  # see manifest.named_output
 
     def provenance(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
         """Without inputs and fingerprint before the end of a stream."""
@@ -151,6 +155,10 @@ class _Work:
         origins = [source.origin for source in sources] if ended else []
         made = manifest.provenance(self.job, self.kind_out, prints, self.salt, self.schema, origins)
         return made if ended else made | {"fingerprint": None}
+
+    def beside(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
+        """The provenance of rows that are written beside the output."""
+        return self.provenance(sources, ended) | {"out": self.output}
 
 
 def _owned_shards(job: Job, count: int) -> list[int]:
@@ -194,13 +202,16 @@ def _transformed(
     work: _Work, sources: Sequence[Source], part: int, summary: Summary, bar: ProgressBar
 ) -> Generator[pa.RecordBatch]:
     """The transform's batches of all sources of a part; fills in the summary and the rejects."""
-    with Rejects(reject_path(work.job, part)) as rejects:
+    with Rejects(reject_path(work.job, part), partial(work.beside, sources)) as rejects:
         if not work.sink.per_shard and work.job.jobs > 1 and len(sources) > 1:
             yield from _in_workers(work, sources, rejects, summary, bar)
         else:
             for index, source in enumerate(sources, part):
                 name = work.job.part_name(index)
-                context = ShardContext(index, source.name, rejects, summary.counters, name)
+                made_from = partial(work.beside, [source])
+                context = ShardContext(
+                    index, source.name, rejects, summary.counters, name, made_from
+                )
                 for batch in work.transform(_counted(source, context, summary, bar), context):
                     stop.check()
                     yield batch

@@ -300,14 +300,15 @@ def _compressed(file: BinaryIO, ending: str) -> Iterator[BinaryIO]:
 class RowsIfAny:
     """A file that appears only if it gets rows; else that of an earlier run is removed."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self._stack = path, contextlib.ExitStack()
+    def __init__(self, path: str, metadata: Metadata = None) -> None:
+        self.path, self._metadata, self._stack = path, metadata, contextlib.ExitStack()
         self._writer: Writer | None = None
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Append rows; the file is opened with the first."""
         if self._writer is None:
-            self._writer = self._stack.enter_context(open_file(self.path, batch.schema))
+            file = open_file(self.path, batch.schema, self._metadata)
+            self._writer = self._stack.enter_context(file)
         self._writer.write(batch)
 
     def __enter__(self) -> Self:

@@ -11,7 +11,7 @@ from sabia.core.shards import records
 from sabia.core.shards.endings import file_ending, without_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
-from sabia.core.shards.outputs import RowsIfAny
+from sabia.core.shards.outputs import Metadata, RowsIfAny
 
 SCHEMA = pa.schema(
     [("reason", pa.string()), ("shard", pa.string()), ("record", pa.string())],
@@ -41,8 +41,8 @@ def reject_path(job: Job, part: int = 0) -> str:
 class Rejects(RowsIfAny):
     """Collects the rejects of one output part; the file appears only if there are any."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
+    def __init__(self, path: str, metadata: Metadata = None) -> None:
+        super().__init__(path, metadata)
         self.count, self._rows = 0, list[dict[str, str]]()
 
     def add(self, rows: pa.RecordBatch | dict[str, Any], reason: str, shard: str) -> None:

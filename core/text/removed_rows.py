@@ -23,7 +23,15 @@ from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import MANIFEST, check_outside
-from sabia.core.shards.manifest import check_output, holds, provenance, schema_of_all
+from sabia.core.shards.manifest import (
+    check_beside,
+    check_output,
+    holds,
+    named_output,
+    provenance,
+    schema_of_all,
+)
+from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.outputs import RowsIfAny, is_intact, open_file, read_metadata
 from sabia.core.shards.sources import Source
 
@@ -54,8 +62,9 @@ class RemovedPart(RowsIfAny):
     With an empty directory nothing is written.
     """
 
-    def __init__(self, directory: str, part: str) -> None:
-        super().__init__(f"{directory.rstrip('/')}/{part}.parquet" if directory else "")
+    def __init__(self, directory: str, context: ShardContext) -> None:
+        path = f"{directory.rstrip('/')}/{context.part}.parquet" if directory else ""
+        super().__init__(path, context.made_from)
 
     def write(self, batch: pa.RecordBatch, reason: pa.Array) -> None:
         """Add rows with the reasons of their removal."""
@@ -70,8 +79,14 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
     shards, as every slice has removed rows.
     """
     check_path(job, removed)
-    if not removed or job.dry_run or not file_ending(removed):
-        work(job, "" if job.dry_run else removed, None)
+    if not removed or job.dry_run:
+        work(job, "", None)
+        return
+    if not file_ending(removed):
+        there = is_url(removed) or os.path.exists(removed)
+        sources = open_inputs(job, "document", once=not there)
+        check_outputs(job, sources, removed)
+        work(job, removed, sources)
         return
     if job.shard:
         raise UsageError(
@@ -84,15 +99,15 @@ def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, A
     """The provenance of the file of removed rows; the sources are `unified`."""
     fingerprints = [source.fingerprint() for source in sources]
     origins = [source.origin for source in sources]
-    return provenance(job, "removed", fingerprints, salt, schema_of_all(sources), origins)
+    made = provenance(job, "removed", fingerprints, salt, schema_of_all(sources), origins)
+    return made | {"out": named_output(job)}
 
 
 def check_outputs(job: Job, sources: Sequence[Source], removed: str) -> None:
     """Raise UsageError if the output, or the removed rows beside it, are those of other inputs."""
     check_output(job, sources)
     if removed:
-        beside = replace(job, out=removed, append=None)
-        check_output(beside, sources, flag="--removed")
+        check_beside(job, sources, removed, "--removed")
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:

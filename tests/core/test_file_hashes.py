@@ -125,3 +125,18 @@ def test_an_object_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch) -> N
     first = content_hash("memory://bucket/a")
     about["ETag"] = '"2"'
     assert first != content_hash("memory://bucket/a")
+
+
+def test_the_cache_keeps_the_newest_entries(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_hashes, "KEPT_ENTRIES", 5)
+    monkeypatch.setattr(file_hashes, "SWEPT_AFTER", 1)
+    for number in range(20):
+        path = tmp_path / f"f{number}"
+        path.write_bytes(b"%d" % number)
+        content_hash(str(path))
+        newest = max(own_cache.iterdir(), key=lambda entry: entry.stat().st_mtime_ns)
+        os.utime(newest, ns=(number * 10**9, number * 10**9))
+    assert len(list(own_cache.iterdir())) == 5
+    assert {round(e.stat().st_mtime) for e in own_cache.iterdir()} == set(range(15, 20))

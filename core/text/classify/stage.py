@@ -72,7 +72,7 @@ def score_shard(
     """Score and filter the rows of a shard: a transform for `run_map`."""
     predicate = Predicate(options.where) if options.where else None
     start = time.process_time()
-    with RemovedPart(options.removed, context.part) as removed:
+    with RemovedPart(options.removed, context) as removed:
         for number, batch in enumerate(batches):
             scored, new = score_batch(batch, options, scorers, calibrations, number == 0)
             count_scores(context, new)

@@ -66,7 +66,7 @@ def clean_shard(
         _finders.clear()
         _finders[key] = Finder(index, options.overlap, options.run, options.engine)
     finder = _finders[key]
-    with RemovedPart(options.removed, context.part) as removed:
+    with RemovedPart(options.removed, context) as removed:
         for batch in batches:
             data, offsets = text_buffers(batch.column("text"))
             findings = finder.find(data, offsets)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core import notes
@@ -64,11 +65,11 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
     usages = [VocabularyUsage(encoder) for encoder in encoders]
     columns = ["text", "language", "source"]
     for batch in sampled_batches(sources, REPORT_BYTES, columns):
+        batch, encoded = _encoded(encoders, batch)
         texts = batch.column("text")
         words = pc.count_substring_regex(texts, WORD).to_numpy()
         sizes = pc.binary_length(texts).to_numpy()
-        for usage in usages:
-            ids, lengths = usage.encoder.encode(texts)
+        for usage, (ids, lengths) in zip(usages, encoded, strict=True):
             usage.used += np.bincount(ids, minlength=len(usage.used))
             ends = np.concatenate([[0], np.cumsum(usage.broken[ids])])
             bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -77,6 +78,23 @@ def measure(encoders: Sequence[Encoder], sources: Sequence[Source]) -> list[dict
             for name, sums in sums_by_name(batch.column("language"), *figures):
                 add_to(usage.by_language.setdefault(name or "unknown", [0] * 5), sums)
     return [usage.figures() for usage in usages]
+
+
+def _encoded(
+    encoders: Sequence[Encoder], batch: pa.RecordBatch
+) -> tuple[pa.RecordBatch, list[tuple[np.ndarray, np.ndarray]]]:
+    """The documents on which no tokenizer gives up (tokenizing rejects the others), and their ids
+    and lengths by each encoder."""
+    kept = np.ones(batch.num_rows, bool)
+
+    def refuse(row: int, _reason: str) -> None:
+        kept[row] = False
+
+    encoded = [encoder.encode_each(batch.column("text"), -1, refuse) for encoder in encoders]
+    if kept.all():
+        return batch, encoded
+    batch = batch.filter(pa.array(kept))
+    return batch, [encoder.encode(batch.column("text")) for encoder in encoders]
 
 
 def write_report(target: str, figures: Mapping[str, Mapping[str, Any]]) -> None:

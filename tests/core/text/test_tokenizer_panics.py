@@ -9,11 +9,13 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from sabia.core.shards.dry_run import NoRejects
+from sabia.core.shards.inputs import from_path
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.text.tokenize import encoders
 from sabia.core.text.tokenize.document_encoding import encode_shard, tokens_of
 from sabia.core.text.tokenize.encoders import DeferredEncoder, Encoder, choose_encoder
 from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.vocabulary_report import measure
 
 PANICS = "x" * 40  # (x+x+)+y backtracks for ever on it
 
@@ -73,3 +75,11 @@ def test_documents_that_arrive_are_encoded_by_the_engine_chosen_for_them(monkeyp
         for one, other in zip(deferred.encode(texts, 5), plain.encode(texts, 5), strict=True):
             assert np.array_equal(one, other)
         assert len(deferred.chosen) == (number > 3)
+
+
+def test_the_report_leaves_out_what_the_tokenizer_gives_up_on(tmp_path, capfd) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in ("one", PANICS, "two")))
+    encoder = Encoder(tokenizer(r"(?:x+x+)+y|\s+|\S+?"), "tokenizers")
+    (figures,) = measure([encoder], from_path(str(path), "document"))
+    assert figures["all"]["documents"] == 2 and figures["all"]["tokens"] == 6
