@@ -183,7 +183,8 @@ def named_output(job: Job) -> str:
 
 
 def check_beside(job: Job, sources: Sequence[Any], path: str, flag: str) -> None:
-    """Raise UsageError if `path` holds removed rows or rejects of other inputs or another output.
+    """Raise UsageError if `path` holds removed rows or rejects of other inputs, or of another
+    output that was made with other options.
 
     The parts of calls with `--append` have names of their own, so a directory may have others."""
     parts = job.to_directory if flag == "--rejects" else not file_ending(path)
@@ -193,7 +194,8 @@ def check_beside(job: Job, sources: Sequence[Any], path: str, flag: str) -> None
     if job.force or beside.append:
         return
     for one in parts_there(beside):
-        if (_made(one) or {}).get("out", out := named_output(job)) != out:
+        made, out = _made(one) or {}, named_output(job)
+        if made.get("out", out) != out and made.get("options") != _call(job)["options"]:
             ways = "another path, or --force to replace them"
             raise UsageError(f"{flag}: {path} holds rows of another output; give {ways}")
 
