@@ -1,7 +1,7 @@
 """Peak memory of this project's trainer on CPUs (torch), without interpreter and imports.
 
-A process's memory is what its allocator has requested from the system. glibc returns large blocks
-when they are freed (mallopt(3), M_MMAP_THRESHOLD: from 32 MiB); smaller ones stay in the heap.
+A process's memory is what its allocator has requested from the system. glibc returns blocks of
+32 MiB or more when they are freed (mallopt(3), M_MMAP_THRESHOLD); smaller ones stay in the heap.
 There, gradients fill the gaps that freed activations leave, and the next temporaries need new
 memory: the heap grows to the sum of both, though they do not exist at the same time. The peak is
 therefore the largest size of the heap, plus the large blocks at the one of four instants that has
