@@ -8,7 +8,6 @@ import argparse
 import json
 import signal
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -100,14 +99,13 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]], kind: str | None) -> 
 
 
 def _serve(server: LittleWebServer, port_file: Path | None) -> None:
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     server.start()
     if port_file:
         write_atomic(port_file, f"{server.server_address[1]}\n")
     print(f"serving {server.base_url}/", file=sys.stderr, flush=True)
-    ended.wait()
+    signal.sigwait(ends)
     server.shutdown()
 
 

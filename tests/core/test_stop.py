@@ -31,7 +31,7 @@ WAITS = {
 }
 
 
-def stopped(body: str, *numbers: int, gap_s: float = 0.0) -> tuple[int, str, float]:
+def stopped(body: str, *numbers: int, gap_s: float = 0.3) -> tuple[int, str, float]:
     """(exit code, output, seconds from the last signal to the end)."""
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(body=body)], stdin=subprocess.PIPE,
