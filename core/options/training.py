@@ -272,11 +272,13 @@ class Logging(Options, group="Logging"):
         "count",
         "Peak FLOP/s of one device (such as 989T), for the MFU",
         0.0,
-        unset="measured",
+        unset="of the data sheet",
         recorded=False,
     )
-    """By default a short matrix product is timed: in float32 with `--precision fp32`, else in
-    bfloat16. Set the peak if training uses hardware for 8 or 4 bits."""
+    """The default is the dense BF16 peak of the device's data sheet; a device without one on file,
+    such as a CPU, has no MFU. Without this option a matrix product is timed at the start, in
+    float32 with `--precision fp32`, else in bfloat16, and gives `gemm_share`. Set the peak if
+    training uses hardware for 8 or 4 bits."""
 
 
 class Training(

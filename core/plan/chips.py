@@ -5,6 +5,7 @@ where the marketed size is more than programs can use (B200: 192 GB sold, 180 GB
 """
 
 import datetime
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,9 @@ SCALED = {
     "scale_up_gb_s": ("scale_up_bytes_per_s", 1e9),
     "scale_up_chips": ("scale_up_domain", 1),
 }
-OPTIONAL = SCALED.keys() | {"torus_axes", "matmul_ceiling", "fp8_matmul_ceiling", "power_w"}
+OPTIONAL = SCALED.keys() | {
+    "torus_axes", "matmul_ceiling", "fp8_matmul_ceiling", "power_w", "device_names", "devices",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,8 @@ class Chip:
     scale_up_bytes_per_s: unidirectional bandwidth of a chip inside its scale-up domain of
     `scale_up_domain` chips (a switch, or all links of a torus of `torus_axes` dimensions; 0 where
     there is no torus). network_bytes_per_s: the chip's share of its host's network. matmul_ceiling:
-    best measured BF16 matrix product over the peak. `fp8`, `fp4`: None also where the chip has no
+    best measured BF16 matrix product over the peak. device_names: a pattern of the names that torch
+    and JAX report for one of the chip's `devices`. `fp8`, `fp4`: None also where the chip has no
     such units.
     """
 
@@ -61,6 +65,8 @@ class Chip:
     matmul_ceiling: float | None = None
     fp8_matmul_ceiling: float | None = None
     power_w: float | None = None
+    device_names: str = ""
+    devices: int = 1
 
 
 def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
@@ -89,6 +95,12 @@ def find_chip(name: str, flag: str = "--chip") -> Chip:
         if key in chips:
             return chips[key]
     raise unknown(flag, wanted, chips)
+
+
+def chip_of_device(name: str) -> Chip | None:
+    """The chip whose device torch or JAX calls `name`; None where the catalogue has none."""
+    chips = load_chips().values()
+    return next((c for c in chips if name and re.fullmatch(c.device_names, name)), None)
 
 
 def known(chip: Chip, field: str) -> float:

@@ -20,7 +20,7 @@ from sabia.core.train.telemetry import metrics_path, read_rows
 
 BY_SOURCE = ("loss_by_source", "validation_by_source")
 COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu",
-           "mfu_6nd", "goodput", "memory_bytes", "device_memory_bytes", "expert_load",
+           "mfu_6nd", "gemm_share", "goodput", "memory_bytes", "device_memory_bytes", "expert_load",
            "experts_idle", "seconds", "validation_loss", "validation_tokens")  # fmt: skip
 GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
                 "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
@@ -33,7 +33,7 @@ TABLE_ROWS = 12
 SHOWN = {
     "step": "{:,}", "reward": "{:.4f}", "loss": "{:.4f}", "validation_loss": "{:.4f}",
     "live_groups": "{:.2f}", "length": "{:.1f}", "lr": "{:.3g}", "grad_norm": "{:.3g}",
-    "tokens": "{:,}", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}",
+    "tokens": "{:,}", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}", "gemm_share": "{:.1%}",
 }  # fmt: skip
 
 

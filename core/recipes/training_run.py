@@ -33,6 +33,7 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World, detect
 from sabia.core.recipes import training_config
 from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.peaks import find_peaks
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -329,11 +330,10 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     job, world = call.job, call.world
     lora = training_config.lora_config(options)
     stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
-    peak = options.peak_flops or measure_peak_flops(job.backend, options.precision)
+    peaks = find_peaks(job.backend, options.precision, options.peak_flops, warns=world.leads)
     notes.note(
         f"{parameter_count(task.spec):,} parameters, {plan.steps:,} steps of {plan.batch_rows} "
-        f"rows of {plan.row_length} tokens on {mesh}; MFU is of {units.format_count(peak)}FLOP/s "
-        f"per device ({'given' if options.peak_flops else 'measured by a matrix product here'})"
+        f"rows of {plan.row_length} tokens on {mesh}; {peaks.description}"
     )
     if job.backend == "jax":
         import jax
@@ -347,6 +347,8 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     computed, packed = plan.precision.precision.compute, not task.rows.unpacked
     notes.note(kernel_report.describe(task.spec, job.backend, computed, plan.row_length, packed))
     times = peak_multiplier(job.backend, mesh.size, world.size)
+    meter = Meter(plan.flops_per_token, plan.flops_6nd, peaks.published * times,
+                  peaks.measured * times, warned=not world.leads)  # fmt: skip
     # the leading process sends metrics to services
     services = parse_services(options.track) if world.leads else ()
     sinks = (call.directory.path, _digest(call.identity), call.identity)
@@ -363,7 +365,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         source=RowSource(task.rows, plan.order, plan.batch_rows, stepper, read_ahead=True),
         run=call.directory,
         world=world,
-        meter=Meter(plan.flops_per_token, peak * times, plan.flops_6nd),
+        meter=meter,
         tracker=tracker,
         meta=_meta(job, task, options, plan, mesh) | {"identity": dict(call.identity)},
         validation=task.validation,

@@ -1,9 +1,9 @@
-"""The peak of MFU if none is given: the measured speed of one device's matrix product.
+"""The measured speed of one device's matrix product, of which a run's `gemm_share` is a share.
 
-A square product, the best of several; about a quarter of a second. It is in fp32 for the precision
-fp32 and in BF16 for all others: precisions of 8 and 4 bits keep BF16 for attention and head, so
-their MFU is relative to the BF16 peak and may exceed 1 with FP8 and FP4 hardware. It is the speed
-that the machine reaches, not the datasheet's, and depends on the number of threads.
+A square product of random numbers (a GPU is faster on constants, which need less power), the best
+of several; about a quarter of a second. It is in fp32 for the precision fp32 and in BF16 for all
+others: precisions of 8 and 4 bits keep BF16 for attention and head. It is the speed that this
+machine reaches now, not the data sheet's; it depends on the number of threads and on other load.
 """
 
 import time
@@ -17,6 +17,17 @@ ROUNDS = 12  # so that one of them is undisturbed on a busy machine
 def measure_peak_flops(backend: str, precision: str) -> float:
     """Floating-point operations per second of one device in the dtype of a named precision."""
     return (_torch if backend == "torch" else _jax)(peak_dtype(precision))
+
+
+def device_name(backend: str) -> str:
+    """What the backend calls this process's device; `cpu` without an accelerator."""
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    import jax
+
+    return str(jax.local_devices()[0].device_kind)
 
 
 def peak_dtype(precision: str) -> str:
@@ -52,7 +63,10 @@ def _torch(dtype: str) -> float:
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     size = SIZES.get(device_type, DEFAULT_SIZE)
-    square = torch.ones(size, size, device=device_type, dtype=getattr(torch, dtype))
+    numbers = torch.Generator(device_type).manual_seed(0)
+    square = torch.randn(size, size, generator=numbers, device=device_type).to(
+        getattr(torch, dtype)
+    )
     square = square.float() if computed_in_fp32(square) else square  # as in training
 
     def product() -> None:
@@ -68,7 +82,8 @@ def _jax(dtype: str) -> float:
     import jax.numpy as jnp
 
     size = SIZES.get(jax.local_devices()[0].platform, DEFAULT_SIZE)
-    square = jax.device_put(jnp.ones((size, size), dtype), jax.local_devices()[0])
+    numbers = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    square = jax.device_put(numbers, jax.local_devices()[0])
     multiply = jax.jit(jnp.matmul)
 
     def product() -> None:

@@ -6,10 +6,10 @@ last checkpoint are removed when it resumes.
 
 MFU = FLOPs per token (forward and backward, 6 per active matrix parameter plus the attention scores
 inside a causal mask; spec.count, convention `causal`) x tokens per second / peak; mfu_6nd does not
-count the scores. Goodput is the time of the steps that count (not undone by a kill or a rewind) as
-a share of all time since the run was first started. The peak is given (`--peak-flops`) or measured
-once by a short matrix product in the dtype of the run; MFU is then relative to this machine's own
-GEMM.
+count the scores. The peak is given (`--peak-flops`) or the dense BF16 peak of the data sheet; there
+is no MFU where neither is known, as on CPUs. gemm_share divides by the speed of a matrix product
+that is timed at the start (core/train/peak.py). Goodput is the time of the steps that count (not
+undone by a kill or a rewind) as a share of all time since the run was first started.
 """
 
 from __future__ import annotations
@@ -86,27 +86,47 @@ def read_rows(path: Path) -> list[Row]:
 
 @dataclass
 class Meter:
-    """Speed since the last reading: tokens per second, MFU."""
+    """Speed since the last reading: tokens per second, MFU, share of a measured product's speed.
+
+    flops_per_token counts causal attention scores, flops_6nd none. Peaks are FLOP/s of all devices;
+    0 where there is none.
+    """
 
     flops_per_token: float
-    peak_flops_per_s: float
-    flops_6nd: float = 0.0  # by the convention 6nd, without attention scores
+    flops_6nd: float
+    published_peak: float = 0.0
+    measured_peak: float = 0.0
     tokens: int = 0
     since: float = 0.0
+    warned: bool = False
 
     def start(self) -> None:
         """Start counting from now."""
         self.tokens, self.since = 0, time.monotonic()
 
     def read(self) -> Row:
-        """tokens_per_s, mfu and mfu_6nd since the last reading; starts counting again."""
-        seconds = max(time.monotonic() - self.since, 1e-9)
-        rate = self.tokens / seconds
+        """tokens_per_s, mfu and mfu_6nd, gemm_share since the last reading; counts again from 0.
+
+        Warns once if gemm_share exceeds 1.
+        """
+        rate = self.tokens / max(time.monotonic() - self.since, 1e-9)
         self.start()
-        # fraction of the peak per FLOP of a token
-        share = rate / self.peak_flops_per_s if self.peak_flops_per_s else 0.0
-        metrics = {"tokens_per_s": rate, "mfu": share * self.flops_per_token}
-        return metrics | ({"mfu_6nd": share * self.flops_6nd} if self.flops_6nd else {})
+        row: Row = {"tokens_per_s": rate}
+        if peak := self.published_peak:
+            row |= {
+                "mfu": rate * self.flops_per_token / peak,
+                "mfu_6nd": rate * self.flops_6nd / peak,
+            }
+        if self.measured_peak:
+            row["gemm_share"] = share = rate * self.flops_per_token / self.measured_peak
+            if share > 1 and not self.warned:
+                self.warned = True
+                notes.warn(
+                    f"gemm_share is {share:.2f}: steps are faster than the matrix product that was "
+                    "timed at the start. Other load slowed it, or training uses units of 8 or 4 "
+                    "bits; disregard gemm_share"
+                )
+        return row
 
 
 def memory_bytes(backend: str) -> Row:
@@ -147,7 +167,7 @@ def progress_line(total: int, done: int, label: str) -> Iterator[ProgressLine]:
 
 @dataclass
 class ProgressLine:
-    """Shows step, loss, speed, MFU and time left."""
+    """Shows step, loss, speed, MFU (else gemm_share) and time left."""
 
     bar: ProgressBar
     total: int
@@ -162,7 +182,8 @@ class ProgressLine:
         shown = {"loss": f"{row['loss']:.4f}"}
         if "tokens_per_s" in row:
             shown["tok/s"] = units.format_count(row["tokens_per_s"])
-            shown["MFU"] = f"{row['mfu']:.1%}"
+            known = [name for name in ("mfu", "gemm_share") if name in row][:1]
+            shown |= {name: f"{row[name]:.1%}" for name in known}
         self.bar.advance(1, **shown)
         now = time.monotonic()
         if not sys.stderr.isatty() and now - max(self.noted, self.started) >= NOTE_EVERY_S:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import Device, Figures, Skipped
 from trainers import REMATS, Policy, Run, fitting, policies
-from workloads import CONFIGS, RandomParameters, chip_named, shape_spec, token_batch
+from workloads import CONFIGS, RandomParameters, shape_spec, token_batch
 
 GPU = Device(True, "NVIDIA H100 80GB HBM3", 80 << 30, Path(), Path())
 CPU = Device(False, "cpu", 0, Path(), Path())
@@ -59,22 +59,6 @@ def test_other_errors_are_not_hidden() -> None:
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         fitting(spec_of(), RUN, GPU, use)
-
-
-@pytest.mark.parametrize(
-    ("device", "chip"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA L4", None),
-    ],
-)
-def test_chips_by_the_names_of_devices(device: str, chip: str | None) -> None:
-    found = chip_named(device)
-    assert (found and found.name) == chip
 
 
 def test_a_shape_that_is_too_large_is_skipped() -> None:

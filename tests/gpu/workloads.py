@@ -1,6 +1,5 @@
 """What the parts that measure speed run: shapes of models, parameters, rows of tokens, the chip."""
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -120,13 +119,3 @@ def token_batch(vocab: int, rows: int, length: int, documents: int = 1) -> dict[
         batch |= {"segments": np.tile(segments + 1, (rows, 1)),
                   "positions": np.tile(positions, (rows, 1))}  # fmt: skip
     return batch
-
-
-@functools.cache
-def chip_named(device_name: str) -> Any:
-    """The chip of the planner's catalogue whose name's words are all in a device's name; None."""
-    from sabia.core.plan.chips import load_chips
-
-    words = set(device_name.lower().replace("-", " ").split())
-    fits = [chip for name, chip in load_chips().items() if words.issuperset(name.split("-"))]
-    return max(fits, key=lambda chip: len(chip.name.split("-")), default=None)

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.chips import find_chip, load_chips
+from sabia.core.plan.chips import chip_of_device, find_chip, load_chips
 from sabia.core.plan.compute import model_kind
 from sabia.core.plan.counting.nearest import load_shapes
 from sabia.core.plan.memory import RECIPES
@@ -34,6 +34,39 @@ def test_every_chip_has_source_date_and_sane_figures():
 def test_published_chip_figures(name, hbm_gb, tflops):
     chip = find_chip(name)
     assert (chip.hbm_bytes / 1e9, chip.bf16_flops_per_s / 1e12) == (hbm_gb, tflops)
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "per_device"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100", 989e12),
+        ("NVIDIA H100 PCIe", "h100-pcie", 756e12),
+        ("NVIDIA H200", "h200", 989e12),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb", 312e12),
+        ("A100-SXM4-40GB", "a100-40gb", 312e12),
+        ("NVIDIA A100-SXM4-80GB", "a100", 312e12),
+        ("NVIDIA A100 80GB PCIe", "a100", 312e12),
+        ("NVIDIA B200", "b200", 2250e12),
+        ("AMD Instinct MI300X", "mi300x", 1307e12),
+        ("TPU v4", "tpu-v4", 275e12),
+        ("TPU v5 lite", "tpu-v5e", 197e12),
+        ("TPU v5", "tpu-v5p", 459e12),
+        ("TPU v6e", "tpu-v6e", 918e12),
+        ("TPU7x", "tpu-v7", 2307e12 / 2),
+    ],
+)
+def test_chips_by_the_names_of_devices(device, chip, per_device):
+    known = chip_of_device(device)
+    assert (known.name, known.bf16_flops_per_s / known.devices) == (chip, per_device)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", "", "NVIDIA L4", "NVIDIA H100 NVL", "NVIDIA H200 NVL", "NVIDIA GH200 480GB",
+     "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H20", "TPU v5 lite podslice", "TPU v2"],
+)  # fmt: skip
+def test_a_device_that_is_no_chip_on_file_is_not_taken_for_one(device):
+    assert chip_of_device(device) is None
 
 
 def test_b200_sells_192_gb_and_gives_180():

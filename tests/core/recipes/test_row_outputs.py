@@ -57,11 +57,15 @@ def test_metrics_are_a_data_set(tmp_path: Path, capfdbinary, sources: tuple[str,
     rows = [{"step": step, "loss": 2.0} for step in range(1, 4)]
     for row, name in zip(rows, sources, strict=False):
         row["loss_by_source"] = {name: row["loss"]}
+    rows[0]["mfu"] = 0.4  # an earlier version's, which had no gemm_share
+    rows[1]["gemm_share"] = 0.7
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_metric_rows(Job("pretrain"), run)
     (out / "part-00000.parquet").write_bytes(capfdbinary.readouterr().out)
     found = read_by_all(out, tmp_path / "cache")
     assert [row["step"] for row in found] == [1, 2, 3]
+    shares = [(row["mfu"], row["gemm_share"]) for row in found]
+    assert shares == [(0.4, None), (None, 0.7), (None, None)]
     for row, name in zip(found, sources, strict=False):
         assert row["loss_by_source"] == {n: 2.0 if n == name else None for n in sorted(sources)}
     assert all(row["validation_by_source"] in (None, dict.fromkeys(sources)) for row in found)

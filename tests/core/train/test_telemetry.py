@@ -1,12 +1,14 @@
 """Metrics files: one history whatever was killed; speed and MFU by their definitions."""
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sabia.core.model.precision import PRECISIONS
-from sabia.core.train import telemetry
+from sabia.core.train import peak, telemetry
 from sabia.core.train.peak import measure_peak_flops, peak_dtype
 from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows
 
@@ -39,18 +41,43 @@ def test_each_process_has_its_file(tmp_path: Path) -> None:
 def test_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    meter = Meter(flops_per_token=10.0, peak_flops_per_s=1e5)
+    meter = Meter(10.0, 8.0, published_peak=1e5, measured_peak=4e4)
     meter.start()
     meter.tokens += 1000
     now[0] += 2.0
     found = meter.read()
-    assert (found["tokens_per_s"], found["mfu"]) == (500.0, 0.05)
+    assert found == {"tokens_per_s": 500.0, "mfu": 0.05, "mfu_6nd": 0.04, "gemm_share": 0.125}
     assert meter.tokens == 0
+
+
+def test_a_share_above_1_warns_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(telemetry, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    leading, other = (Meter(10.0, 8.0, measured_peak=100.0, warned=w) for w in (False, True))
+    for _ in range(2):
+        for meter in (leading, other):
+            meter.start()
+            meter.tokens += 30
+        now[0] += 2.0
+        assert [meter.read()["gemm_share"] for meter in (leading, other)] == [1.5, 1.5]
+    assert capsys.readouterr().err.count("gemm_share is 1.50") == 1
 
 
 def test_measured_peak_is_that_of_a_machine() -> None:
     for backend in ("torch", "jax"):
         assert 1e8 < measure_peak_flops(backend, "fp32") < 1e16
+
+
+def test_the_measured_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: factors.extend([a, b]))
+    measure_peak_flops("torch", "fp32")
+    assert all(0.9 < factor.std() < 1.1 for factor in factors)
+    monkeypatch.setattr(peak, "_best", lambda product, size: inspect.getclosurevars(product))
+    square = measure_peak_flops("jax", "fp32").nonlocals["square"]
+    assert 0.9 < square.std() < 1.1
 
 
 def test_only_fp32_is_measured_against_products_in_fp32() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from cases import RESULTS, Case, Device, Figures, Skipped, read_rows
 from reports import last
 from trainers import Run, planned, planned_bytes
-from workloads import chip_named, shape_spec
+from workloads import shape_spec
 
 NO_ROWS = "no run of the part speed has a result (expected to run after it)"
 
@@ -40,14 +40,14 @@ def compared(run: Mapping[str, Any], device: Device) -> Figures:
     error_time and error_memory are sizes; the signs are those of predicted less measured.
     """
     from sabia.core.errors import UsageError
-    from sabia.core.plan.chips import find_chip
+    from sabia.core.plan.chips import chip_of_device, find_chip
     from sabia.core.plan.device.step_time import step_time
 
     one = Run(run["shape"], run["length"], run["precision"], run["compiled"], run["documents"],
               run["rows"] * run["length"])  # fmt: skip
     spec = shape_spec(run["shape"], device, run["layers"])
     policy = run["remat"], run["micro_batch"]
-    chip = chip_named(device.name)
+    chip = chip_of_device(device.name)
     if chip is None and device.cuda:
         raise Skipped(f"{device.name} is not in the planner's catalogue")
     work, layout, stack = planned(spec, one, *policy, device.cuda)

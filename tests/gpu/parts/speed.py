@@ -27,7 +27,7 @@ from trainers import (
     synchronize,
     timed,
 )
-from workloads import chip_named, shape_spec, token_batch
+from workloads import shape_spec, token_batch
 
 TRACE, TRACE_BYTES = "trace.json.gz", 15 << 20
 LEARNING_RATE, TINY_RATE = 1e-4, 3e-3
@@ -132,6 +132,7 @@ def steps(run: Run, policy: Policy, device: Device, traced: bool) -> Figures:
 
 def rates(run: Run, figures: Figures, device: Device) -> Figures:
     """What the figures mean for this run: tokens a second, MFU, and what describes the run."""
+    from sabia.core.plan.chips import chip_of_device
     from sabia.core.spec import parameter_count, training_flops_per_token
 
     spec = shape_spec(run.shape, device)
@@ -142,7 +143,7 @@ def rates(run: Run, figures: Figures, device: Device) -> Figures:
         "rows": run.rows, "length": run.length, "documents": run.documents,
         "precision": run.precision, "compiled": run.compiled,
     }  # fmt: skip
-    chip = chip_named(device.name)
+    chip = chip_of_device(device.name)
     if chip is None:
         return result
     document = run.length // run.documents
