@@ -1,5 +1,10 @@
 """The command on meshes of torchrun's processes: losses of one process, resumed on another mesh."""
 
+import os
+import re
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +12,7 @@ import pytest
 from training_cases import Commands, difference, make_tokens, sabia, torchrun
 
 from sabia.core.model.storage.hub import load_model
+from sabia.core.train.telemetry import metrics_path, read_rows
 
 pytest.importorskip("torch", reason="torchrun starts the processes")
 SHAPE = "d=36,layers=2,heads=6,kv=2,ffn=44,tied=false"
@@ -66,3 +72,24 @@ def test_refused_meshes(one: Path, tmp_path: Path, mesh: str, said: bytes) -> No
     done = sabia(*words_for(one, tmp_path / "run"), "--mesh", mesh)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["torchrun", "a rank"])
+def test_torchrun_returns_1_where_its_ranks_return_75(one: Path, tmp_path: Path, whom: str) -> None:
+    """A SIGTERM to torchrun or to a rank: all ranks save the same step, which a run resumes."""
+    out, endless = tmp_path / "run", ("--steps", 1_000_000)
+    words = [*torchrun(2), *words_for(one, out), *endless, "--mesh", "data=2", "--peak-flops", "1T"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    started = subprocess.Popen([str(word) for word in words], text=True, **pipes)
+    while len(read_rows(metrics_path(out))) < 5:
+        assert started.poll() is None
+        time.sleep(0.1)
+    ranks = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    os.kill(started.pid if whom == "torchrun" else int(ranks[1]), signal.SIGTERM)
+    _, messages = started.communicate(timeout=120)
+    assert started.returncode == 1
+    (step,) = set(re.findall(r"stopped at step (\d+) of 1,000,000; the state is saved", messages))
+    assert [x.name for x in (out / "checkpoints").iterdir()] == [f"step-{int(step):08d}"]
+    if whom == "a rank":
+        assert set(re.findall(r"exitcode\s*: (-?\d+)", messages)) == {"75"}
