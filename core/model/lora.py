@@ -109,5 +109,5 @@ class LoraOps(WrappedOps):
             return y
         names = {"a": name + A, "b": name + B}
         pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
-        inner = base.linear(x, pair["a"], name=names["a"])  # x Aᵀ, [..., rank]
-        return y + self._scale * base.linear(inner, pair["b"], name=names["b"])
+        inner = self._scale * base.linear(x, pair["a"], name=names["a"])  # [..., rank]
+        return y + base.linear(inner, pair["b"], name=names["b"])
