@@ -28,6 +28,16 @@ GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
+def chat_template(tokenizer: Tokenizer, source: str = "the tokenizer") -> str:
+    """The template; raises UsageError, which names the `source` of the tokenizer, without one."""
+    if not tokenizer.chat_template:
+        raise UsageError(
+            f"{source} has no chat template (expected one in chat_template.jinja or "
+            "tokenizer_config.json; `sabia sft --tokenizer DIR` trains with another tokenizer's)"
+        )
+    return tokenizer.chat_template
+
+
 def render(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
@@ -162,15 +172,10 @@ def _render(
     """(text, spans inside generation blocks)."""
     import jinja2
 
-    if not tokenizer.chat_template:
-        raise UsageError(
-            "the tokenizer has no chat template (expected one in tokenizer_config.json or "
-            "chat_template.jinja)"
-        )
     names = {**tokenizer.special_tokens, **variables}
     json_messages = [_message(message) for message in messages]
     try:
-        framed = _compiled(tokenizer.chat_template).render(
+        framed = _compiled(chat_template(tokenizer)).render(
             messages=json_messages,
             tools=_json_types(_from_json(tools, "tools")) if tools else None,
             documents=None,

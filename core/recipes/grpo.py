@@ -18,6 +18,7 @@ import numpy as np
 
 from sabia.core import notes, stop, units
 from sabia.core.errors import BadData, Failed, Interrupted, SabiaError, UsageError
+from sabia.core.generate.chat import chat_template
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.rewards import Grader, NullGuard
@@ -72,6 +73,7 @@ def run(job: Job, options: GrpoOptions) -> None:
     sources = open_inputs(job, "prompt")
     model = weights_fingerprint(options.model)
     tokenizer = load_tokenizer(options.model, "--model")
+    chat_template(tokenizer, f"--model: {options.model}")
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sabia.core import notes
 from sabia.core.errors import BadData
+from sabia.core.generate.chat import chat_template
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.sft import SftOptions
 from sabia.core.recipes import training_config, training_run
@@ -32,7 +33,9 @@ def run(job: Job, options: SftOptions) -> None:
     directory, world = training_run.open_run(job, options)
     sources = open_inputs(job, "chat")
     model, tokenizer_path = weights_fingerprint(options.model), options.tokenizer or options.model
-    tokenizer = load_tokenizer(tokenizer_path, "--tokenizer" if options.tokenizer else "--model")
+    flag = "--tokenizer" if options.tokenizer else "--model"
+    tokenizer = load_tokenizer(tokenizer_path, flag)
+    chat_template(tokenizer, f"{flag}: {tokenizer_path}")
     identity = {
         "command": job.command,
         "inputs": [source.fingerprint() for source in sources],

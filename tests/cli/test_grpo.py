@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from training_cases import without_template
 
 pytest.importorskip("torch")
 COMMAND = [sys.executable, "-m", "sabia.cli.main", "grpo"]
@@ -135,10 +136,13 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
         (("--backend", "jax"), "--backend: 'jax' (expected torch)"),
         (("--mesh", "fsdp=2"), "--mesh: fsdp=2"),
         (("--model", "/nope"), "--model: /nope: not a model directory"),
+        (("--model", "PLAIN"), "has no chat template"),
     ],
 )
 def test_refusals(model: Path, prompts: Path, tmp_path: Path, arguments, said: str) -> None:
     out = tmp_path / "run"
+    if "PLAIN" in arguments:
+        arguments = ("--model", without_template(model, tmp_path / "plain"))
     done = run(prompts, "--model", model, "-o", out, *OPTIONS, *arguments)
     assert done.returncode == 2, done.stderr.decode()
     (line,) = done.stderr.decode().splitlines()

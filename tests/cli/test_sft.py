@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from training_cases import LENGTH, Commands, difference, load, make_tokens
+from training_cases import LENGTH, Commands, difference, load, make_tokens, without_template
 
 SHAPE = "d=32,layers=1,heads=2,context=128"
 TRAIN = ("--length", "96", "--batch", "16", "--lr", "1e-2", "--epochs", "3")
@@ -148,11 +148,16 @@ def test_nothing_to_learn(made: Path, tmp_path: Path, sabia: Commands, rows, cod
         ((), "--model: is missing (expected DIR)"),
         (("--model", "/nope"), "--model: /nope: not a model directory"),
         (("--model", "BASE", "--tokenizer", "/nope"), "--tokenizer: /nope has no tokenizer"),
+        (("--model", "PLAIN"), "has no chat template"),
+        (("--model", "PLAIN"), "`sabia sft --tokenizer DIR`"),
+        (("--model", "BASE", "--tokenizer", "PLAIN"), "--tokenizer: "),
         (("--model", "BASE", "--eval-every", "3"), "--eval-every: only with --validation"),
     ],
 )
 def test_refusals(made: Path, tmp_path: Path, sabia: Commands, words, said) -> None:
-    words = [made / "base" / "final" if word == "BASE" else word for word in words]
+    base = made / "base" / "final"
+    models = {"BASE": base, "PLAIN": without_template(base, tmp_path / "plain")}
+    words = [models.get(word, word) for word in words]
     done = sabia("sft", made / "chat.jsonl", *words, "-o", tmp_path / "run")
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,16 @@ def load(folder: Path) -> Tokenizer:
     from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
     return load_tokenizer(folder / "_tokenizer")
+
+
+def without_template(model: Path, out: Path) -> Path:
+    """A copy of a model directory whose tokenizer has no chat template."""
+    shutil.copytree(model, out)
+    file = out / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    del config["chat_template"]
+    file.write_text(json.dumps(config))
+    return out
 
 
 def sabia(

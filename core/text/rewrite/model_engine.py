@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sabia.core import stop
-from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
-from sabia.core.generate.chat import render
+from sabia.core.generate.chat import chat_template, render
 from sabia.core.generate.client import Client
 from sabia.core.generate.requests import Request
 
@@ -130,8 +129,7 @@ class LocalWriter:
         temperature: float,
         seed: int,
     ) -> None:
-        if not engine.tokenizer.chat_template:
-            raise UsageError(f"--engine local: {name} has no chat template (expected a chat model)")
+        chat_template(engine.tokenizer, f"--engine local: {name}")
         self.engine, self.name, self.cache, self.recipe = engine, name, cache, recipe
         self.sampling = {"temperature": temperature, "seed": seed if temperature > 0 else 0}
         self.fingerprint = fingerprint
