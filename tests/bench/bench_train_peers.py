@@ -1,7 +1,8 @@
 """Pretraining beside a Hugging Face loop and a hand-written loop, eager and compiled, in one run.
 
-    python tests/bench/bench_train_peers.py CHECKS [--work DIR] [--precision bf16] [--warmup 10]
-        [--steps 60] [--rounds 1] [--contenders hf-eager,hf-compile,loop-eager,loop-compile]
+    python tests/bench/bench_train_peers.py CHECKS [--work DIR] [--precision bf16] [--eager]
+        [--warmup 10] [--steps 60] [--rounds 1]
+        [--contenders hf-eager,hf-compile,loop-eager,loop-compile]
 
 CHECKS is a folder with `train_peers.py`, which says what is measured and prints the result: tokens
 a CPU second on one thread and the peak memory of the largest process, at equal losses. Here the
@@ -40,12 +41,13 @@ def convert(work: Path) -> None:
     (work / "order.txt").write_text("\n".join(map(str, order.tolist())) + "\n")
 
 
-def our_command(work: Path, precision: str) -> str:
+def our_command(work: Path, precision: str, eager: bool) -> str:
     """The shell line that `train_peers.py --ours` takes."""
     words = [sys.executable, "-m", "sabia.cli.main", "pretrain", work / "ours.parquet"]
     line = shlex.join(map(str, words)) + " --model {model} --steps {steps} -o {output}"
+    compiled = "" if eager else "--compile "
     return (
-        f"{line} --batch {BATCH} --precision {precision} --compile --lr 1e-3 --schedule constant "
+        f"{line} --batch {BATCH} --precision {precision} {compiled}--lr 1e-3 --schedule constant "
         f"--warmup 0 --weight-decay 0 --clip-norm 1 --seed {SEED} --save-every 1000000 "
         "--on-spike off --peak-flops 1T"
     )
@@ -65,7 +67,7 @@ def run(options: argparse.Namespace, work: Path) -> None:
     script += ["--warmup", str(options.warmup), "--steps", str(options.steps)]
     subprocess.run([*script, "--only", "prepare"], env=settings, check=True, stdout=sys.stderr)
     convert(work)
-    line = our_command(work, options.precision)
+    line = our_command(work, options.precision, options.eager)
     with tempfile.TemporaryDirectory() as scratch:
         first = {"model": work / "bench-26m", "steps": 1, "output": Path(scratch) / "result"}
         filled = line.format(**{name: shlex.quote(str(value)) for name, value in first.items()})
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("checks", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp32"))
+    parser.add_argument("--eager", action="store_true", help="ours without --compile")
     for name, default in (("warmup", 10), ("steps", 60), ("rounds", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--contenders", default="hf-eager,hf-compile,loop-eager,loop-compile")
