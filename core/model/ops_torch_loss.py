@@ -1,6 +1,6 @@
 """Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
 
-Tokens are processed in blocks that fit in the cache (CPU) or fill the device (GPU). If all scores
+Tokens are processed in blocks, small ones on CPUs. If all scores
 fit in the budget, e = exp(z - max) is saved for the backward pass, otherwise it is recomputed block
 by block. With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
 du = dz·(1 - (z/cap)²). The weight's gradient is summed over blocks in fp32.
@@ -19,7 +19,8 @@ from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
-CPU_BLOCK_BYTES = 8 << 20
+CPU_BLOCK_BYTES = 32 << 20
+PRODUCT_BYTES = 64 << 20
 WIDE_BLOCK_BYTES = 32 << 20
 KERNELS = kernels_of("torch")
 _REQUESTED = KERNELS.requested["vocabulary_loss"]
@@ -28,28 +29,22 @@ _kernel = raises_missing_backend(loss_kernel)
 
 def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
     """Scores z [rows, V], fp32; written to `out` if given."""
+    if out is None:
+        return _capped(torch.mm(hidden, weight.t()).float(), cap)
     if hidden.dtype == torch.float32:
-        scores = torch.mm(hidden, weight.t(), out=out)
+        torch.mm(hidden, weight.t(), out=out)
     else:
-        scores = torch.mm(hidden, weight.t()).float()
-        scores = scores if out is None else out.copy_(scores)
-    if cap is None:
-        return scores
-    return torch.tanh(scores / cap) * cap if out is None else scores.div_(cap).tanh_().mul_(cap)
+        out.copy_(torch.mm(hidden, weight.t()))
+    return out if cap is None else out.div_(cap).tanh_().mul_(cap)
 
 
-def _accumulate(total: Tensor, left: Tensor, is_target: Tensor) -> None:
-    if is_target.dtype == total.dtype:
-        total.addmm_(left, is_target)
-    else:
-        total.add_(left @ is_target)
-
-
-def _blocks(tokens: int, rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + rows, tokens)) for start in range(0, tokens, rows))
+def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
+    return (slice(i, min(i + rows, stop)) for i in range(start, stop, rows))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """`rows` tokens are processed at a time, `product_rows` (a multiple) in one matrix product."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -58,6 +53,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         cap: float | None,
         rows: int,
+        product_rows: int,
         save_exp: bool,
     ) -> tuple[Tensor, Tensor]:
         tokens = hidden.shape[0]
@@ -66,7 +62,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         target_column = targets.clamp_min(0)[:, None]
         size = (tokens if save_exp else min(rows, tokens), weight.shape[0])
         scores = hidden.new_empty(size, dtype=torch.float32)
-        for block in _blocks(tokens, rows):
+        for block in _blocks(0, tokens, rows):
             out = scores[block] if save_exp else scores[: block.stop - block.start]
             z = _logits(hidden[block], weight, cap, out)  # [rows, V]
             target_score[block] = z.gather(1, target_column[block])[:, 0]
@@ -75,38 +71,52 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.sum(z.sub_(largest[:, None]).exp_(), -1, out=sums[block])
             torch.add(largest, sums[block].log(), out=lse[block])
         ctx.save_for_backward(hidden, weight, targets, lse, sums, scores if save_exp else None)
-        ctx.cap, ctx.rows = cap, rows
+        ctx.cap, ctx.rows, ctx.product_rows = cap, rows, product_rows
         return torch.where(targets >= 0, lse - target_score, 0.0), lse
 
     @staticmethod
-    def backward(
-        ctx: Any, grad_nll: Tensor, grad_lse: Tensor
-    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lse, sums, saved_exp = ctx.saved_tensors
+        tokens, vocabulary = hidden.shape[0], weight.shape[0]
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
         factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), None
-        if ctx.needs_input_grad[1]:
-            d_weight = torch.zeros_like(weight, dtype=torch.float32)
-        buffer = hidden.new_empty((ctx.rows, weight.shape[0]), dtype=torch.float32)
-        for block in _blocks(hidden.shape[0], ctx.rows):
-            dz, slope = buffer[: block.stop - block.start], None
-            if saved_exp is not None:
-                # p·(g_nll + g_lse) with p = e / Σ e
-                torch.mul(saved_exp[block], (factor[block] / sums[block])[:, None], out=dz)
-            else:
-                _logits(hidden[block], weight, ctx.cap, dz)
-                # dz is recomputed: z, then tanh's slope 1 - (z/cap)², then p·(g_nll + g_lse)
-                slope = None if ctx.cap is None else 1 - (dz / ctx.cap).square_()
-                dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
-            # minus g_nll at the target
-            dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
-            dz = (dz if slope is None else dz.mul_(slope)).to(hidden.dtype)
-            torch.mm(dz, weight, out=d_hidden[block])
-            if d_weight is not None:
-                _accumulate(d_weight, dz.t(), hidden[block])
+        wide = hidden.dtype == torch.float32
+        buffer = None if wide else hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
+        product_rows = ctx.product_rows if ctx.needs_input_grad[1] else ctx.rows
+        d_scores = hidden.new_empty((product_rows, vocabulary))
+        for part in _blocks(0, tokens, product_rows):
+            for block in _blocks(part.start, part.stop, ctx.rows):
+                d_block = d_scores[block.start - part.start : block.stop - part.start]
+                dz, slope = d_block if buffer is None else buffer[: len(d_block)], None
+                if saved_exp is not None:
+                    # p·(g_nll + g_lse) with p = e / Σ e
+                    torch.mul(saved_exp[block], (factor[block] / sums[block])[:, None], out=dz)
+                else:
+                    _logits(hidden[block], weight, ctx.cap, dz)
+                    # dz is recomputed: z, then tanh's slope 1 - (z/cap)², then p·(g_nll + g_lse)
+                    slope = None if ctx.cap is None else 1 - (dz / ctx.cap).square_()
+                    dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
+                # minus g_nll at the target
+                dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
+                if slope is not None:
+                    dz.mul_(slope)
+                if buffer is not None:
+                    d_block.copy_(dz)
+            dz = d_scores[: part.stop - part.start]
+            torch.mm(dz, weight, out=d_hidden[part])
+            if ctx.needs_input_grad[1]:
+                d_weight = _added(d_weight, dz.t(), hidden[part])
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
-        return d_hidden, d_weight, None, None, None, None
+        return d_hidden, d_weight, None, None, None, None, None
+
+
+def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left·right; the sum of several products is fp32."""
+    if total is None:
+        return left @ right
+    total = total.float()
+    return total.addmm_(left, right) if right.dtype == total.dtype else total.add_(left @ right)
 
 
 def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
@@ -141,12 +151,12 @@ def _compiled(
     if rows < tokens:
         parts = [
             checkpoint(_plain_loss, hidden[p], weight, targets[p], cap, use_reentrant=False)
-            for p in _blocks(tokens, rows)
+            for p in _blocks(0, tokens, rows)
         ]
     else:
         if weight.dtype != hidden.dtype:  # wider scores exist for a few rows at a time
             rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
-        parts = [_fused_loss(hidden[p], weight, targets[p], cap) for p in _blocks(tokens, rows)]
+        parts = [_fused_loss(hidden[p], weight, targets[p], cap) for p in _blocks(0, tokens, rows)]
     return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
 
 
@@ -179,7 +189,11 @@ def linear_cross_entropy(
     flat = flat.to(weight.dtype)
     block = min(budget, CPU_BLOCK_BYTES) if hidden.device.type == "cpu" else budget
     rows = min(max(1, block // row_bytes), max(1, flat.shape[0]))
+    wanted = min(budget, PRODUCT_BYTES) // (flat.element_size() * weight.shape[0])
+    product_rows = min(rows * max(1, wanted // rows), max(1, flat.shape[0]))
     differentiable = torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad)
     save_exp = differentiable and softcap is None and flat.shape[0] * row_bytes <= budget
-    nll, lse = _LinearCrossEntropy.apply(flat, weight, flat_targets, softcap, rows, save_exp)
+    nll, lse = _LinearCrossEntropy.apply(
+        flat, weight, flat_targets, softcap, rows, product_rows, save_exp
+    )
     return nll.view(targets.shape), lse.view(targets.shape)

@@ -69,6 +69,36 @@ def test_loss_and_gradients(
         assert np.abs(mine - right).max() <= 2e-5 * np.abs(right).max()
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_of_any_size_give_one_loss(
+    seed: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from sabia.core.model import ops_torch_loss as module
+
+    random = np.random.default_rng(seed)
+    tokens, vocabulary, width = (int(random.integers(1, most)) for most in (90, 300, 20))
+    cap = [None, 3.0][int(random.integers(2))]
+    h, w = (torch.tensor(random.standard_normal((n, width)), dtype=getattr(torch, dtype))
+            for n in (tokens, vocabulary))  # fmt: skip
+    targets = torch.tensor(random.integers(-1, vocabulary, (1, tokens)))
+    leaves = h[None].requires_grad_(), w.requires_grad_()
+
+    def gradients(block: int, product: int) -> list[Any]:
+        monkeypatch.setattr(module, "CPU_BLOCK_BYTES", block)
+        monkeypatch.setattr(module, "PRODUCT_BYTES", product)
+        nll, lse = module.linear_cross_entropy(*leaves, targets, softcap=cap)
+        return [nll.detach(), *torch.autograd.grad((nll + 0.1 * lse).sum(), leaves)]
+
+    whole = gradients(1 << 30, 1 << 30)
+    rows = 4 * vocabulary
+    bound = 2e-5 if dtype == "float32" else 2e-2
+    for block, product in ((rows, rows), (3 * rows, 7 * rows), (5 * rows, rows), (1, 1)):
+        for ours, right in zip(gradients(block, product), whole, strict=True):
+            assert (ours - right).abs().max() <= bound * right.abs().max()
+
+
 def test_a_loss_can_be_differentiated_twice_over_the_same_graph() -> None:
     torch_ops = pytest.importorskip("sabia.core.model.ops_torch", reason="torch is not installed")
     x = torch_ops.to_device({"h": HIDDEN, "w": WEIGHT})

@@ -173,7 +173,7 @@ def test_killed_twenty_times(whole: Path, tmp_path: Path, url: bool, sabia: Comm
     out, reads, draw = tmp_path / "run", tmp_path / "reads", random.Random(20 + url)
     more = ("--checkpoint-url", f"file://{tmp_path}/store") if url else ()
     moments = {
-        "time": lambda: draw.uniform(0, 0.3 * took),
+        "time": lambda: draw.uniform(0, 0.1 * took),
         "step": lambda: draw.randrange(6),
         "file": lambda: draw.randrange(50),
     }
