@@ -164,7 +164,11 @@ def cuts(path: Path) -> Any:
 def removals(path: Path) -> Any:
     """The content of a plan that removes documents."""
     plan = RemovalPlan.open(path)
-    return plan.starts, [plan.rows(n).tobytes() for n in (0, 1)], plan.clusters().to_pylist()
+    return (
+        plan.starts,
+        [b"".join(p.tobytes() for p in plan.rows(n)) for n in (0, 1)],
+        plan.clusters().to_pylist(),
+    )
 
 
 def dedup_index(folder: Path) -> tuple[Path, Read]:

@@ -3,37 +3,73 @@
 Exact duplicates are joined first; the first of each takes part in the search for near-duplicates,
 whose candidate pairs are compared exactly when verification is on. Clusters are connected
 components. The result is a function of the rows and their order: the earlier of equal rows wins.
+Memory holds a row number (4 bytes below 2**31 rows) and a flag for each row, and a few numbers for
+each cluster; decisions are written to a temporary file in input order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from sabia.core import stop
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.spools import Spool
 from sabia.core.text.dedup import keep_rules, lsh
-from sabia.core.text.dedup.near_duplicates import estimate, jaccard, join_near
-from sabia.core.text.dedup.signature_files import Corpus
+from sabia.core.text.dedup.near_duplicates import estimate, jaccard, join_near, part_bits
+from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus
 
 KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
 REASONS = ("kept", "exact", "near", "url", "semantic")
 ALONE = -1
+DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
+_SPREAD = np.uint64(0xD6E8FEB86659FD93)  # lane 0 of an exact hash need not be uniform
+_DECIDED = 16  # parts of the rows, at most, whose decisions are made at once
+
+# (removed rows int64[r] ascending, the row kept for each) -> (reasons uint8[r], similarities[r])
+Judge = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray | int, np.ndarray | float]]
+Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]  # (first row, values) of all rows in order
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The outcome for n rows in c clusters of two or more.
+    """The outcome for n rows in c clusters of two or more: kept_row int64[c], size int64[c].
 
-    of_row int64[n]: the row's cluster, ALONE if it has none; reason uint8[n]: KEPT, EXACT, NEAR …;
-    similarity float32[n]: of a removed row to the row kept, NaN where unknown;
-    kept_row int64[c], size int64[c].
+    decisions: DECISION of each row: its cluster, ALONE if it has none; KEPT, EXACT, NEAR …; of a
+    removed row its similarity to the row kept, NaN where unknown.
     """
 
-    of_row: np.ndarray
-    reason: np.ndarray
-    similarity: np.ndarray
+    decisions: Spool
+    count: int
     kept_row: np.ndarray
     size: np.ndarray
+
+    def parts(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+        """(row, DECISION[r]) of the rows from first to last - 1, part by part."""
+        return read_decisions(self.decisions.file, first, self.count if last is None else last)
+
+    def rows(self, kept: bool, first: int = 0, last: int | None = None) -> np.ndarray:
+        """The rows from first to last - 1 that are kept, or removed; int64, ascending."""
+        parts = [np.empty(0, np.int64)]
+        for row, part in self.parts(first, last):
+            parts.append(row + np.flatnonzero((part["reason"] == KEPT) == kept))
+        return np.concatenate(parts)
+
+    def at(self, rows: np.ndarray) -> np.ndarray:
+        """The decisions about ascending rows."""
+        parts = [np.empty(0, DECISION)]
+        for row, part in self.parts():
+            low, high = np.searchsorted(rows, (row, row + len(part)))
+            parts.append(part[rows[low:high] - row])
+        return np.concatenate(parts)
+
+
+def read_decisions(file: Any, first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, DECISION[r]) of the rows from first to last - 1 of a file, part by part."""
+    for row in range(first, last, CHUNK_ROWS):
+        file.seek(row * DECISION.itemsize)
+        yield row, np.fromfile(file, DECISION, min(CHUNK_ROWS, last - row))
 
 
 def find_clusters(
@@ -45,34 +81,77 @@ def find_clusters(
     The first `prior` rows have priority over all others, the earliest of a cluster first. known:
     (one of these rows, another row, their similarity), from an index that stores no n-grams.
     """
-    first = first_of_equal(corpus.exact)
-    parent = first
+    parent = _first_of_equal_rows(corpus, config.mem)
+    firsts = Spool()
+    firsts.append(parent)
+    firsts.file.flush()
+    kind = parent.dtype
     if config.method == "minhash":
-        distinct = (first == np.arange(corpus.count)) & (corpus.counts > 0)
+        distinct = np.empty(corpus.count, bool)
+        for row, counts in corpus.column("counts"):
+            part = parent[row : row + len(counts)]
+            rows = np.arange(row, row + len(counts))
+            distinct[row : row + len(counts)] = (part == rows) & (counts > 0)
         parent = join_near(corpus, parent, distinct, config, engine)
+        del distinct
     pairs = np.array([pair[:2] for pair in known], np.int64).reshape(-1, 2)
     parent = lsh.join(parent, pairs)
-    priority = keep_rules.all_priorities([corpus.priority], config.keep)
-    priority[:prior] = np.inf
-    clusters = choose_kept(parent, priority)
-    # the reason of each removed row and its similarity to the row kept
-    removed = np.flatnonzero(clusters.reason != KEPT)
-    kept = clusters.kept_row[clusters.of_row[removed]]
-    exact = first[removed] == first[kept]
-    clusters.reason[removed[exact]] = EXACT
-    clusters.similarity[removed[exact]] = 1.0
-    near = np.stack((first[removed[~exact]], first[kept[~exact]]), axis=1)
-    if config.with_shingles:
-        similarities = jaccard(corpus, near, engine)
-        counted = corpus.counts[near[:, 1]] > 0
-        clusters.similarity[removed[~exact]] = np.where(counted, similarities, np.nan)
-    elif len(near):
-        rows = lsh.sketch_of(config, 0).rows
-        clusters.similarity[removed[~exact]] = estimate(corpus, near, rows)
-    for one, row, similarity in known:
-        if clusters.kept_row[clusters.of_row[row]] == one:
-            clusters.similarity[row] = similarity
-    return clusters
+    keep_rules.check_some((values for _, values in corpus.column("worth")), config.keep)
+
+    def priority() -> Iterator[tuple[int, np.ndarray]]:
+        for row, values in corpus.column("worth"):
+            values[: max(0, prior - row)] = np.inf
+            yield row, values
+
+    def first_of(rows: np.ndarray) -> np.ndarray:
+        """The first row with the same exact hash."""
+        distinct, position = np.unique(rows, return_inverse=True)
+        found = [np.empty(0, kind)]
+        for row in range(0, corpus.count, CHUNK_ROWS):
+            firsts.file.seek(row * kind.itemsize)
+            values = np.fromfile(firsts.file, kind, min(CHUNK_ROWS, corpus.count - row))
+            low, high = np.searchsorted(distinct, (row, row + len(values)))
+            found.append(values[distinct[low:high] - row])
+        return np.concatenate(found)[position].astype(np.int64)
+
+    similar_row = {row: (one, similarity) for one, row, similarity in known}
+
+    def judge(removed: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, first_kept = first_of(removed), first_of(kept)
+        exact = first == first_kept
+        near = np.stack((first, first_kept), axis=1)[~exact]
+        similarity = np.ones(len(removed))
+        if config.with_shingles:
+            similarity[~exact] = jaccard(corpus, near, engine)
+        elif len(near):
+            similarity[~exact] = estimate(corpus, near, lsh.sketch_of(config, 0).rows)
+        for i in range(len(removed) if similar_row else 0):
+            one, value = similar_row.get(int(removed[i]), (ALONE, 0.0))
+            if one == kept[i]:
+                similarity[i] = value
+        return np.where(exact, EXACT, NEAR), similarity
+
+    return choose_kept(parent, priority, judge)
+
+
+def _first_of_equal_rows(corpus: Corpus, mem: float) -> np.ndarray:
+    """`first_of_equal` of a corpus, sorted in parts."""
+    kind = np.int32 if corpus.count < 1 << 31 else np.int64
+    result = np.empty(corpus.count, kind)
+    bits = part_bits(corpus.count, corpus.count, mem)
+    for part in range(1 << bits):
+        chunks = [(np.empty(0, np.int64), np.empty((0, 2), np.uint64))]
+        for first, exact in corpus.column("exact"):
+            stop.check()
+            rows = np.arange(len(exact))
+            if bits:
+                mixed = exact[:, 0] * _SPREAD >> np.uint64(64 - bits)
+                rows = np.flatnonzero(mixed == np.uint64(part))
+            chunks.append((rows + first, exact[rows]))
+        rows, keys = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        del chunks
+        result[rows] = rows[first_of_equal(keys)]
+    return result
 
 
 def first_of_equal(exact: np.ndarray) -> np.ndarray:
@@ -87,22 +166,48 @@ def first_of_equal(exact: np.ndarray) -> np.ndarray:
     return result
 
 
-def choose_kept(component: np.ndarray, priority: np.ndarray, reason: int = NEAR) -> Clusters:
+def choose_kept(component: np.ndarray, priority: Chunks, judge: Judge) -> Clusters:
     """Keep the row of highest priority[n] of each component of two or more, the first of equals.
 
-    component[n] holds one row of each row's component; the others are removed for `reason`.
+    component[n] holds one row of each row's component, at that row too; the others are removed, for
+    the reason that `judge` gives.
     """
     count = len(component)
-    sizes = np.bincount(component, minlength=count)
-    roots = np.flatnonzero(sizes > 1)
-    number = np.full(count, ALONE, np.int64)
-    number[roots] = np.arange(len(roots))
-    of_row = number[component]
-    members = np.flatnonzero(of_row != ALONE)
-    order = np.lexsort((members, -priority[members], of_row[members]))
-    _, heads = np.unique(of_row[members][order], return_index=True)
-    kept_row = members[order][heads]
-    why = np.where(of_row == ALONE, KEPT, reason).astype(np.uint8)
-    why[kept_row] = KEPT
-    unknown = np.full(count, np.nan, np.float32)
-    return Clusters(of_row, why, unknown, kept_row, sizes[roots])
+    others = [np.empty(0, component.dtype)]
+    for low in range(0, count, CHUNK_ROWS):
+        part = component[low : low + CHUNK_ROWS]
+        others.append(part[part != np.arange(low, low + len(part))])
+    roots, size = np.unique(np.concatenate(others), return_counts=True)
+    del others
+
+    def members(row: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """(rows in clusters, their clusters) of a part of the rows."""
+        part = component[row : row + length]
+        number = np.minimum(np.searchsorted(roots, part), max(len(roots) - 1, 0))
+        inside = np.flatnonzero(roots[number] == part) if len(roots) else number[:0]
+        return row + inside, number[inside]
+
+    best = np.full(len(roots), -np.inf)
+    for row, values in priority():
+        rows, number = members(row, len(values))
+        np.maximum.at(best, number, values[rows - row])
+    kept_row = np.full(len(roots), count, np.int64)
+    for row, values in priority():
+        rows, number = members(row, len(values))
+        chosen = values[rows - row] == best[number]
+        np.minimum.at(kept_row, number[chosen], rows[chosen])
+    del best
+    decisions = Spool()
+    step = max(CHUNK_ROWS, -(-count // _DECIDED))
+    for row in range(0, count, step):
+        stop.check()
+        table = np.zeros(min(step, count - row), DECISION)
+        table["cluster"], table["similarity"] = ALONE, np.nan
+        rows, number = members(row, len(table))
+        table["cluster"][rows - row] = number
+        removed = rows != kept_row[number]
+        rows, number = rows[removed], number[removed]
+        table["reason"][rows - row], table["similarity"][rows - row] = judge(rows, kept_row[number])
+        decisions.append(table)
+    decisions.file.flush()
+    return Clusters(decisions, count, kept_row, size + 1)

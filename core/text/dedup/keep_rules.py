@@ -7,7 +7,7 @@ text is the number of characters that are compared: of its words and punctuation
 accents or full-width letters makes a text longer, and exact duplicates are equally long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -47,10 +47,9 @@ def priorities(
     return np.where(np.isnan(values), -np.inf, values)
 
 
-def all_priorities(parts: Sequence[np.ndarray], rule: str) -> np.ndarray:
-    """Priorities of all rows; raises BadData if no row has the time or score."""
-    values = np.concatenate([np.empty(0), *parts])
-    if len(values) and np.isneginf(values).all():
+def check_some(priorities: Iterable[np.ndarray], rule: str) -> None:
+    """Raise BadData if there are rows and none has the time or score."""
+    missing = [bool(np.isneginf(part).all()) for part in priorities if len(part)]
+    if missing and all(missing):
         what = "crawl_time" if rule == "newest" else "this score; sabia classify adds scores"
         raise BadData(f"--keep {rule}: no document has {what}")
-    return values

@@ -111,11 +111,8 @@ def _check(directory: str, manifest: dict[str, Any], config: DedupOptions, seed:
 
 def load(index: KeptIndex, corpus: Corpus) -> Corpus:
     """The index's rows followed by those of the corpus; replaced rows match no other row."""
-    extended = Corpus([*index.segments, *corpus.segments], corpus.starts + index.rows)
-    unique = np.full(len(index.dead), signature_files.UNIQUE)
-    extended.exact[index.dead] = np.stack((index.dead.astype(np.uint64), unique), axis=1)
-    extended.counts[index.dead] = 0  # as of a text without words
-    return extended
+    segments = [*index.segments, *corpus.segments]
+    return Corpus(segments, corpus.starts + index.rows, index.dead)
 
 
 def write_index(
@@ -145,12 +142,11 @@ def write_index(
 
 
 def _copy(corpus: Corpus, rows: np.ndarray, writer: SegmentWriter) -> None:
-    values: Any = corpus.shingles(rows, "numpy")[0] if writer.with_shingles else None
+    extents = corpus.extents(rows, "numpy")
+    values: Any = corpus.shingles(rows, extents, "numpy")[0] if writer.with_shingles else None
     digests = np.empty((len(rows), corpus.bands), np.uint64)
     for band in range(corpus.bands):
-        for first, chunk in corpus.band(band):
-            low, high = np.searchsorted(rows, (first, first + len(chunk)))
-            digests[low:high, band] = chunk[rows[low:high] - first]
-    counts = corpus.counts[rows].astype(np.int64)
-    sketches = Sketches(digests, corpus.exact[rows], counts, counts, values, counts)
-    writer.add(sketches, corpus.priority[rows], corpus.take(rows))
+        digests[:, band] = corpus.digests(band, rows)
+    counts = corpus.values("counts", rows).astype(np.int64)
+    exact, worth = corpus.values("exact", rows), corpus.values("worth", rows)
+    writer.add(Sketches(digests, exact, counts, counts, values, counts), worth, corpus.take(rows))

@@ -16,6 +16,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.kernels.minhash.definitions import SketchConfig
 
 WINDOW = 8
+_HALVED = 1 << 16  # rows whose paths are halved at once
 MOST_NODES = 128  # of the sums that choose the bands
 # A false candidate costs one comparison when pairs are verified; a missed pair is never removed.
 MISS_WEIGHT_VERIFIED = 0.95
@@ -86,21 +87,25 @@ def bucket_pairs(rows: np.ndarray, digests: np.ndarray, window: int = WINDOW) ->
 
 
 def join(parent: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """Components after adding edges int64[p, 2]: parent int64[n] holds the smallest row of each
-    row's component, before and after.
+    """Components after adding edges int64[p, 2]: parent[n], which is changed and returned, holds
+    the smallest row of each row's component, before and after.
 
     Roots are linked to smaller roots, then paths are halved, until no edge joins two trees.
     """
-    parent, edges = parent.copy(), pairs
+    edges = pairs
     while len(edges):
         roots = parent[edges]
         low, high = roots.min(axis=1), roots.max(axis=1)
         joins = low != high
         edges, low, high = edges[joins], low[joins], high[joins]
         np.minimum.at(parent, high, low)
-        while True:
-            above = parent[parent]
-            if np.array_equal(above, parent):
-                break
-            parent = above
+        changed = len(edges) > 0
+        while changed:
+            changed = False
+            for first in range(0, len(parent), _HALVED):
+                part = parent[first : first + _HALVED]
+                above = parent[part]
+                if not np.array_equal(above, part):
+                    part[:] = above
+                    changed = True
     return parent

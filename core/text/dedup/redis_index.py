@@ -27,7 +27,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
 from sabia.core.text.dedup import lsh
-from sabia.core.text.dedup.clusters import KEPT, Clusters, find_clusters
+from sabia.core.text.dedup.clusters import Clusters, find_clusters
 from sabia.core.text.dedup.signature_files import Corpus, blank_segment
 from sabia.core.text.dedup.signature_pass import read_signatures
 
@@ -183,7 +183,9 @@ def find_and_insert(
     if len(slots) != corpus.count:
         raise BadData("an input changed while it was being deduplicated; run again")
     index.register()
-    rows, least = np.flatnonzero(corpus.counts > 0), config.threshold * config.verify
+    counted = [row + np.flatnonzero(counts) for row, counts in corpus.column("counts")]
+    rows = np.concatenate([np.empty(0, np.int64), *counted])
+    least = config.threshold * config.verify
     matches = [
         (row, *match)
         for batch in _batches(rows, "asking Redis")
@@ -197,7 +199,7 @@ def find_and_insert(
     extended = Corpus([blank, *corpus.segments], corpus.starts + len(known))
     near = [(number_of[key], len(known) + row, -unlike) for row, unlike, _, key in matches]
     clusters = find_clusters(extended, config, engine, len(known), near)
-    kept = np.flatnonzero((clusters.reason[len(known) :] == KEPT) & (corpus.counts > 0))
+    kept = np.intersect1d(clusters.rows(kept=True, first=len(known)) - len(known), rows)
     ids = corpus.take(kept)
     counts = pc.value_counts(ids)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))

@@ -19,14 +19,20 @@ from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, w
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.clusters import ALONE, KEPT, REASONS, Clusters
+from sabia.core.text.dedup.clusters import (
+    ALONE,
+    DECISION,
+    KEPT,
+    REASONS,
+    Clusters,
+    read_decisions,
+)
 from sabia.core.text.dedup.phases import Decision
 from sabia.core.text.dedup.signature_files import Corpus
 from sabia.core.text.removed_rows import Repeatable, put_column
 
 Ids = IdSpool | Corpus  # both have the id of every row, and the first row of each source
 PLAN_FILES = "rows", "clusters"
-DECISION = np.dtype([("cluster", "i8"), ("reason", "u1"), ("similarity", "f4")])
 
 
 class OpenSpools:
@@ -67,12 +73,13 @@ class RemovalPlan:
         cls, ids: Ids, clusters: Clusters, directory: Path | None, annotated: bool
     ) -> "RemovalPlan":
         paths = (str(directory / name) if directory else "" for name in PLAN_FILES)
-        row_spool, spool = map(Spool, paths)
-        table = np.empty(len(clusters.of_row), DECISION)
-        table["cluster"], table["reason"] = clusters.of_row, clusters.reason
-        table["similarity"] = clusters.similarity
-        row_spool.append(table)
-        row_spool.file.flush()
+        row_path, path = paths
+        row_spool, spool = clusters.decisions, Spool(path)
+        if row_path:
+            row_spool = Spool(row_path)
+            for _, table in clusters.parts():
+                row_spool.append(table)
+            row_spool.file.flush()
         order = np.argsort(clusters.kept_row)
         position = np.empty(len(order), np.int64)
         position[order] = np.arange(len(order))
@@ -99,13 +106,12 @@ class RemovalPlan:
         rows, clusters = (str(directory / name) for name in PLAN_FILES)
         return cls(rows, clusters, tuple(record["starts"]), OpenSpools(), annotated)
 
-    def rows(self, index: int) -> np.ndarray:
-        """Decisions of the rows of source `index`."""
-        first, last = self.starts[index : index + 2]
-        if first == last:
-            return np.empty(0, DECISION)
-        where = first * DECISION.itemsize
-        return np.memmap(self.rows_path, DECISION, "r", where, (last - first,))
+    def rows(self, index: int) -> Iterator[np.ndarray]:
+        """DECISION[r] of the rows of source `index`, part by part. They are read, not mapped: pages
+        of a mapping count as memory of this process."""
+        with open(self.rows_path, "rb") as file:
+            for _, part in read_decisions(file, *self.starts[index : index + 2]):
+                yield part
 
     def clusters(self) -> pa.RecordBatch:
         """id (of the document kept) and size of each cluster."""
@@ -116,7 +122,7 @@ class RemovalPlan:
         dropped = {
             index: Repeatable(partial(_dropped, source, self, index))
             for index, source in enumerate(sources)
-            if (self.rows(index)["reason"] != KEPT).any()
+            if any((part["reason"] != KEPT).any() for part in self.rows(index))
         }
         if self.annotated:
             return Decision(partial(annotate, plan=self), dropped, ("id",))
@@ -130,9 +136,12 @@ def _with_decisions(
 
     A document without duplicates is a cluster of its own.
     """
-    rows, clusters = plan.rows(index), plan.clusters()
-    for first, batch in numbered(batches, 0, len(rows), name):
-        part = rows[first : first + batch.num_rows]
+    (first, last), clusters = plan.starts[index : index + 2], plan.clusters()
+    decisions, held = plan.rows(index), np.empty(0, DECISION)
+    for _, batch in numbered(batches, first, last, name):
+        while len(held) < batch.num_rows:
+            held = np.concatenate((held, next(decisions)))
+        part, held = held[: batch.num_rows], held[batch.num_rows :]
         number = pa.array(part["cluster"], pa.int64(), mask=part["cluster"] == ALONE)
         ids = pc.coalesce(clusters.column("id").take(number), batch.column("id"))
         sizes = pc.fill_null(clusters.column("size").take(number), 1)

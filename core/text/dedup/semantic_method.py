@@ -14,7 +14,6 @@ the kept rows of the clusters in progress.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -133,7 +132,8 @@ def _embedded(names: Sequence[str], sketches: Iterator[Sketched], keep: str) -> 
     if base and not len(known):
         raise BadData("--method semantic: no document has a vector of finite length above 0")
     array = spool.array(np.float32, (len(known), width))
-    return Embedded(array, known, keep_rules.all_priorities(priority, keep), ids)
+    keep_rules.check_some(priority, keep)
+    return Embedded(array, known, np.concatenate([np.empty(0), *priority]), ids)
 
 
 def _raw(batch: pa.RecordBatch, column: str, embedder: Embedder | None, name: str) -> np.ndarray:
@@ -179,8 +179,11 @@ def find_semantic(embedded: Embedded, threshold: float, k: int, seed: int, jobs:
         for removed, kept, cosine in map_threads(dedup_cluster, members, jobs):
             leader[removed], similarity[removed] = kept, cosine
             bar.advance(len(removed))
-    clusters = choose_kept(leader, (leader == np.arange(count)).astype(float), SEMANTIC)
-    return replace(clusters, similarity=similarity)
+    is_leader = (leader == np.arange(count)).astype(float)
+    return choose_kept(
+        leader, lambda: iter([(0, is_leader)]),
+        lambda removed, _kept: (SEMANTIC, similarity[removed]),
+    )  # fmt: skip
 
 
 def _members(embedded: Embedded, k: int, seed: int, jobs: int) -> Iterator[np.ndarray]:

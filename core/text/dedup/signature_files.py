@@ -5,8 +5,8 @@ band's values of a chunk together, so that one band can be read alone), `exact` 
 `worth` (float64), `counts` (uint32, shingles of the row), `shingles` (uint32) and `ids` (an Arrow
 stream). `worth` is the priority of the rule of `--keep`. In a scratch or index directory the files
 have names, and `segment.json` is written last, so that a segment is complete or absent; otherwise
-they are unnamed and disappear with the process. Memory holds exact hashes, priorities, counts and
-shingle offsets: 36 bytes per document.
+they are unnamed and disappear with the process. They are read in pieces or at single rows: none of
+them is held in memory or mapped.
 """
 
 import zlib
@@ -28,6 +28,8 @@ CHUNK_ROWS = 1 << 16
 VERSION = 1
 _NAMES = ("digests", "exact", "worth", "counts", "shingles", "ids")
 _MANIFEST = "segment.json"
+_COLUMNS: dict[str, tuple[Any, int]] = {"exact": (np.dtype("u8"), 2), "worth": (np.dtype("f8"), 1),
+            "counts": (np.dtype("u4"), 1)}  # fmt: skip
 UNIQUE = np.uint64(0xFFFFFFFFFFFFFFFF)  # with the row number: an exact hash that no other row has
 
 
@@ -111,12 +113,13 @@ class Segment:
         spools = {name: Spool(str(directory / name), "rb") for name in _NAMES}
         return cls(manifest["rows"], manifest["bands"], manifest["shingles"], spools)
 
-    def column(self, name: str, dtype: Any, width: int = 1) -> np.ndarray:
-        """`exact`, `worth` or `counts` as an array in memory."""
-        file = self.spools[name].file
-        file.seek(0)
-        values = np.fromfile(file, dtype, self.rows * width)
-        return values.reshape(self.rows, width) if width > 1 else values
+    def column(self, name: str) -> Iterator[np.ndarray]:
+        """`exact`, `worth` or `counts`, chunk by chunk."""
+        file, (dtype, width) = self.spools[name].file, _COLUMNS[name]
+        for first in range(0, self.rows, CHUNK_ROWS):
+            file.seek(first * width * dtype.itemsize)
+            values = np.fromfile(file, dtype, min(CHUNK_ROWS, self.rows - first) * width)
+            yield values.reshape(-1, width) if width > 1 else values
 
     def chunks(self, band: int) -> Iterator[np.ndarray]:
         """The digests of one band, uint64, chunk by chunk."""
@@ -146,22 +149,50 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 
 
 class Corpus:
-    """Concatenated segments with rows 0 … count - 1; starts[i]: the first row of source i."""
+    """Concatenated segments with rows 0 … count - 1; starts[i]: the first row of source i.
 
-    def __init__(self, segments: Sequence[Segment], starts: np.ndarray) -> None:
+    dead int64, ascending: rows that are read like texts without words which no other row equals.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], starts: np.ndarray, dead: np.ndarray | None = None
+    ) -> None:
         self.segments, self.starts = list(segments), starts
+        self.dead = np.empty(0, np.int64) if dead is None else dead
         self.firsts = np.concatenate(([0], np.cumsum([s.rows for s in segments]))).astype(int)
         self.count = int(self.firsts[-1])
         self.bands = segments[0].bands if segments else 0
-        none = np.empty((0, 2), np.uint64)
-        self.exact = np.concatenate([none, *(s.column("exact", np.uint64, 2) for s in segments)])
-        self.priority = self._all_rows("worth", np.float64)
-        self.counts = self._all_rows("counts", np.uint32)
-        self.ends = np.cumsum(self.counts, dtype=np.int64)  # of shingles, over all segments
-        self.bases = np.concatenate(([0], self.ends))[self.firsts]
+        self._extents = Spool()  # of each row's shingles in its segment's file: start, end (int64)
+        for segment in segments:
+            end = 0
+            for counts in segment.column("counts"):
+                ends = end + np.cumsum(counts, dtype=np.int64)
+                self._extents.append(np.stack((ends - counts, ends), axis=1))
+                end = int(ends[-1])
+        self._extents.file.flush()
 
-    def _all_rows(self, name: str, dtype: Any) -> np.ndarray:
-        return np.concatenate([np.empty(0, dtype), *(s.column(name, dtype) for s in self.segments)])
+    def column(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
+        """(first row, values) of `exact` uint64[r, 2], `worth` float64 or `counts` uint32."""
+        for first, segment in zip(self.firsts.tolist(), self.segments, strict=False):
+            row = first
+            for values in segment.column(name):
+                low, high = np.searchsorted(self.dead, (row, row + len(values)))
+                dead = self.dead[low:high]
+                if name == "counts":
+                    values[dead - row] = 0
+                elif name == "exact":
+                    unique = np.full(len(dead), UNIQUE)
+                    values[dead - row] = np.stack((dead.astype(np.uint64), unique), axis=1)
+                yield row, values
+                row += len(values)
+
+    def values(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """The values of a column at ascending rows."""
+        dtype, width = _COLUMNS[name]
+        none = np.empty((0, width), dtype)
+        return np.concatenate(
+            [none if width > 1 else none[:, 0], *_chosen(self.column(name), rows)]
+        )
 
     def band(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, digests uint64) of one band, chunk by chunk."""
@@ -171,18 +202,30 @@ class Corpus:
                 yield row, chunk
                 row += len(chunk)
 
-    def shingles(self, rows: np.ndarray, engine: str) -> tuple[np.ndarray, np.ndarray]:
-        """(shingles uint32, starts int64[r + 1]) of ascending rows."""
-        counts = self.counts[rows].astype(np.int64)
+    def digests(self, number: int, rows: np.ndarray) -> np.ndarray:
+        """The digests of one band at ascending rows, uint64."""
+        return np.concatenate([np.empty(0, np.uint64), *_chosen(self.band(number), rows)])
+
+    def extents(self, rows: np.ndarray, engine: str) -> np.ndarray:
+        """int64[r, 2]: where the shingles of rows start and end in the files of their segments."""
+        words = np.empty((len(rows), 4), np.uint32)
+        four = np.full(len(rows), 4)
+        gather(self._extents.file.fileno(), 4 * rows, four, words.reshape(-1), engine)
+        return words.view(np.int64)
+
+    def shingles(
+        self, rows: np.ndarray, extents: np.ndarray, engine: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(shingles uint32, starts int64[r + 1]) of ascending rows with these extents."""
+        offsets, counts = np.ascontiguousarray(extents[:, 0]), extents[:, 1] - extents[:, 0]
         starts = np.concatenate(([0], np.cumsum(counts)))
         values = np.empty(int(starts[-1]), np.uint32)
         bounds = np.searchsorted(rows, self.firsts)
         for index in np.flatnonzero(np.diff(bounds)).tolist():
             low, high = bounds[index : index + 2]
-            offsets = self.ends[rows[low:high]] - counts[low:high] - self.bases[index]
             file = self.segments[index].spools["shingles"].file.fileno()
             target = values[starts[low] : starts[high]]
-            gather(file, offsets, counts[low:high], target, engine)
+            gather(file, offsets[low:high], counts[low:high], target, engine)
         return values, starts
 
     def take(self, rows: np.ndarray) -> pa.Array:
@@ -195,3 +238,10 @@ class Corpus:
             )
         ]
         return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
+
+
+def _chosen(chunks: Iterator[tuple[int, np.ndarray]], rows: np.ndarray) -> Iterator[np.ndarray]:
+    """The values at ascending rows, of each chunk."""
+    for first, values in chunks:
+        low, high = np.searchsorted(rows, (first, first + len(values)))
+        yield values[rows[low:high] - first]

@@ -30,7 +30,7 @@ from sabia.core.text.dedup import (
     removal_pass,
     signature_pass,
 )
-from sabia.core.text.dedup.clusters import KEPT, Clusters, find_clusters
+from sabia.core.text.dedup.clusters import Clusters, find_clusters
 from sabia.core.text.dedup.first_pass import choose_engine
 from sabia.core.text.dedup.redis_index import RedisIndex
 from sabia.core.text.dedup.signature_files import Corpus, Segment, read_manifest
@@ -134,12 +134,12 @@ class SignatureMethod(phases.Method):
             return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
         clusters = find_clusters(corpus, options, engine, prior)
         # rows of the index whose cluster keeps a new document
-        replaced = np.flatnonzero(clusters.reason[:indexed] != KEPT)
-        replaced = replaced[clusters.kept_row[clusters.of_row[replaced]] >= indexed]
+        replaced = clusters.rows(kept=False, last=indexed)
+        replaced = replaced[clusters.kept_row[clusters.at(replaced)["cluster"]] >= indexed]
         if options.replaced:
             _write_replaced(options.replaced, corpus, clusters, replaced)
         if options.index:
-            rows = indexed + np.flatnonzero(clusters.reason[indexed:] == KEPT)
+            rows = clusters.rows(kept=True, first=indexed)
             same = (
                 options.against and Path(options.index).resolve() == Path(options.against).resolve()
             )
@@ -149,9 +149,9 @@ class SignatureMethod(phases.Method):
 
 
 def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:
-    kept = clusters.kept_row[clusters.of_row[rows]]
+    decided = clusters.at(rows)
+    kept, similarity = clusters.kept_row[decided["cluster"]], decided["similarity"]
     ordered, position = np.unique(kept, return_inverse=True)
-    similarity = clusters.similarity[rows]
     table = pa.table({
         "id": corpus.take(rows),
         "replaced_by": corpus.take(ordered).take(pa.array(position.ravel())),

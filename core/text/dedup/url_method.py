@@ -68,12 +68,18 @@ class UrlMethod(StreamMethod):
         notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
         component = np.arange(len(known))
         component[rows] = rows[first_of_equal(keys[rows])]
-        priority = keep_rules.all_priorities([priority], self.options.keep)
-        return RemovalPlan.write(ids, choose_kept(component, priority, URL), directory)
+        keep_rules.check_some([priority], self.options.keep)
+        clusters = choose_kept(component, lambda: iter([(0, priority)]), _by_url)
+        return RemovalPlan.write(ids, clusters, directory)
 
     def open_plan(self, directory: Path) -> RemovalPlan:
         """See phases.Method."""
         return RemovalPlan.open(directory)
+
+
+def _by_url(_removed: np.ndarray, _kept: np.ndarray) -> tuple[int, float]:
+    """The reason and the similarity, which is unknown, of all removed rows."""
+    return URL, np.nan
 
 
 def _url_keys(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
