@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from sabia.kernels.runtime.cache_folder import choice_listeners
+
 _state: dict[str, Any] = {"command": "sabia", "quiet": False, "json": False}
 
 
@@ -58,3 +60,6 @@ def summarize(line: str, figures: Mapping[str, Any]) -> None:
 def warn(message: str) -> None:
     """Write a warning, also with `--quiet`."""
     say(f"warning: {message}")
+
+
+choice_listeners.append(note)

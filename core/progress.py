@@ -6,11 +6,11 @@ seconds and rates measure the stage itself.
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sabia.kernels.runtime.cache_folder import compile_listeners
+from sabia.kernels.runtime.cache_folder import FUNCTIONS, compile_listeners, compiled_share
 
 _waited = {"seconds": 0.0}
 
@@ -66,16 +66,26 @@ def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[Pr
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as display:
         task = display.add_task(label, total=total, figures="")
-        compiled = 0
-
-        def compiling(_function: str) -> None:
-            nonlocal compiled
-            compiled += 1
-            text = f"compiling kernels, once per machine: {compiled} functions"
-            display.update(task, figures=text, refresh=True)
-
+        compiling = _show_compiling(display, task)
         compile_listeners.append(compiling)
         try:
             yield ProgressBar(display, task)
         finally:
             compile_listeners.remove(compiling)
+
+
+def _show_compiling(display: Any, task: Any) -> Callable[[str], None]:
+    """A listener that shows which kernel is compiled, how much of it, and the time that is left."""
+    kernel, done, started = "", 0, time.monotonic()
+
+    def compiling(function: str) -> None:
+        nonlocal kernel, done, started
+        name = function.partition(".")[0]
+        if name != kernel and name in FUNCTIONS:  # others are functions that kernels share
+            kernel, done, started = name, 0, time.monotonic()
+        done += 1
+        share = compiled_share(done, FUNCTIONS.get(kernel, done), time.monotonic() - started)
+        text = f"compiling kernel {kernel}, once per machine: {share}"
+        display.update(task, figures=text, refresh=True)
+
+    return compiling

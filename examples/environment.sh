@@ -141,6 +141,8 @@ set_up() {
     return 1
   fi
   rm -f "$log"
+  # runs compile what is missing, so a failure is no more than a note
+  "$venv/bin/python" -m sabia.kernels.compile || echo "sabia: kernels are compiled by the first runs" >&2
   mkdir -p "$venv/share/man/man1" && ln -sf "$root"/man/*.1 "$venv/share/man/man1/" || return 1
   {
     if [[ $before == found* ]]; then echo found; else echo made; fi

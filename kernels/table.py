@@ -56,6 +56,7 @@ KERNELS: Mapping[str, Kernel] = {
         Kernel("minhash", ("sketch", "signatures", "jaccard", "gather"), _TEXT),
         Kernel("quality", ("measure",), _TEXT),
         Kernel("substring", ("find_repeats", "file_windows"), _TEXT),
+        Kernel("language", ("score",), _TEXT),
         Kernel("word_spans", ("word_spans", "ngram_hashes", "align"), _TEXT),
         Kernel("fasttext", ("score",), _TEXT),
         Kernel("html", ("scan",), _COMPILED),

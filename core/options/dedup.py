@@ -210,8 +210,9 @@ class DedupOptions(
         only=needs("decontaminate", method=("minhash", "exact", "substring", "line")),
     )  # fmt: skip
     """`numba` is compiled when first used, and cached in `$XDG_CACHE_HOME/sabia`. `numpy` is the
-    reference, which is about ten times slower. `auto` uses `numba` if it is installed. The output
-    is the same, bit for bit."""
+    reference, which is about ten times slower. `auto` uses `numba` if it is installed; MinHash
+    sketches are computed with `numpy` until they are compiled, in another process. The output is
+    the same, bit for bit. `python -m sabia.kernels.compile` compiles all kernels beforehand."""
     mem: int = quantity(
         "size", "Maximum memory for sorting and comparing; larger data is kept on disk", "1GiB",
         least=1 << 20, recorded=False, only=needs(method=("minhash", "substring", "line")),

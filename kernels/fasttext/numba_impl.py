@@ -26,7 +26,7 @@ from sabia.kernels.fasttext.definitions import (
     fnv,
     wide_fnv,
 )
-from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.runtime.numba_jit import njit, read_only
 
 U = np.uint64
 F = np.float32
@@ -313,5 +313,5 @@ def score(data: np.ndarray, offsets: np.ndarray, model: Classifier) -> np.ndarra
     """See sabia.kernels.fasttext.interface.score."""
     result = np.empty((len(offsets) - 1, model.head.labels), np.float32)
     longest = int(np.max(np.diff(offsets), initial=0))
-    _score(data, offsets, model, longest, result)
+    _score(read_only(data), offsets, model, longest, result)
     return result

@@ -22,6 +22,7 @@ from sabia.kernels.minhash.words_numba import (
     mix,
     normalised,
 )
+from sabia.kernels.runtime.numba_jit import read_only
 from sabia.kernels.text.folding import folding_tables
 from sabia.kernels.text.reference import mix_int
 
@@ -148,7 +149,7 @@ def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketc
     first = np.array([mix_int(band) for band in range(config.bands)], np.uint64)
     leave = U(pow(SHINGLE_BASE, config.ngram, 1 << 64))
     total = _sketch(
-        data, offsets, folds, kinds, config.ngram, leave, a, b,
+        read_only(data), offsets, folds, kinds, config.ngram, leave, a, b,
         config.signatures == "datasketch", first, digests, exact, words,
         characters, counts, shingles,
     )  # fmt: skip

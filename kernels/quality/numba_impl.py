@@ -17,7 +17,7 @@ from sabia.kernels.quality.repetition_numba import (
     repetition,
     share,
 )
-from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.runtime.numba_jit import njit, read_only
 from sabia.kernels.text.character_flags import (
     ALPHA,
     BREAK,
@@ -197,5 +197,5 @@ def measure(
     """float64[n, figures]; see sabia.kernels.quality.interface.measure."""
     out = np.empty((len(offsets) - 1, len(FIGURES)))
     tabled = _flags(), lower_table()
-    _measure(data, offsets, *tabled, *tables(), stop_hashes, stop_bounds, which, out)
+    _measure(read_only(data), offsets, *tabled, *tables(), stop_hashes, stop_bounds, which, out)
     return out

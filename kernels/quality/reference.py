@@ -17,7 +17,8 @@ from sabia.kernels.quality.definitions import (
     SHORT_LINE,
     TOP,
 )
-from sabia.kernels.text.character_flags import ALPHA, CODE, SOLO, SYMBOL, TERMINAL
+from sabia.kernels.text.character_flags import ALPHA, CODE, SOLO, SYMBOL, TERMINAL, lower_table
+from sabia.kernels.text.folding import TABLE_SIZE
 from sabia.kernels.text.words import flags_of, word_hash, words
 
 _NAN = float("nan")
@@ -182,7 +183,8 @@ def _fineweb(text: str, split: list[str]) -> dict[str, float]:
 
 
 def _characters(text: str, split: list[str]) -> dict[str, float]:
-    capitals = sum(len(char.lower()) == 1 and char.lower() != char for char in text)
+    codes = [code for code in map(ord, text) if code < TABLE_SIZE]
+    capitals = int(np.count_nonzero(lower_table()[codes] != codes))
     return {
         "upper_ratio": _share(capitals, sum(bool(flags_of(char) & ALPHA) for char in text)),
         "links": _share(text.count("://"), len(split)),

@@ -18,8 +18,23 @@ COMPILERS = {
     "jax": "JAX_COMPILATION_CACHE_DIR",
 }
 
+# text kernel → how many functions are compiled for it where the cache is empty
+FUNCTIONS = {
+    "quality": 57, "bpe": 58, "html": 37, "minhash": 21, "substring": 7, "fasttext": 18,
+    "language": 10, "word_spans": 6,
+}  # fmt: skip
+
 # called with the name of each function that is about to be compiled for the cache numba/
 compile_listeners: list[Callable[[str], None]] = []
+# called once with a sentence when a kernel computes without being compiled
+choice_listeners: list[Callable[[str], None]] = []
+
+
+def compiled_share(done: int, total: int, seconds: float) -> str:
+    """How much of `total` functions is compiled after some seconds, and how long the rest takes."""
+    total = max(total, done)
+    left = seconds / max(done - 1, 1) * (total - done)  # a function is counted when it begins
+    return f"{done} of {total} functions, about {left:.0f} s left"
 
 
 def cache_folder(name: str) -> Path:
@@ -36,6 +51,11 @@ def writable_cache_folder(name: str) -> Path:
         folder = _own_temporary_folder() / name
         folder.mkdir(exist_ok=True)
     return folder
+
+
+def compiled_folder() -> Path:
+    """The folder of compiled text kernels: NUMBA_CACHE_DIR, or numba/ of the cache."""
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or writable_cache_folder("numba"))
 
 
 def name_compilers_folders(environment: MutableMapping[str, str] = os.environ) -> None:

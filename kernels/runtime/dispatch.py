@@ -12,11 +12,13 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Literal, NamedTuple
+
+from sabia.kernels.runtime.first_runs import SWITCHING, SwitchingModule
 
 Framework = Literal["torch", "jax"]
 IMPLEMENTATIONS = ("reference", "library", "triton", "pallas")
+AUTO = "auto"  # engine of text kernels
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -45,10 +47,18 @@ def numba_available() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def engine_module(kernel: str, engine: str) -> ModuleType:
-    """The module of a text kernel for an engine: `numba` is compiled code, any other name selects
-    the reference; loaded when it is first used."""
-    name = "numba_impl" if engine == "numba" else "reference"
+def text_engine() -> str:
+    """The engine of text kernels where nobody names one: AUTO, or numpy where numba is missing."""
+    return AUTO if numba_available() else "numpy"
+
+
+def engine_module(kernel: str, engine: str) -> Any:
+    """The module of a text kernel for an engine, loaded when it is first used: `numba` is compiled
+    code; AUTO too, but kernels that first_runs lists compute plainly until they are compiled; any
+    other name selects the reference."""
+    if engine == AUTO and kernel in SWITCHING:
+        return SwitchingModule(kernel)
+    name = "numba_impl" if engine in ("numba", AUTO) else "reference"
     return importlib.import_module(f"sabia.kernels.{kernel}.{name}")
 
 

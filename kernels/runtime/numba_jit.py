@@ -26,11 +26,13 @@ from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 from numba.core import serialize
 from numba.core.compiler import CompileResult
 from numba.core.runtime import _nrt_python
 
-from sabia.kernels.runtime.cache_folder import compile_listeners, writable_cache_folder
+from sabia.kernels.runtime.cache_folder import compile_listeners, compiled_folder
+from sabia.kernels.runtime.first_runs import NotCompiled, is_only_cached
 
 if sys.platform != "win32":
     import fcntl
@@ -54,6 +56,13 @@ def njit(**settings: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A read-only view: one compiled form serves arrays and read-only buffers."""
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
 class CompiledFiles:
     """The files of one function; has the methods of numba's `FunctionCache`."""
 
@@ -64,9 +73,12 @@ class CompiledFiles:
         self._lock = contextlib.ExitStack()  # held while this process compiles
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """The compile result of a signature, or None: then numba compiles it."""
+        """The compile result of a signature, or None: then numba compiles it. Raises NotCompiled
+        where there is none and the thread is `only_cached`."""
         path = self._path(signature, target)
         stored = _read(path)
+        if stored is None and is_only_cached():
+            raise NotCompiled(self.name)
         if stored is None:
             self._lock.close()
             self._lock.enter_context(_locked(path))
@@ -88,7 +100,7 @@ class CompiledFiles:
             _remove_unused(path.parent, self.name)
 
     def _path(self, signature: Any, target: Any) -> Path:
-        folder = Path(os.environ.get("NUMBA_CACHE_DIR") or writable_cache_folder("numba"))
+        folder = compiled_folder()
         self.cache_path = str(folder)
         parts = (
             source_digest(self.module), str(signature), self.settings, sys.version,

@@ -7,7 +7,7 @@ at a time; a window after a repeated one is compared by its last unit alone. Wit
 
 import numpy as np
 
-from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.runtime.numba_jit import njit, read_only
 from sabia.kernels.substring.definitions import BASE, RECORD, Repeats, gram_length
 from sabia.kernels.text.utf8_numba import mix
 
@@ -69,18 +69,11 @@ def file_windows(units: np.ndarray, offsets: np.ndarray, span: int) -> np.ndarra
     k, most = gram_length(span), int(offsets[-1] - offsets[0])
     columns = np.empty(most, np.uint64), np.empty(most, np.int64), np.empty(most, np.int64)
     leave = U(pow(BASE, k, 1 << 64))
-    made = _file_windows(_read_only(units), offsets, span, k, leave, *columns)
+    made = _file_windows(read_only(units), offsets, span, k, leave, *columns)
     records = np.empty(made, RECORD)
     for name, column in zip(RECORD.names or (), columns, strict=True):
         records[name] = column[:made]
     return records
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    """A read-only view: one compiled form serves arrays and read-only memory maps."""
-    view = np.asarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 @_inline
@@ -190,7 +183,7 @@ def find_repeats(
     """See sabia.kernels.substring.interface.find_repeats."""
     start, count = (np.ascontiguousarray(records[name]) for name in ("start", "count"))
     leave = U(pow(BASE, span, 1 << 64))
-    corpus, starts = _read_only(units), np.ascontiguousarray(starts, np.int64)
+    corpus, starts = read_only(units), np.ascontiguousarray(starts, np.int64)
     parts = []
     for share in range(passes):
         runs = _find_repeats(corpus, start, count, starts, span, leave, passes, share)

@@ -199,20 +199,36 @@ def _suffix(chunk: str) -> int:
     return max(fits, default=0)
 
 
-_ADDRESS = re.compile(
-    r"(?:[\w+.-]{2,}://)?(?:[^\s@]+@)?(?P<host>[^\s@/?#:]+)(?::\d{2,5})?(?:[/?#].*)?", re.DOTALL
-)
+_HOST = re.compile(r"([^@/?#:]+)(?::([^/?#]*))?(?:[/?#].*)?", re.DOTALL)
 
 
 def is_address(text: str) -> bool:
     """Whether a text looks like a URL or an e-mail address: `scheme://`, user and path are
     optional, the host ends in two or more lower-case letters after a dot."""
-    if "." not in text:
-        return False
-    match = _ADDRESS.fullmatch(text)
+    starts, behind = [0, _after_user(text, 0)], text.find("://", 2)
+    if behind > 0 and all(char in "+.-_" or flags_of(char) & (ALPHA | DIGIT)
+                          for char in text[:behind]):  # fmt: skip
+        starts += [behind + 3, _after_user(text, behind + 3)]
+    return any(_is_host(text[start:]) for start in starts)
+
+
+def _after_user(text: str, start: int) -> int:
+    """Behind the first @ with something before it, else `start`."""
+    at = text.find("@", start)
+    return at + 1 if at > start else start
+
+
+def _is_host(text: str) -> bool:
+    """Whether a text is a host, optionally with a port and a path."""
+    match = _HOST.fullmatch(text)
     if not match:
         return False
-    labels = match["host"].split(".")
+    host, port = match.groups()
+    if port is not None and not (
+        2 <= len(port) <= 5 and all(flags_of(char) & DIGIT for char in port)
+    ):
+        return False
+    labels = host.split(".")
     if len(labels) < 2 or len(labels[-1]) < 2:
         return False
     body = all(

@@ -220,15 +220,13 @@ def split(
 
 @_inline
 def _listed(codes, start, low, high, end, slots, points, pairs):
-    """Whether a part of the chunk from start to end with letters from low to high may be listed."""
-    if _special(codes, low, high, slots, points, pairs) >= 0:
-        return True
-    if end > high:
-        if codes[high] == _DOT and _special(codes, low, high + 1, slots, points, pairs) >= 0:
-            return True
-        if _special(codes, low, end, slots, points, pairs) >= 0:
-            return True
-    return low > start and _special(codes, start, end, slots, points, pairs) >= 0
+    """Whether a chunk from start to end with letters from low to high is listed without some of
+    the marks around the letters."""
+    for first in range(max(start, high - LONGEST_SPECIAL), low + 1):
+        for last in range(high, min(end, low + LONGEST_SPECIAL) + 1):
+            if _special(codes, first, last, slots, points, pairs) >= 0:
+                return True
+    return False
 
 
 @_inline

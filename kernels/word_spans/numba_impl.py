@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.runtime.numba_jit import njit, read_only
 from sabia.kernels.text.folding import (
     LETTER,
     MARK,
@@ -127,7 +127,7 @@ def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
         np.empty(capacity, np.int64),
     )
     starts = np.empty(len(offsets), np.int64)
-    count = _spans(data, offsets, folds, kinds, hashes, begin, end, starts)
+    count = _spans(read_only(data), offsets, folds, kinds, hashes, begin, end, starts)
     return Words(hashes[:count].copy(), begin[:count].copy(), end[:count].copy(), starts)
 
 

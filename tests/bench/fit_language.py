@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sabia.kernels.text.language_scores import STEP, features
+from sabia.kernels.language.definitions import STEP
+from sabia.kernels.language.numba_impl import features
 
 FEATURES = 16_000
 FREQUENT = 150

@@ -28,8 +28,10 @@ def test_compiling_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, termi
     before = list(compile_listeners)
     with progress(10, "dedup: reading"):
         for listener in compile_listeners[len(before) :]:
+            listener("html.numba_impl._scan")
             listener("minhash.numba_impl._sketch")
-            listener("minhash.numba_impl._slots")
-    assert ("compiling kernels, once per machine: 2 functions" in stderr.getvalue()) is terminal
+            listener("text.utf8_numba.mix")
+    shown = "compiling kernel minhash, once per machine: 2 of 21 functions, about 0 s left"
+    assert (shown in stderr.getvalue()) is terminal
     assert bool(stderr.getvalue()) is terminal
     assert compile_listeners == before

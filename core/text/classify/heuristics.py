@@ -25,7 +25,7 @@ from sabia.core.shards.named_numbers import as_dict
 from sabia.core.text.classify.language import LANGUAGES, IdentifiedLanguages, frequent_words
 from sabia.kernels.quality.definitions import DUPLICATED, FIGURES, TOP
 from sabia.kernels.quality.interface import measure as measure_documents
-from sabia.kernels.runtime.dispatch import numba_available
+from sabia.kernels.runtime.dispatch import text_engine
 from sabia.kernels.text.words import word_hash
 
 ENGLISH_STOPS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -146,8 +146,7 @@ def measure(
     hashes, bounds = _stop_lists()
     lists = np.maximum(identified.number + 1, 0)
     lists[(np.diff(bounds) == 0)[lists]] = -1  # languages without spaces have no stop words
-    engine = "numba" if numba_available() else "python"
-    scores = measure_documents(data, offsets, (hashes, bounds), lists, engine)
+    scores = measure_documents(data, offsets, (hashes, bounds), lists, text_engine())
     scores["stop_words"] = np.where(identified.number >= 0, identified.function_words, np.nan)
     scores["quality"] = np.ones(len(offsets) - 1)
     for factor in QUALITY_FACTORS:

@@ -2,7 +2,7 @@
 
 A script that only one language uses decides (from a share of MIN_SCRIPT of the letters; kana among
 Han means Japanese). For the most frequent shared script, a naive Bayes table decides among its
-languages (language_scores, language_profiles), on the first 1,000 letters. Neighbouring n-grams are
+languages (kernels.language, language_profiles), on the first 1,000 letters. Adjacent n-grams are
 not independent, so the sums are multiplied by TRUST before they become probabilities. The language
 is `und` (undetermined) where the confidence is low, where the mean of the best language is at the
 level of mixed text, or where too few of the words are frequent in it.
@@ -15,7 +15,9 @@ import pyarrow as pa
 
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify.language_profiles import GROUPS, SCRIPTS, SHARED, load
-from sabia.kernels.text.language_scores import STEP, score
+from sabia.kernels.language.definitions import STEP
+from sabia.kernels.language.interface import score
+from sabia.kernels.runtime.dispatch import text_engine
 
 UNDETERMINED = "und"
 TRUST = 0.25
@@ -57,7 +59,7 @@ def _members() -> np.ndarray:
 def identify(data: np.ndarray, offsets: np.ndarray) -> IdentifiedLanguages:
     """Identify the language of each document data[offsets[i]:offsets[i+1]] (UTF-8)."""
     n = len(offsets) - 1
-    sums, used, hits, words, letters = score(data, offsets, load()[1])
+    sums, used, hits, words, letters = score(data, offsets, load()[1], text_engine())
     shared = letters[:, 1 : 1 + len(SHARED)]
     members = _members()[shared.argmax(axis=1)]
     scores = np.where(members, TRUST * sums / STEP, -np.inf)

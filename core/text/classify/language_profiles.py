@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sabia.kernels.language.definitions import Table
 from sabia.kernels.text.folding import TABLE_SIZE
-from sabia.kernels.text.language_scores import Table
 
 PATH = Path(__file__).with_name("language_profiles.npz")
 

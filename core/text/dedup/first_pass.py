@@ -11,23 +11,23 @@ from sabia.core.progress import progress
 from sabia.core.shards.executor import map_threads
 from sabia.core.shards.sources import Source, batches_of
 from sabia.kernels.minhash.definitions import ENGINES
-from sabia.kernels.runtime.dispatch import numba_available
+from sabia.kernels.runtime.dispatch import AUTO, numba_available
 
 R = TypeVar("R")
 
 
 def choose_engine(name: str) -> str:
-    """The MinHash implementation for auto, numba or numpy; warns if `auto` uses the slow one."""
-    if name not in ("auto", *ENGINES):
+    """The engine of kernels (dispatch.engine_module) for auto, numba or numpy; warns if `auto` is
+    the slow one."""
+    if name not in (AUTO, *ENGINES):
         raise UsageError(f"--engine: {name!r} (expected auto, {' or '.join(ENGINES)})")
-    available = numba_available()
-    if name == "numba" and not available:
-        raise MissingBackend("--engine numba: package is missing; pip install numba")
-    if name != "auto":
+    if numba_available():
         return name
-    if not available:
+    if name == "numba":
+        raise MissingBackend("--engine numba: package is missing; pip install numba")
+    if name == AUTO:
         notes.warn("package 'numba' is missing: engine numpy, about 10x slower")
-    return "numba" if available else "numpy"
+    return "numpy"
 
 
 def first_pass(

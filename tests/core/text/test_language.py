@@ -13,8 +13,10 @@ import pytest
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify import language
 from sabia.core.text.classify.language_profiles import load
+from sabia.kernels.language.definitions import LONGEST, MOST, Table
+from sabia.kernels.language.interface import score
+from sabia.kernels.language.numba_impl import features
 from sabia.kernels.text.character_flags import ALPHA, SOLO
-from sabia.kernels.text.language_scores import LONGEST, MOST, Table, features, score
 from sabia.kernels.text.words import flags_of
 
 SENTENCES = {
@@ -209,7 +211,7 @@ def naive_score(
             row = keys.get(int(key), -1)
             used += row >= 0
             for number in range(table.languages if row >= 0 else 0):
-                sums[number] += int(table.table[row, number])
+                sums[number] += int(table.values[row, number])
                 hits[number] += bool(whole) and int(table.known[row]) >> number & 1
     return sums, used, hits, words
 
@@ -218,10 +220,10 @@ def test_scores_equal_plain_sums_alone_and_together() -> None:
     source = random.Random(3)
     texts = ["", "a", " de ", "x" * 2000, "é" * 5000, *(random_words(source) for _ in range(60))]
     table = load()[1]
-    keys = {slot >> 32: (slot & 0xFFFFFFFF) - 1 for slot in table.slots.tolist() if slot}
-    together = score(*text_buffers(pa.array(texts, pa.string())), table)
+    keys = {key: row for row, key in enumerate(table.keys.tolist())}
+    together = score(*text_buffers(pa.array(texts, pa.string())), table, "numba")
     for i, text in enumerate(texts):
-        alone = score(*text_buffers(pa.array([text], pa.string())), table)
+        alone = score(*text_buffers(pa.array([text], pa.string())), table, "numba")
         assert all((a[0] == b[i]).all() for a, b in zip(alone, together, strict=True)), text
         sums, used, hits, words = naive_score(text, table, keys)
         numbers = range(table.languages)

@@ -1,40 +1,35 @@
-"""Letters of a text against tables of n-grams: the arithmetic of language identification.
-
-A word is a run of letters (with vowel signs) of a script with spaces, in lower case, between two
-boundary marks. Its features are the n-grams of GRAMS lengths over word and marks, and the word as a
-whole; the key of a feature is the upper half of mix(sum of (code + 1) * P**i), marks counting as 0,
-with WHOLE added for words. A table has the sorted keys of the features it knows and, for each, one
-small integer for every language: about STEP times the logarithm of how much more frequent the
-feature is there than in the mean of all. The first MOST letters of words decide.
-"""
+"""The compiled engine of sabia.kernels.language, and the features of a text for its fit."""
 
 import functools
 
 import numpy as np
 
-from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.text.character_flags import ALPHA, HAN, SOLO, flag_table, lower_table
+from sabia.kernels.language.definitions import (
+    ALONE,
+    FIRST_GRAM,
+    LONGEST,
+    MOST,
+    POWER,
+    SCRIPT,
+    WHOLE,
+    Table,
+)  # fmt: skip
+from sabia.kernels.runtime.numba_jit import njit, read_only
+from sabia.kernels.text.character_flags import ALPHA, SOLO, flag_table, lower_table
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
 from sabia.kernels.text.memory_numba import byte_at, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import mix
 from sabia.kernels.text.words_numba import decode, wide
 
-MOST = 1000
-STEP = 10.0
-GRAMS = (3, 4)
-LONGEST = 24  # letters of a word; the rest counts for nothing
-_WHOLE = np.uint64(0x5851F42D4C957F2D)
-_P = np.uint64(0x9E3779B97F4A7C15)
 U = np.uint64
 _jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
 _inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
-_FIRST, _LAST = GRAMS
 _WIDTH = 64  # languages of a table, with empty ones: loops of this length become vector code
 # An entry for a word in words of 64 bits: 64 sums int16, the hash of its letters, how many features
 # the table has, the languages that list it.
 _ENTRY, _KEY, _USED, _LISTED = 24, 16, 17, 18
 _ENTRIES = 1 << 14  # words whose sums of rows are kept while a batch is scored
-LATIN, _SCRIPT, _ALONE = 1, 0x7F, 0x80
+LATIN = 1
 _ONES = U(0x0101010101010101)
 _HIGH, _CASE = _ONES << U(7), _ONES << U(5)
 _FROM_A, _BEYOND_Z = _ONES * U(0x80 - ord("a")), _ONES * U(0x7F - ord("z"))
@@ -44,7 +39,7 @@ _FROM_A, _BEYOND_Z = _ONES * U(0x80 - ord("a")), _ONES * U(0x7F - ord("z"))
 def _key(word, start, end):
     total = U(0)
     for i in range(start, end):
-        total = total * _P + U(word[i] + 1)
+        total = total * POWER + U(word[i] + 1)
     return mix(total)
 
 
@@ -52,15 +47,17 @@ def _key(word, start, end):
 def _features(word, low, high, keys):
     """Fill keys uint32 with the features of word[low:high], marks included; the whole word
     first."""
-    keys[0] = np.uint32(mix(_key(word, low, high) + _WHOLE) >> U(32))
-    most = max(high - low - _FIRST + 1, 0)
+    keys[0] = np.uint32(mix(_key(word, low, high) + WHOLE) >> U(32))
+    most = max(high - low - FIRST_GRAM + 1, 0)
     for i in range(most):
         start = low + i
         # a boundary mark is -1, so it counts as 0
-        total = (U(word[start] + 1) * _P + U(word[start + 1] + 1)) * _P + U(word[start + 2] + 1)
+        total = (U(word[start] + 1) * POWER + U(word[start + 1] + 1)) * POWER + U(
+            word[start + 2] + 1
+        )
         keys[1 + i] = np.uint32(mix(total) >> U(32))  # upper half of the hash
         if i + 1 < most:
-            longer = total * _P + U(word[start + 3] + 1)
+            longer = total * POWER + U(word[start + 3] + 1)
             keys[1 + most + i] = np.uint32(mix(longer) >> U(32))
     return 1 + most + max(most - 1, 0)
 
@@ -99,14 +96,14 @@ def _count_letters(data, i, end, kinds, counts, d):
             code, used = wide(data, i)
         kind = _kind(code, kinds)
         if kind:
-            counts[d, (kind & _SCRIPT) - 1] += 1
+            counts[d, (kind & SCRIPT) - 1] += 1
         i, position = i + used, position + 1
     counts[d, LATIN] += latin
 
 
 @_inline
 def _kind(code, kinds):
-    """1 + the script of a letter, and _ALONE where it is of a script without spaces; else 0."""
+    """1 + the script of a letter, and ALONE where it is of a script without spaces; else 0."""
     if code < kinds.shape[0] - 1:
         return kinds[code]
     return kinds[kinds.shape[0] - 1] if code < SOLO_END else np.uint8(0)
@@ -157,10 +154,10 @@ def _first_words(data, i, end, kinds, lower_table, word, starts, totals):
             kind = _kind(code, kinds)
         elif not size:
             break
-        if kind and kind < _ALONE:
+        if kind and kind < ALONE:
             if size < LONGEST:
                 word[n] = lower_table[code]
-                total = total * _P + U(word[n])
+                total = total * POWER + U(word[n])
                 n += 1
                 size += 1
         elif size:
@@ -213,10 +210,10 @@ def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums
                 listed &= listed - U(1)
 
 
-def score(data: np.ndarray, offsets: np.ndarray, model: "Table") -> tuple[np.ndarray, ...]:
-    """Of n documents in UTF-8: sums int32[n, languages], features found int32[n], words listed as
-    frequent int32[n, languages], words int32[n], letters by script int32[n, scripts]."""
+def score(data: np.ndarray, offsets: np.ndarray, model: Table) -> tuple[np.ndarray, ...]:
+    """See sabia.kernels.language.interface.score."""
     n, languages = len(offsets) - 1, model.languages
+    slots, table = _look_up(model)
     out = (
         np.zeros((n, _WIDTH), np.int32), np.zeros(n, np.int32),
         np.zeros((n, languages), np.int32), np.zeros(n, np.int32),
@@ -225,26 +222,18 @@ def score(data: np.ndarray, offsets: np.ndarray, model: "Table") -> tuple[np.nda
     size = min(_ENTRIES, 1 << int(offsets[-1] - offsets[0]).bit_length())
     entries = np.zeros((size, _ENTRY), np.uint64)
     _score(
-        data, offsets, model.kinds, lower_table(), model.slots, model.table, model.known,
+        read_only(data), offsets, model.kinds, lower_table(), slots, table, model.known,
         entries, entries.view(np.int16), out,
     )  # fmt: skip
     return out[0][:, :languages], *out[1:]
 
 
-class Table:
-    """A table prepared for look-ups: keys uint32[f], values int8[f, languages], which languages
-    list the word as frequent (bits) uint64[f], script of each code point uint8[codes]."""
-
-    def __init__(
-        self, keys: np.ndarray, table: np.ndarray, known: np.ndarray, scripts: np.ndarray
-    ) -> None:
-        self.languages, self.known, self.scripts = table.shape[1], known, scripts
-        self.table = np.pad(table, ((0, 0), (0, _WIDTH - self.languages)))
-        self.slots = np.zeros(1 << (4 * len(keys) - 1).bit_length(), np.uint64)
-        _fill(keys, self.slots)
-        flags = np.append(flag_table()[: len(scripts)], HAN)  # the last: Han beyond the table
-        kinds = 1 + np.append(scripts, scripts.max()) + np.where(flags & SOLO, _ALONE, 0)
-        self.kinds = np.where(flags & ALPHA, kinds, 0).astype(np.uint8)
+@functools.lru_cache(maxsize=4)
+def _look_up(model: Table) -> tuple[np.ndarray, np.ndarray]:
+    """(slots uint64, rows int8[f, _WIDTH]) of a table."""
+    slots = np.zeros(1 << (4 * len(model.keys) - 1).bit_length(), np.uint64)
+    _fill(model.keys, slots)
+    return slots, np.pad(model.values, ((0, 0), (0, _WIDTH - model.languages)))
 
 
 @njit(cache=True)

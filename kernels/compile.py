@@ -1,0 +1,233 @@
+"""Fill the cache of compiled text kernels: `python -m sabia.kernels.compile [KERNEL …]`.
+
+Set-up scripts run it, so that no later run has to compile (runtime.first_runs says what runs do
+where the cache is empty). Each kernel is called on a small example with the types that the commands
+use, in a process of its own, as many at a time as there are processor cores.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from sabia.kernels.bpe.definitions import PREPEND_FIRST, Alphabet, Cache, Splitting, Tables
+from sabia.kernels.bpe.interface import (
+    document_flags,
+    encode,
+    join_bits,
+    make_trie,
+    padded,
+    pair_table,
+    word_table,
+)
+from sabia.kernels.fasttext.definitions import (
+    SOFTMAX,
+    Classifier,
+    Grams,
+    Head,
+    Rows,
+    Vocabulary,
+    sigmoid_table,
+)
+from sabia.kernels.fasttext.interface import score as fasttext_score
+from sabia.kernels.html.interface import warm_up as compile_html
+from sabia.kernels.language.definitions import Table
+from sabia.kernels.language.interface import score as language_score
+from sabia.kernels.minhash.definitions import SketchConfig
+from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
+from sabia.kernels.quality.interface import measure
+from sabia.kernels.runtime.cache_folder import (
+    FUNCTIONS,
+    compile_listeners,
+    compiled_folder,
+    compiled_share,
+)
+from sabia.kernels.runtime.first_runs import end_with_stdin
+from sabia.kernels.substring.interface import file_windows, find_repeats
+from sabia.kernels.text.unicode_classes import class_table
+from sabia.kernels.word_spans.interface import Lookup, align, ngram_hashes, word_spans
+
+_TEXT = b"One two, three.\nThe four. " * 9
+_DATA = np.frombuffer(_TEXT, np.uint8)
+_OFFSETS = np.array([0, 90, len(_TEXT)])
+_N = "numba"
+
+
+def _bpe() -> None:
+    ids = np.full(256, -1, np.int32)
+    ids[:128] = np.arange(128)
+    merges = np.array([[84, 104]])
+    tries = (make_trie([(b"<a>", 130)]), make_trie([]))
+    alphabet = Alphabet(ids, joins=join_bits(merges))
+    pairs = pair_table(merges, np.array([129]))
+    words = word_table({b"The": 131})
+    tables = Tables(
+        alphabet, pairs, Splitting(0, prepend=PREPEND_FIRST), class_table(), words, tries
+    )
+    data, offsets = padded(_DATA, _OFFSETS)
+    document_flags(data, offsets, tables.classes)
+    encode(data, offsets, tables, Cache())
+
+
+def _fasttext() -> None:
+    from sabia.kernels.fasttext.numba_impl import fold_subwords
+
+    i32, f32 = np.int32, np.float32
+    vocabulary = Vocabulary(_DATA, np.array([0, 3, 6]), 1, np.zeros((4, 2), np.uint64))
+    grams = Grams(2, 3, 4, 8, False, np.zeros(0, i32))
+    rows = Rows(np.zeros((9, 4), f32), np.ones(1, i32), np.zeros((0, 1), np.uint8),
+                np.zeros((1, 256, 4), f32), np.zeros(0, f32))  # fmt: skip
+    head = Head(SOFTMAX, 1, np.zeros((4, 1), f32), np.zeros(0, i32), np.zeros(0, i32),
+                sigmoid_table())  # fmt: skip
+    model = Classifier(vocabulary, grams, rows, head)
+    fold_subwords(model)
+    fasttext_score(_DATA, _OFFSETS, model, _N)
+
+
+def _language() -> None:
+    table = Table(np.arange(1, 3, dtype=np.uint32), np.zeros((2, 3), np.int8),
+                  np.zeros(2, np.uint64), np.ones(128, np.uint8))  # fmt: skip
+    language_score(_DATA, _OFFSETS, table, _N)
+
+
+def _minhash() -> None:
+    sketches = sketch(_DATA, _OFFSETS, SketchConfig(), _N)
+    signatures(_DATA, _OFFSETS, SketchConfig(), _N)
+    starts = np.concatenate(([0], np.cumsum(sketches.counts)))
+    jaccard(sketches.shingles, starts, np.array([[0, 1]]), _N)
+    nothing = np.zeros(0, np.int64)
+    gather(0, nothing, nothing, np.zeros(0, np.uint32), _N)
+
+
+def _quality() -> None:
+    stops = np.zeros(1, np.uint64), np.array([0, 1])
+    measure(_DATA, _OFFSETS, stops, np.zeros(2, np.int64), _N)
+
+
+def _substring() -> None:
+    for units in (_DATA, _DATA.astype(np.int32)):
+        records = file_windows(units, _OFFSETS, 12, _N)
+        records.sort(order=["value", "start"])
+        starts = np.array([0, len(records)])
+        find_repeats(units, records, starts, 12, engine=_N)
+
+
+def _word_spans() -> None:
+    words = word_spans(_DATA, _OFFSETS, _N)
+    hashes = ngram_hashes(words, 3, _N)
+    Lookup(np.unique(hashes), _N).find(hashes)
+    align(words.hash, np.ones(len(words.hash)), words.hash, _N)
+
+
+EXAMPLES: Mapping[str, Callable[[], None]] = {
+    "quality": _quality,
+    "bpe": _bpe,
+    "html": compile_html,
+    "minhash": _minhash,
+    "substring": _substring,
+    "fasttext": _fasttext,
+    "language": _language,
+    "word_spans": _word_spans,
+}
+
+
+def compile_here(kernel: str) -> None:
+    """Compile a kernel in this process; a line on stdout for each function."""
+
+    def compiling(_function: str) -> None:
+        print(kernel, flush=True)
+
+    compile_listeners.append(compiling)
+    try:
+        EXAMPLES[kernel]()
+    finally:
+        compile_listeners.remove(compiling)
+
+
+def compile_all(kernels: Sequence[str], jobs: int) -> int:
+    """Compile kernels in `jobs` processes at a time, with progress on stderr; how many functions
+    were compiled. Raises CalledProcessError with a process's stderr where one fails."""
+    total = sum(FUNCTIONS[kernel] for kernel in kernels)
+    counts, started = dict.fromkeys(kernels, 0), time.monotonic()
+    expected, lock = total, threading.Lock()
+
+    def compile_one(kernel: str) -> None:
+        nonlocal expected
+        words = [sys.executable, "-P", "-m", "sabia.kernels.compile", "--here", kernel]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+            assert process.stdout and process.stderr
+            for _ in process.stdout:
+                with lock:
+                    counts[kernel] += 1
+                    _show(sum(counts.values()), expected, time.monotonic() - started)
+            errors = process.stderr.read()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, words, stderr=errors)
+        with lock:  # functions that other kernels use too may have been there
+            expected -= FUNCTIONS[kernel] - counts[kernel]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(compile_one, kernels))
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return sum(counts.values())
+
+
+def _show(done: int, total: int, seconds: float) -> None:
+    if sys.stderr.isatty():
+        line = f"compiling kernels, once per machine: {compiled_share(done, total, seconds)}"
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    summary, _, description = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m sabia.kernels.compile", description=f"{summary}\n\n{description}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    names = ", ".join(EXAMPLES)
+    parser.add_argument("kernels", nargs="*", metavar="KERNEL", help=f"of {names} (default: all)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parser.add_argument("--jobs", type=int, default=cores or 1, help="processes (default: cores)")
+    for hidden in ("--here", "--until-stdin-ends"):
+        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    kernels = options.kernels or list(EXAMPLES)
+    unknown = [kernel for kernel in kernels if kernel not in EXAMPLES]
+    if unknown or options.jobs < 1:
+        parser.error(
+            f"kernel {unknown[0]!r} (expected {names})" if unknown
+            else f"--jobs: {options.jobs} (expected 1 or more)"
+        )  # fmt: skip
+    if options.until_stdin_ends:
+        end_with_stdin()
+    if options.here or options.until_stdin_ends:
+        for kernel in kernels:
+            compile_here(kernel)
+        return 0
+    started = time.monotonic()
+    try:
+        count = compile_all(kernels, options.jobs)
+    except subprocess.CalledProcessError as error:
+        print(error.stderr, end="", file=sys.stderr)
+        print(f"compiling failed: {shlex.join(error.cmd)}", file=sys.stderr)
+        return 1
+    seconds = time.monotonic() - started
+    state = (
+        f"{count} functions compiled in {seconds:.0f} s" if count else "all were compiled before"
+    )
+    print(f"kernels: {state}; cache: {compiled_folder()}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Words with their byte ranges, n-gram look-ups and alignment."""
