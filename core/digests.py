@@ -247,11 +247,16 @@ class ArrowRows:
         """Append a batch."""
         self._write(batch, {})
 
-    def _write(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> None:
-        digest = _batch_digest(self._head, self.rows, batch, about.get(ROWS, b""))
+    def _write(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> bytes:
+        """Write a batch with its metadata; returns its digest."""
+        digest = self._digest(batch, about)
         self._file.write_batch(batch, custom_metadata=about | {KEY: digest})
         self.rows += batch.num_rows
         self._empty = batch.slice(0, 0)  # with the same dictionaries
+        return digest
+
+    def _digest(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> bytes:
+        return _batch_digest(self._head, self.rows, batch, about.get(ROWS, b""))
 
     def close(self) -> None:
         """Write the last batch, which has no rows, and the end."""

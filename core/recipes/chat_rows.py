@@ -21,8 +21,9 @@ from sabia.core.generate.chat import render_rows
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.executor import map_processes
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows.row_file import ENDING, RowFile, RowWriter
-from sabia.core.shards.token_rows.row_store import RejectRow, make_missing
+from sabia.core.shards.token_rows.row_file import RowFile
+from sabia.core.shards.token_rows.row_store import RejectRow, open_made
+from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
 from sabia.core.text.tokenize.packing import WINDOW, best_fit
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 
@@ -52,8 +53,7 @@ def chat_rows(
     settings = repr((prints, _loaded(tokenizer).fingerprint, length, pack))
     name = hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()
     path = folder / f"{name}{ENDING}"
-    make_missing(_make, [(path, sources, tokenizer, length, pack, jobs)])
-    file = RowFile.open(path)
+    file = open_made(_make, (path, sources, tokenizer, length, pack, jobs))
     for row, reason, shard in file.rejects():
         reject(row, reason, shard)
     return file

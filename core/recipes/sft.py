@@ -59,14 +59,15 @@ def run(job: Job, options: SftOptions) -> None:
         )  # fmt: skip
         with opened_rejects(job, world, "conversations") as rejects:
             made = read(sources, reject=rejects.add)
-        count, predicted = made.about["conversations"], made.about["predicted"]
+        index = made.index
+        count, predicted = index.about["conversations"], index.about["predicted"]
         if not count:
             raise BadData(
                 f"no usable conversation, {rejects.count:,} rejected (expected messages with an "
                 "assistant's answer that fit into --length)"
             )
         notes.note(
-            f"{count:,} conversations in {len(made):,} rows; {predicted:,} of {made.tokens:,} "
+            f"{count:,} conversations in {len(made):,} rows; {predicted:,} of {index.tokens:,} "
             "tokens are the assistant's"
         )
         about = {"conversations": f"{count:,}", "assistant tokens": f"{predicted:,}"}

@@ -15,7 +15,6 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -26,11 +25,12 @@ import pyarrow.parquet as pq
 from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.file_hashes import CACHED_BYTES, remembered
-from sabia.core.shards import records
+from sabia.core.shards import records, schemas
 from sabia.core.shards.atomic import atomic_path, scratch_directory
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
+from sabia.core.shards.token_rows.row_writer import IndexedRows
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 64 << 20
@@ -152,6 +152,13 @@ class ArrowRows(digests.ArrowRows):
         self.target.flush()
 
 
+def arrow_file(target: BinaryIO, schema: pa.Schema) -> digests.ArrowRows:
+    """An Arrow file; one of token rows has an index of them."""
+    if schema.remove_metadata().equals(schemas.KINDS["tokens"]):
+        return IndexedRows(target, schema)
+    return digests.ArrowRows(target, schema, pa.ipc.new_file)
+
+
 class TableRows:
     """The first rows as a table for a terminal, and a count of all."""
 
@@ -183,7 +190,7 @@ def _cell(value: Any, width: int = 40) -> str:
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
     "parquet": ParquetRows, "arrow": ArrowRows, "jsonl": JsonRows,
 }  # fmt: skip
-FILES = STREAMS | {"arrow": partial(digests.ArrowRows, new=pa.ipc.new_file)}
+FILES = STREAMS | {"arrow": arrow_file}
 
 
 def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:

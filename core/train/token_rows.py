@@ -1,14 +1,14 @@
 """Token rows with random access, and batches of them.
 
-The rows are those of row files (core.shards.token_rows), which are mapped, so that a batch reads
-its own rows and nothing else. Row numbers go through the sources in turn: source by source, in each
+The rows are those of row files (core.shards.token_rows), of which a batch reads its own rows and
+what locates them. Row numbers go through the sources in turn: source by source, in each
 file by file, in the order of the shards. Batches are built with array operations: segments number
 the documents of a row from 1 (0 is padding), positions restart in each, and a token's target is the
 next token of the same document; a token's `loss_mask` says whether that token is a target.
 """
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
-from sabia.core.shards.token_rows.row_file import RowFile, RowWriter
+from sabia.core.shards.token_rows.row_file import RowFile
+from sabia.core.shards.token_rows.row_writer import RowWriter
+from sabia.core.shards.token_rows.shard_bytes import BufferBytes
 
 SOURCES = 32  # losses are reported for this many sources, the last of which holds all others
 Batch = dict[str, np.ndarray]
@@ -38,22 +40,22 @@ class TokenRows:
     @cached_property
     def tokens(self) -> int:
         """Tokens in all rows."""
-        return sum(file.tokens for file in self.files)
+        return sum(file.index.tokens for file in self.files)
 
     @cached_property
     def row_length(self) -> int:
         """Length of the longest row."""
-        return max(file.row_length for file in self.files)
+        return max(file.index.row_length for file in self.files)
 
     @cached_property
     def unpacked(self) -> bool:
         """True if no row holds more than one document."""
-        return all(file.most_documents <= 1 for file in self.files)
+        return all(file.index.single for file in self.files)
 
     @cached_property
     def largest_id(self) -> int:
         """The largest token id of the files that know theirs; see `check_ids` for the others."""
-        return max(file.largest_id or 0 for file in self.files)
+        return max(file.index.largest_id or 0 for file in self.files)
 
     @cached_property
     def source_names(self) -> tuple[str, ...]:
@@ -63,45 +65,58 @@ class TokenRows:
     @cached_property
     def source_sizes(self) -> tuple[int, ...]:
         """Rows of each source."""
-        sizes = dict.fromkeys(self.source_names, 0)
-        for file in self.files:
-            for name, rows in file.sources.items():
-                sizes[name] += rows
-        return tuple(sizes.values())
+        ends = np.concatenate([[0], self._runs[0]])
+        code = self._runs[1]
+        return tuple(np.bincount(code, np.diff(ends), len(self.source_names)).astype(int).tolist())
 
     @cached_property
-    def _runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each run of rows of a source in a file, in the order of row numbers: the number after
-        the last row, the file, and what is added to a number to have that in the file's order;
-        int64[runs] each."""
+    def _runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """For each run of rows of a source in a record batch, in the order of row numbers: the
+        number after the last row, the source, the file, the batch in it, and how many rows of the
+        batch are before the first one if those are ordered by source; int64[runs] each."""
         code = {name: number for number, name in enumerate(self.source_names)}
-        runs = [
-            (code[name], number, file.first_of_source[name], rows)
-            for number, file in enumerate(self.files)
-            for name, rows in file.sources.items()
-        ]
-        _, number, first, rows = np.array(sorted(runs), np.int64).T
-        ends = np.cumsum(rows)
-        return ends, number, first - (ends - rows)
+        parts = []
+        for number, file in enumerate(self.files):
+            entries = file.index.entries  # [E, 3]
+            sources = np.array([code[name] for name in file.sources], np.int64)
+            batch, before = file.index.batch_of_entry, np.cumsum(entries[:, 2]) - entries[:, 2]
+            before = before - file.index.first_row[batch]
+            of_file = np.full(len(entries), number)
+            parts.append([sources[entries[:, 1]], of_file, batch, before, entries[:, 2]])
+        code_of, of_file, batch, before, rows = np.concatenate(parts, 1, dtype=np.int64)
+        order = np.argsort(code_of, kind="stable")
+        columns = (code_of, of_file, batch, before)
+        return np.cumsum(rows[order]), *(column[order] for column in columns)
+
+    def _located(self, numbers: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+        """The rows by record batch: (file, batch in it, the rows' numbers in the batch, which of
+        `numbers` they are)."""
+        ends, _, of_file, batch, before = self._runs
+        numbers = np.asarray(numbers, np.int64)
+        run = np.searchsorted(ends, numbers, side="right")
+        starts = np.concatenate([[0], ends[:-1]])
+        position = before[run] + numbers - starts[run]
+        order = np.lexsort((batch[run], of_file[run]))
+        keys = np.stack([of_file[run], batch[run]])[:, order]
+        changes = 1 + np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(0))
+        for which in np.split(order, changes):
+            if len(which):
+                file, number = int(of_file[run[which[0]]]), int(batch[run[which[0]]])
+                rows = self.files[file].batch(number).order[position[which]]
+                yield file, number, rows, which
 
     def located(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The file of each row number, and the row's number in its shard, int64[B] each."""
-        ends, files, shift = self._runs
-        run = np.searchsorted(ends, numbers, side="right")
-        of_file, rows = files[run], np.asarray(numbers, np.int64) + shift[run]
-        for number in np.unique(of_file):
-            if (order := self.files[number].order) is not None:
-                here = of_file == number
-                rows[here] = order[rows[here]]
-        return of_file, rows
+        of_file, in_shard = np.zeros((2, len(numbers)), np.int64)
+        for file, batch, rows, which in self._located(numbers):
+            of_file[which], in_shard[which] = file, self.files[file].index.first_row[batch] + rows
+        return of_file, in_shard
 
     def row_sizes(self, numbers: np.ndarray) -> np.ndarray:
         """Tokens of each row, int64[B]."""
-        of_file, rows = self.located(numbers)
-        sizes = np.zeros(len(rows), np.int64)
-        for number in np.unique(of_file):
-            here = of_file == number
-            sizes[here] = self.files[number].size[rows[here]]
+        sizes = np.zeros(len(numbers), np.int64)
+        for file, batch, rows, which in self._located(numbers):
+            sizes[which] = self.files[file].batch(batch).size[rows]
         return sizes
 
     @property
@@ -117,19 +132,24 @@ class TokenRows:
         input_ids, targets, segments, positions int32; loss_mask float32 (1 where the target
         counts); source float32 [B, S], one-hot.
         """
-        of_file, local = (array.tolist() for array in self.located(rows))
-        parts = [(self.files[number], row) for number, row in zip(of_file, local, strict=True)]
-        for file, row in parts:  # the reads of all rows begin before the first is waited for
-            file.will_need(row)
-        width = length or int(self.row_sizes(rows).max(initial=1))
-        ids = np.zeros((len(parts), width), np.int32)
-        counts = np.ones((len(parts), width), bool)  # whether a token's loss counts
-        for index, (file, row) in enumerate(parts):
-            tokens = file.row_ids(row)[:width]
-            ids[index, : len(tokens)] = tokens
-            if (mask := file.row_mask(row)) is not None:
-                counts[index, : len(tokens)] = mask[:width]
-        documents = [file.row_documents(row) for file, row in parts]
+        located = list(self._located(rows))
+        width = 1
+        for file, number, local, _ in located:  # all reads begin before the first is waited for
+            part = self.files[file].batch(number)
+            width = max(width, int(part.size[local].max()))
+            for row in local.tolist():
+                part.will_need(row)
+        width = length or width
+        ids = np.zeros((len(rows), width), np.int32)
+        counts = np.ones((len(rows), width), bool)  # whether a token's loss counts
+        documents = [np.zeros(0, np.int32)] * len(rows)
+        for file, number, local, which in located:
+            read = self.files[file].read(number, local.tolist())
+            for index, (tokens, lengths, mask) in zip(which.tolist(), read, strict=True):
+                ids[index, : len(tokens)] = tokens[:width]
+                documents[index] = lengths
+                if mask is not None:
+                    counts[index, : len(tokens)] = mask[:width]
         segments, positions = _documents(documents, width)
         targets, has_target = np.zeros_like(ids), np.zeros(ids.shape, bool)
         targets[:, :-1] = ids[:, 1:]
@@ -177,7 +197,7 @@ def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
     for batch in batches:
         writer.add(batch)
     writer.close()
-    return TokenRows((RowFile.from_buffer(held.getbuffer(), "token rows"),))
+    return TokenRows((RowFile.of_bytes(BufferBytes(held.getbuffer(), "token rows")),))
 
 
 def check_ids(ids: np.ndarray, vocab_size: int) -> None:

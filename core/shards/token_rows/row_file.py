@@ -1,338 +1,313 @@
-"""Row files: the token rows of one input shard, or an index of them, read through a memory map.
+"""Token rows of one shard, read where they are in an uncompressed Arrow file.
 
-A row file has an index of its rows: where the ids of a row are, its length, its documents, its loss
-mask and its source. The ids follow each other in the file itself, or stay where they are: in an
-uncompressed Arrow shard, whose row file then holds the index alone (`in_place`). Opening one reads
-its footer; the rest is mapped and read where a row is used, so that neither time nor memory grows
-with the rows. Rows are numbered source by source, and in the order of the shard within a source.
-
-Layout, little-endian: MAGIC; ids int32[tokens]; each part of the index, aligned to 8 bytes; the
-footer, a JSON object with its digest; its length, uint64; MAGIC. The parts:
-`at` int64[n] index of a row's first id, in units of 4 bytes from the start of the file;
-`size` int32[n]; `document` int64[n + 1] where the documents of a row begin in `lengths` int32[];
-`mask` int64[n] a row's first bit in `bits` (-1: every token counts); `order` int64[n] the rows by
-source, where there are several; `rejected` JSON lines [row, reason, shard]; `digest` 16 bytes of
-each row, where rows in place have the ids that `tokenize` gives them (`row_digest`): such a row is
-checked when it is read, since nothing has read it before.
+Opening a shard reads its index (`row_index`). A record batch is resolved when one of its rows is
+read: where the ids of its rows are, their documents, masks and digests, which are checked then. The
+ids of a row are read with `pread`; a row that has a digest is compared with it. Row files that are
+made here (`row_writer`) have a column of digests. In shards of `tokenize` the id of a row is its
+digest (`row_hash`); ids that are not hashes are recognized by the other rows of their batch.
 """
 
-import contextlib
-import ctypes
 import hashlib
 import json
-import mmap
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from functools import cache, cached_property
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from threading import Lock
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
+from sabia.core import notes
 from sabia.core.errors import BadData
-from sabia.core.shards import records
-from sabia.core.shards.arrow_arrays import bools, int32s, text_buffers
-from sabia.core.shards.atomic import sealed, unsealed
+from sabia.core.shards.token_rows.arrow_messages import ArrowShard, BatchLayout, NotInPlace
+from sabia.core.shards.token_rows.row_index import (
+    RowIndex,
+    check_lists,
+    sources_of,
+    stored_index,
+)
+from sabia.core.shards.token_rows.shard_bytes import FileBytes, ShardBytes
 
-MAGIC = b"sabiaRO2"
-ENDING = ".rows"
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
-PARTS = {
-    "at": np.int64, "size": np.int32, "document": np.int64, "lengths": np.int32,
-    "mask": np.int64, "bits": np.uint8, "order": np.int64, "rejected": np.uint8,
-    "code": np.int32, "digest": np.uint8,
-}  # fmt: skip
-SPOOL_BYTES = 1 << 20  # of each part in memory while it is written
-Positions = tuple[np.ndarray, np.ndarray]  # of each row's ids and mask, see `at` and `mask`
+DAMAGE = (NotInPlace, OSError, ValueError, KeyError, IndexError, struct.error, pa.ArrowException)
+RESOLVED_BYTES = 12 << 20  # of resolved batches that are kept in memory
+TRIED = 8  # rows of a batch that are hashed to see whether its ids are digests
+Row = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # ids, lengths of documents, mask
 
 
-class RowWriter:
-    """Writes a row file into an open file; `close` completes it.
-
-    in_place: ids and masks are in another file, at the positions that `add` is given.
-    """
-
-    def __init__(self, target: BinaryIO, in_place: bool = False) -> None:
-        self.target, self.in_place = target, in_place
-        self._parts: dict[str, Any] = {
-            name: tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - kept open
-            for name in PARTS
-        }
-        self._digests = in_place  # as long as all rows have one
-        self.rows = self.tokens = self._documents = self._bytes_of_bits = 0
-        self._longest, self._most_documents, self._largest_id = 0, 0, 0
-        self._sources: dict[str, int] = {}
-        self._masked = False
-        self._written = target.write(MAGIC)
-        self._put("document", [0])
-
-    def add(self, batch: pa.RecordBatch, positions: Positions | None = None) -> None:
-        """Append token records, in place with the column `id`; raises BadData if lengths do not
-        match."""
-        tokens, documents = batch.column("input_ids"), batch.column("document_lengths")
-        sizes = np.diff(int32s(tokens.offsets))
-        counts = np.diff(int32s(documents.offsets))
-        lengths = int32s(documents.flatten())
-        self._check(sizes, counts, lengths)
-        at, mask = positions or self._copied(batch, sizes)
-        if self._masked or (mask >= 0).any():
-            # rows before the first one with a mask
-            self._put("mask", np.full(0 if self._masked else self.rows, -1))
-            self._put("mask", mask)
-            self._masked = True
-        for name, values in (("at", at), ("size", sizes), ("lengths", lengths),
-                             ("document", self._documents + np.cumsum(counts)),
-                             ("code", self._codes(batch))):  # fmt: skip
-            self._put(name, values)
-        if self._digests and len(sizes):
-            self._put("digest", self._digests_of(batch))
-        self.rows += len(sizes)
-        self.tokens += int(sizes.sum())
-        self._documents += len(lengths)
-        self._longest = max(self._longest, int(sizes.max(initial=0)))
-        self._most_documents = max(self._most_documents, int(counts.max(initial=0)))
-
-    def reject(self, row: Mapping[str, Any], reason: str, shard: str = "") -> None:
-        """Record a row that cannot be used."""
-        line = json.dumps([records.to_json(dict(row)), reason, shard]) + "\n"
-        self._put("rejected", np.frombuffer(line.encode(), np.uint8))
-
-    def close(self, **about: Any) -> None:
-        """Write the index and the footer; about: figures that `RowFile.about` gives back."""
-        parts, rows = {}, np.full(len(self._sources), self.rows)
-        codes = self._parts.pop("code")
-        if not self._digests:
-            self._parts.pop("digest").close()
-        if len(rows) > 1:
-            codes.seek(0)
-            code = np.frombuffer(codes.read(), np.int32)
-            rows = np.bincount(code, minlength=len(rows))
-            self._put("order", np.argsort(code, kind="stable"))
-        for name, spool in self._parts.items():
-            size = spool.tell()
-            spool.seek(0)
-            if size:
-                parts[name] = [self._aligned(), size]
-                shutil.copyfileobj(spool, self.target, SPOOL_BYTES)
-                self._written += size
-            spool.close()
-        footer = {
-            "in_place": self.in_place, "parts": parts, "rows": self.rows, "tokens": self.tokens,
-            "row_length": self._longest, "most_documents": self._most_documents,
-            "largest_id": None if self.in_place else self._largest_id,
-            "sources": dict(zip(self._sources, rows.tolist(), strict=True)), "about": about,
-        }  # fmt: skip
-        text = json.dumps(sealed(footer)).encode()
-        self.target.write(text + len(text).to_bytes(8, "little") + MAGIC)
-
-    def _put(self, name: str, values: Any) -> None:
-        self._parts[name].write(np.ascontiguousarray(values, PARTS[name]).data)
-
-    def _aligned(self) -> int:
-        """The position of the next part."""
-        self._written += self.target.write(b"\0" * (-self._written % 8))
-        return self._written
-
-    def _check(self, sizes: np.ndarray, counts: np.ndarray, lengths: np.ndarray) -> None:
-        total = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        ends = np.cumsum(counts)
-        inside = total[ends] - total[ends - counts]  # [n] tokens of a row's documents
-        wrong = inside > sizes
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise BadData(
-                f"token row {self.rows + row}: documents of {inside[row]} tokens in a row of "
-                f"{sizes[row]} (expected document_lengths that sum to at most the row's length)"
-            )
-        if lengths.min(initial=0) < 0:
-            row = self.rows + int(np.searchsorted(ends, np.argmin(lengths), "right"))
-            raise BadData(
-                f"token row {row}: a document of {lengths.min()} tokens (expected 0 or more)"
-            )
-
-    def _copied(self, batch: pa.RecordBatch, sizes: np.ndarray) -> Positions:
-        """Write ids and masks; their positions."""
-        ids = np.ascontiguousarray(int32s(batch.column("input_ids").flatten()))
-        before = np.cumsum(sizes) - sizes  # [n] tokens of the batch before a row
-        at = self._written // 4 + before
-        self._written += self.target.write(ids.data)
-        self._largest_id = max(self._largest_id, int(ids.max(initial=0)))
-        mask = batch.column("loss_mask") if "loss_mask" in batch.schema.names else None
-        if mask is None or mask.null_count == len(mask):
-            return at, np.full(len(sizes), -1)
-        has_mask = bools(mask.is_valid())
-        if (np.diff(int32s(mask.offsets))[has_mask] != sizes[has_mask]).any():
-            raise BadData("token rows: a loss_mask is not as long as its input_ids")
-        counted = np.ones(int(sizes.sum()), bool)
-        counted[np.repeat(has_mask, sizes)] = bools(mask.flatten())
-        bits = np.packbits(counted, bitorder="little")
-        self._put("bits", bits)
-        first = 8 * self._bytes_of_bits
-        self._bytes_of_bits += len(bits)
-        return at, np.where(has_mask, first + before, -1)
-
-    def _digests_of(self, batch: pa.RecordBatch) -> np.ndarray:
-        """The digests of a batch's rows, uint8[16 n]; none if their ids are something else."""
-        digests = b""
-        if "id" in batch.schema.names and pa.types.is_string(batch.schema.field("id").type):
-            text, bounds = text_buffers(batch.column("id"))
-            if (np.diff(bounds) == 32).all():
-                with contextlib.suppress(ValueError):
-                    digests = bytes.fromhex(text[bounds[0] : bounds[-1]].tobytes().decode())
-        if digests and not self.rows:  # whether they are digests is seen from the first row
-            tokens, documents = (batch.column(name)[0].values for name in COLUMNS[:2])
-            if digests[:16] != row_digest(int32s(tokens), int32s(documents)):
-                digests = b""
-        self._digests = bool(digests)
-        return np.frombuffer(digests, np.uint8)
-
-    def _codes(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Index of each row's source int32[n]; new sources are added."""
-        codes = self._sources
-        if "source" not in batch.schema.names:
-            return np.full(batch.num_rows, codes.setdefault("", len(codes)), np.int32)
-        names = batch.column("source").cast(pa.string())
-        encoded = (names.fill_null("") if names.null_count else names).dictionary_encode()
-        known = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()]
-        return np.array(known, np.int32)[int32s(encoded.indices)]
-
-
-def row_digest(ids: np.ndarray, lengths: np.ndarray) -> bytes:
-    """128-bit BLAKE2b of the ids, int32[T], and the lengths of the documents."""
+def row_hash(ids: np.ndarray, lengths: np.ndarray) -> str:
+    """128-bit BLAKE2b of the ids, int32[T], and the lengths of the documents: a row's id."""
     digest = hashlib.blake2b(ids.astype("<i4", copy=False).tobytes(), digest_size=16)
     digest.update(lengths.astype("<i8").tobytes())
-    return digest.digest()
+    return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class RowFile:
-    """A row file that is open: n rows, in the order of the shard.
+def row_digest(ids: Any, lengths: Any, mask: np.ndarray | None, source: str) -> int:
+    """64-bit XXH3 of a row of a row file: int32[T], int32[documents], bool[T]."""
+    bits = b"" if mask is None else mask.tobytes()
+    sizes = np.array([len(ids), len(lengths), len(bits)], "<i8").tobytes()
+    return xxh3_64_intdigest(b"".join((ids, lengths, bits, source.encode(), sizes)))
 
-    sources: rows of each source. row_length: tokens of the longest row; most_documents: of a row;
-    largest_id: None where it is not known. order: see the module; None with one source.
+
+def check_lengths(first: int, sizes: np.ndarray, counts: np.ndarray, lengths: np.ndarray) -> None:
+    """Raise BadData unless the documents of each row fit in it; first: the number of row 0."""
+    total = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    ends = np.cumsum(counts)
+    inside = total[ends] - total[ends - counts]  # [n] tokens of a row's documents
+    wrong = inside > sizes
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadData(
+            f"token row {first + row}: documents of {inside[row]} tokens in a row of "
+            f"{sizes[row]} (expected document_lengths that sum to at most the row's length)"
+        )
+    if lengths.min(initial=0) < 0:
+        row = first + int(np.searchsorted(ends, np.argmin(lengths), "right"))
+        raise BadData(f"token row {row}: a document of {lengths.min()} tokens (expected 0 or more)")
+
+
+@dataclass
+class RowBatch:
+    """A record batch of n rows: where they are, and what they are compared with.
+
+    at: position of the first id int64[n]; size int64[n] tokens; bounds int64[n + 1] of a row's
+    documents in `lengths` int32; mask: position of the first bit int64[n], None where every token
+    counts; order int64[n]: the rows by source; digests uint64[n] or ids, strings of 32 characters.
     """
 
-    ids: np.ndarray
-    bits: np.ndarray
+    shard: ShardBytes
+    first: int  # number of the first row in the shard
     at: np.ndarray
     size: np.ndarray
-    document: np.ndarray
+    bounds: np.ndarray
     lengths: np.ndarray
     mask: np.ndarray | None
-    order: np.ndarray | None
-    tokens: int
-    row_length: int
-    most_documents: int
-    largest_id: int | None
-    sources: Mapping[str, int]
-    about: Mapping[str, Any]
-    rejected: np.ndarray
-    digest: np.ndarray
-    name: str  # of the file with the ids
+    order: np.ndarray
+    sources: list[str]
+    source: np.ndarray  # number of each row's source, uint16[n]
+    digests: np.ndarray | None
+    ids: bytes
+    has_hashes: bool | None = None  # whether its ids are hashes; None: not known yet
 
-    def __len__(self) -> int:
-        return len(self.size)
-
-    @classmethod
-    def open(cls, path: str | Path, shard: str | Path = "") -> "RowFile":
-        """Map a row file, and the shard if the ids are there; BadData if it is not whole."""
-        return cls.from_buffer(mapped(path), str(path), shard)
-
-    @classmethod
-    def from_buffer(cls, buffer: Any, name: str, shard: str | Path = "") -> "RowFile":
-        """The row file in a buffer of bytes; see `open`."""
-        footer = _footer(memoryview(buffer), name)
-        data = mapped(shard) if footer["in_place"] else None
-        parts: dict[str, Any] = {
-            part: np.ndarray((size // np.dtype(dtype).itemsize,), dtype, buffer, start)
-            for part, dtype in PARTS.items()
-            for start, size in [footer["parts"].get(part, (0, 0))]
-        }
-        ids = buffer if data is None else data
-        parts |= {
-            "ids": np.ndarray((len(memoryview(ids)) // 4,), np.int32, ids),
-            "bits": parts["bits"] if data is None else np.frombuffer(data, np.uint8),
-            "name": str(shard or name),
-            # of every row, or of none
-            "mask": parts["mask"] if "mask" in footer["parts"] else None,
-            "order": parts["order"] if "order" in footer["parts"] else None,
-        }
-        return cls(**{f.name: parts[f.name] if f.name in parts else footer[f.name]
-                      for f in fields(cls)})  # fmt: skip
-
-    @cached_property
-    def first_of_source(self) -> dict[str, int]:
-        """How many rows of `order` are before the first of each source."""
-        ends = np.cumsum(list(self.sources.values()))
-        return dict(zip(self.sources, (ends - list(self.sources.values())).tolist(), strict=True))
+    @property
+    def nbytes(self) -> int:
+        """About how much memory this takes."""
+        return 4_000 + len(self.ids) + 30 * len(self.at) + 4 * len(self.lengths)
 
     def will_need(self, row: int) -> None:
         """Let the system read a row in advance."""
-        start = int(self.at[row])
-        advise(self.ids[start : start + int(self.size[row])], mmap.MADV_WILLNEED)
+        self.shard.will_need(int(self.at[row]), 4 * int(self.size[row]))
 
-    def row_ids(self, row: int) -> np.ndarray:
-        """The ids of a row, int32[size]; BadData if it has a digest and is not as written."""
-        start = int(self.at[row])
-        ids = self.ids[start : start + int(self.size[row])]
-        if len(self.digest):
-            expected = self.digest[16 * row : 16 * row + 16].tobytes()
-            if row_digest(ids, self.row_documents(row)) != expected:
-                raise BadData(f"{self.name}: row {row} is not as it was written (damaged bits)")
-        return ids
+    def read(self, row: int) -> Row:
+        """A row; BadData if it has a digest and is not as it was written."""
+        made = ids, lengths, mask = self._unchecked(row)
+        if self.digests is not None:
+            source = self.sources[self.source[row]]
+            same = row_digest(ids, lengths, mask, source) == int(self.digests[row])
+        else:
+            same = not self.ids or self.has_hashes is False or self._is_hash(row, made)
+            if not same and self.has_hashes is None:
+                others = [n for n in range(min(TRIED, len(self.at))) if n != row]
+                self.has_hashes = any(self._is_hash(n, self._unchecked(n)) for n in others)
+                same = not self.has_hashes
+        if not same:
+            raise BadData(
+                f"{self.shard.name}: row {self.first + row} is not as it was written (damaged bits)"
+            )
+        return made
 
-    def row_documents(self, row: int) -> np.ndarray:
-        """The lengths of its documents, int32."""
-        return self.lengths[self.document[row] : self.document[row + 1]]
+    def _is_hash(self, row: int, read: Row) -> bool:
+        same = row_hash(*read[:2]).encode() == self.ids[32 * row : 32 * row + 32]
+        self.has_hashes = self.has_hashes or same or None
+        return same
 
-    def row_mask(self, row: int) -> np.ndarray | None:
-        """Which tokens of a row count, bool[size]; None: all."""
-        if self.mask is None or self.mask[row] < 0:
-            return None
-        first, size = int(self.mask[row]), int(self.size[row])
-        whole = self.bits[first // 8 : (first + size + 7) // 8]
-        start = first % 8
-        bits = np.unpackbits(whole, bitorder="little")[start : start + size]
-        return bits.view(np.bool_)
+    def _unchecked(self, row: int) -> Row:
+        size = int(self.size[row])
+        ids = np.frombuffer(self.shard.read(int(self.at[row]), 4 * size), "<i4")
+        lengths = self.lengths[self.bounds[row] : self.bounds[row + 1]]
+        if self.mask is None:
+            return ids, lengths, None
+        byte, start = divmod(int(self.mask[row]), 8)
+        data = self.shard.read(byte, (start + size + 7) // 8)
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return ids, lengths, bits[start : start + size].view(np.bool_)
+
+
+class _Recent:
+    """The batches that were resolved last, of all row files."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[tuple[int, int], RowBatch] = OrderedDict()
+        self._nbytes, self._lock, self.keys = 0, Lock(), count()
+
+    def get(self, key: tuple[int, int], resolve: Callable[[], RowBatch]) -> RowBatch:
+        with self._lock:
+            if (batch := self._held.get(key)) is not None:
+                self._held.move_to_end(key)
+                return batch
+        batch = resolve()
+        with self._lock:
+            if self._held.setdefault(key, batch) is batch:
+                self._nbytes += batch.nbytes
+            while self._nbytes > RESOLVED_BYTES and len(self._held) > 1:
+                self._nbytes -= self._held.popitem(last=False)[1].nbytes
+        return batch
+
+
+_recent = _Recent()
+
+
+class RowFile:
+    """The rows of a shard; index: see `RowIndex`; sources: the names of those in it.
+
+    source: that of rows without one. digests: rows have them in a column; remake: makes such a file
+    again where it is damaged.
+    """
+
+    def __init__(
+        self, shard: ShardBytes, index: RowIndex, source: str = "", digests: bool = False,
+        remake: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.index, self._source = shard.name, index, source
+        self._arrow, self._digests, self._remake = ArrowShard(shard), digests, remake
+        self.sources = [source if name is None else name for name in index.sources]
+        self._key = next(_recent.keys)
+        if digests and "digest" not in self._arrow.columns:
+            raise BadData(f"{shard.name}: no digests of rows (damaged bits)")
+
+    @classmethod
+    def open(cls, path: str | Path, remake: Callable[[], None] | None = None) -> "RowFile":
+        """A row file that `RowWriter` wrote; BadData if it is not whole."""
+        return cls.of_bytes(FileBytes(str(path)), remake)
+
+    @classmethod
+    def of_bytes(cls, shard: ShardBytes, remake: Callable[[], None] | None = None) -> "RowFile":
+        """A row file that is open, or in memory; see `open`."""
+        try:
+            if (index := stored_index(shard)) is None:
+                raise ValueError("no index of rows")
+            return cls(shard, index, digests=True, remake=remake)
+        except (*DAMAGE, BadData) as error:
+            reason = str(error).partition("\n")[0]
+            raise BadData(
+                f"{shard.name}: damaged ({reason}); remove it, and it is made again"
+            ) from error
+
+    def __len__(self) -> int:
+        return int(self.index.first_row[-1])
 
     def rejects(self) -> Iterator[tuple[dict[str, Any], str, str]]:
         """(row, reason, shard) of each row that could not be used."""
-        for line in self.rejected.tobytes().splitlines():
-            row, reason, shard = json.loads(line)
+        for row, reason, shard in self.index.rejected:
             yield json.loads(row), reason, shard
 
+    def batch(self, number: int) -> RowBatch:
+        """A record batch, resolved. Raises BadData where it is damaged."""
+        return self._repaired(lambda: self._batch(number))
 
-def _footer(buffer: memoryview, name: str) -> dict[str, Any]:
-    end = len(buffer) - len(MAGIC)
-    try:
-        if bytes(buffer[end:]) != MAGIC or bytes(buffer[: len(MAGIC)]) != MAGIC:
-            raise ValueError("not a row file")
-        size = int.from_bytes(buffer[end - 8 : end], "little")
-        return unsealed(json.loads(bytes(buffer[max(0, end - 8 - size) : end - 8])))
-    except ValueError as error:
-        raise BadData(f"{name}: damaged ({error}); remove it, and it is made again") from error
+    def read(self, number: int, rows: Sequence[int]) -> list[Row]:
+        """Rows of a record batch. Raises BadData where they are damaged."""
+        return self._repaired(lambda: [*map(self._batch(number).read, rows)])
 
+    def _batch(self, number: int) -> RowBatch:
+        return _recent.get((self._key, number), lambda: self._resolved(number))
 
-def mapped(path: str | Path) -> pa.Buffer:
-    """A file as a buffer that is mapped, without an open file; pages are read one at a time."""
-    with pa.memory_map(str(path)) as file:
-        buffer = file.read_buffer()
-    advise(np.frombuffer(buffer, np.uint8), mmap.MADV_RANDOM)
-    return buffer
+    def _repaired(self, read: Callable[[], Any]) -> Any:
+        """What `read` gives, after a damaged file has been made again."""
+        try:
+            return read()
+        except BadData as error:
+            if self._remake is None:
+                raise
+            notes.warn(f"{error}; it is made again from its inputs")
+            shard = self._arrow.bytes
+            if isinstance(shard, FileBytes) and shard.is_current():
+                Path(self.name).unlink(missing_ok=True)  # else another process has made it again
+            self._remake()
+            made = RowFile.open(self.name)
+            if not np.array_equal(made.index.entries[:, 1:], self.index.entries[:, 1:]):
+                raise BadData(f"{self.name}: its inputs have changed since the start") from error
+            self._arrow, self.index, self._key = made._arrow, made.index, made._key
+        return read()
 
+    def _resolved(self, number: int) -> RowBatch:
+        index, name = self.index, self.name
+        first, last = index.first_entry[number : number + 2].tolist()
+        begin, end = index.first_row[number : number + 2].tolist()
+        try:
+            layout = self._arrow.batch(int(index.entries[first, 0]))
+            check_lists(self._arrow, layout)
+            if layout.rows != end - begin:
+                raise BadData(f"{layout.rows} rows in a batch of {end - begin} (damaged bits)")
+            batch = self._with_lists(layout, begin)
+            if last - first > 1:
+                batch.source, names = sources_of(self._arrow, layout, self._source)
+                batch.order = np.argsort(batch.source, kind="stable")
+            else:
+                names = [self.sources[index.entries[first, 1]]]
+            batch.sources = [name or "" for name in names]
+            counts = np.bincount(batch.source, minlength=len(names)).tolist()
+            known = [(self.sources[code], rows) for _, code, rows in index.entries[first:last]]
+            if known != [*zip(batch.sources, counts, strict=True)]:
+                raise BadData("sources that the index does not have (damaged bits)")
+            return batch
+        except (*DAMAGE, BadData) as error:
+            reason = str(error).partition("\n")[0]
+            text = reason if reason.startswith(name) else f"{name}: {reason or 'damaged bits'}"
+            raise BadData(text) from error
 
-@cache
-def _madvise() -> Callable[..., int] | None:
-    return getattr(ctypes.CDLL(None), "madvise", None)
+    def _with_lists(self, layout: BatchLayout, begin: int) -> RowBatch:
+        """The lists, digests and ids of a batch, whose rows are of one source."""
+        read, columns, rows = self._arrow.bytes.read, self._arrow.columns, layout.rows
+        bounds = self._bounds(layout, "input_ids")
+        documents = self._bounds(layout, "document_lengths")
+        at = layout.buffer(columns["document_lengths"].buffer + 3)[0]
+        lengths = np.frombuffer(read(at + 4 * documents[0], 4 * int(np.ptp(documents))), "<i4")
+        check_lengths(begin, np.diff(bounds), np.diff(documents), lengths)
+        mask = None
+        column = columns.get("loss_mask")
+        if column is not None and not layout.nodes[2 * column.node + 1]:
+            bits = self._bounds(layout, "loss_mask")
+            if (np.diff(bits) != np.diff(bounds)).any():
+                raise BadData("token rows: a loss_mask is not as long as its input_ids")
+            mask = 8 * layout.buffer(column.buffer + 3)[0] + bits[:-1]
+        digests = None
+        if self._digests:
+            digests = np.frombuffer(read(*layout.buffer(columns["digest"].buffer + 1)), "<u8")
+            digests = digests[:rows]
+        first_id = layout.buffer(columns["input_ids"].buffer + 3)[0]
+        return RowBatch(
+            shard=self._arrow.bytes, first=begin, at=first_id + 4 * bounds[:-1],
+            size=np.diff(bounds), bounds=documents - documents[0], lengths=lengths, mask=mask,
+            order=np.arange(rows), sources=[], source=np.zeros(rows, np.int64), digests=digests,
+            ids=b"" if self._digests else self._ids(layout),
+        )  # fmt: skip
 
+    def _bounds(self, layout: BatchLayout, name: str) -> np.ndarray:
+        """The offsets of a list, int64[n + 1]; BadData unless they are within its values."""
+        column = self._arrow.columns[name]
+        position, _ = layout.buffer(column.buffer + 1)
+        data = self._arrow.bytes.read(position, 4 * (layout.rows + 1))
+        bounds = np.frombuffer(data, "<i4").astype(np.int64)
+        bits = 1 if name == "loss_mask" else 32
+        size = 8 * layout.buffer(column.buffer + 3)[1] // bits
+        if bounds[0] < 0 or (np.diff(bounds) < 0).any() or bounds[-1] > size:
+            raise BadData(f"offsets of {name} are damaged (damaged bits)")
+        return bounds
 
-def advise(array: np.ndarray, advice: int) -> None:
-    """Tell the system how mapped memory will be used (madvise(2)); it may do nothing."""
-    call = _madvise()
-    if call is not None and array.nbytes:
-        start = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-        size = array.ctypes.data + array.nbytes - start
-        call(ctypes.c_void_p(start), ctypes.c_size_t(size), ctypes.c_int(advice))
+    def _ids(self, layout: BatchLayout) -> bytes:
+        """The ids of rows, if they are strings of 32 characters, else nothing."""
+        column = self._arrow.columns.get("id")
+        if column is None or column.kind != pa.string() or layout.nodes[2 * column.node + 1]:
+            return b""
+        position, _ = layout.buffer(column.buffer + 1)
+        bounds = np.frombuffer(self._arrow.bytes.read(position, 4 * (layout.rows + 1)), "<i4")
+        if (np.diff(bounds) != 32).any():
+            return b""
+        start, _ = layout.buffer(column.buffer + 2)
+        return bytes(self._arrow.bytes.read(start + int(bounds[0]), 32 * layout.rows))

@@ -1,11 +1,11 @@
-"""Token shards as row files, which are made once on a host and mapped by all of its processes.
+"""Token shards as row files: read in place, or unpacked once on a host for all of its processes.
 
-A row file (`row_file`) of each shard is kept under the shard's fingerprint. That of an uncompressed
-Arrow shard is an index of a few bytes per row, and the ids stay in the shard. Other shards
-(compressed Parquet, JSON lines, stdin, URLs) are unpacked, 4 bytes a token. The processes of a host
-share the work: each makes the files that no other one is making (a lock on a file, which a kill
-releases), and a later start reads only footers. Files that no run has opened for KEPT_DAYS are
-removed when others are made.
+An uncompressed Arrow shard is read where it is (`row_file`). Its index is in it, where `tokenize`
+wrote it, or made from the metadata of its batches and remembered. Other shards (compressed Parquet,
+JSON lines, stdin, URLs) are unpacked into a row file under their fingerprint. The processes of a
+host share the work: each makes the files that no other one is making (a lock on a file, which a
+kill releases). A row file that is damaged is made again, also during a run. Files that no run has
+opened for KEPT_DAYS are removed when others are made.
 
 The fingerprint is that of the digests which the shard has: of a Parquet footer, or of the record
 batches of an Arrow stream. A shard without digests is hashed once.
@@ -17,6 +17,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,16 @@ from sabia.core.progress import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows.arrow_in_place import MappedArrow, NotInPlace
-from sabia.core.shards.token_rows.row_file import COLUMNS, ENDING, RowFile, RowWriter
+from sabia.core.shards.token_rows.arrow_messages import NotInPlace
+from sabia.core.shards.token_rows.row_file import COLUMNS, RowFile
+from sabia.core.shards.token_rows.row_index import (
+    RowIndex,
+    digest_of_batches,
+    scan,
+    stored_index,
+)
+from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
+from sabia.core.shards.token_rows.shard_bytes import FileBytes
 
 KEPT_DAYS = 30
 LOOK_S = 0.1  # interval at which a process looks for files that others are making
@@ -48,23 +57,53 @@ def _content(source: Source) -> str:
             with source.open() as file:
                 if digest := footer_digest(file, source.name):
                     return f"footer {digest}"
-        elif _is_mapped(source):
-            # how many digests there are grows with the rows, so the hash of them is kept
-            return remembered(os.path.realpath(source.name), "arrow", _arrow_content)
+        elif _is_local_arrow(source):
+            index = _index_in_place(source)
+            if digest := index.content if index else _remembered(source, digest_of_batches):
+                return f"batches {digest}"
+            note_missing(source.name)
         return content_hash(source.name, source.open)
 
 
-def _arrow_content(path: str) -> str:
-    arrow = MappedArrow(path)
-    if arrow.has_digests:
-        return f"batches {arrow.digest()}"
-    note_missing(path)
-    return content_hash(path)
-
-
-def _is_mapped(source: Source) -> bool:
-    """Whether the shard is a local Arrow file, whose ids may be read in place."""
+def _is_local_arrow(source: Source) -> bool:
     return source.form == "arrow" and source.stream is None and os.path.isfile(source.name)
+
+
+def _remembered(source: Source, read: Callable[[FileBytes], str], more: str = "") -> str:
+    """What `read` gives for an Arrow shard, '' if it is not read in place; kept until the shard
+    changes. more: names what the result depends on."""
+
+    def compute(path: str) -> str:
+        with contextlib.suppress(NotInPlace):
+            return read(FileBytes(path))
+        return ""
+
+    return remembered(os.path.realpath(source.name), f"{read.__name__} {more}", compute)
+
+
+def _index_in_place(source: Source) -> RowIndex | None:
+    """The index of a local Arrow file whose rows are read in place; None for other shards."""
+    if not _is_local_arrow(source):
+        return None
+    default = _default(source)
+
+    def index_text(shard: FileBytes) -> str:
+        return scan(shard, default).to_text()
+
+    with source.reading():
+        with contextlib.suppress(NotInPlace):
+            index = stored_index(FileBytes(source.name))
+            sources = index.sources if index is not None else ()
+            names = {default if name is None else name for name in sources}
+            if index is not None and len(names) == len(sources):
+                return index
+        text = _remembered(source, index_text, default)
+        return RowIndex.from_text(text) if text else None
+
+
+def _default(source: Source) -> str:
+    """The source of rows without one."""
+    return dict(source.keys).get("source") or ""
 
 
 def open_row_files(
@@ -74,27 +113,41 @@ def open_row_files(
 
     `reject` gets the rows that cannot be used. Raises BadData for a shard that is corrupt.
     """
-    paths = [
-        folder / f"{fingerprint(source)}{'-in-place' * _is_mapped(source)}{ENDING}"
-        for source in sources
+    in_place = [_index_in_place(source) for source in sources]
+    tasks = [
+        (folder / f"{fingerprint(source)}{ENDING}", source)
+        for source, index in zip(sources, in_place, strict=True)
+        if index is None
     ]
-    shards = dict(zip(paths, sources, strict=True))
-    if not all(path.exists() for path in paths):
+    if not all(path.exists() for path, _ in tasks):
         _remove_unused(folder)
-    make_missing(_make, list(shards.items()), jobs)
-    for path, source in zip(paths, sources, strict=True):
-        try:
-            file = RowFile.open(path, source.name)
-        except BadData as error:
-            notes.warn(f"{error}")
-            path.unlink(missing_ok=True)
-            make_missing(_make, [(path, source)])
-            file = RowFile.open(path, source.name)
+    make_missing(_make, tasks, jobs)
+    unpacked = iter(tasks)
+    for source, index in zip(sources, in_place, strict=True):
+        if index is not None:
+            with source.reading():
+                yield RowFile(FileBytes(source.name), index, _default(source))
+            continue
+        path, _ = task = next(unpacked)
+        file = open_made(_make, task)
         with contextlib.suppress(OSError):  # of another user
             os.utime(path)  # when it was last used
         for row, reason, _ in file.rejects():
             reject(row, reason, source.name)
         yield file
+
+
+def open_made(make: Callable[..., None], task: tuple[Any, ...]) -> RowFile:
+    """The row file task[0], which make(*task) makes where it is missing or damaged."""
+    remake = partial(make_missing, make, [task])
+    remake()
+    try:
+        return RowFile.open(task[0], remake)
+    except BadData as error:
+        notes.warn(f"{error}")
+        task[0].unlink(missing_ok=True)
+        remake()
+        return RowFile.open(task[0], remake)
 
 
 def make_missing(
@@ -143,26 +196,16 @@ def _make_alone(make: Callable[..., None], path: Path, *more: Any) -> bool:
 def _remove_unused(folder: Path) -> None:
     """Remove row files that no run has opened for KEPT_DAYS, and those of processes that died."""
     sweep(folder)
-    for path in folder.glob(f"*{ENDING}"):
+    for path in (*folder.glob("*.rows"), *folder.glob(f"*{ENDING}")):  # .rows: of earlier versions
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > KEPT_DAYS * 86400:
                 path.unlink()
 
 
 def _make(path: Path, source: Source) -> None:
-    with source.reading(), atomic_path(path) as temporary:
-        if _is_mapped(source):
-            with contextlib.suppress(NotInPlace), open(temporary, "wb") as file:
-                writer = RowWriter(file, in_place=True)
-                arrow = MappedArrow(source.name)
-                for batch, positions in arrow.token_batches(dict(source.keys).get("source")):
-                    stop.check()
-                    writer.add(batch, positions)
-                writer.close()
-                return
-        with open(temporary, "wb") as file:
-            writer = RowWriter(file)
-            for batch in source.batches(columns=list(COLUMNS), reject=writer.reject):
-                stop.check()
-                writer.add(batch)
-            writer.close()
+    with source.reading(), atomic_path(path) as temporary, open(temporary, "wb") as file:
+        writer = RowWriter(file)
+        for batch in source.batches(columns=list(COLUMNS), reject=writer.reject):
+            stop.check()
+            writer.add(batch)
+        writer.close()
