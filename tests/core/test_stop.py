@@ -54,6 +54,36 @@ def test_a_wait_without_checks_ends(name: str, number: signal.Signals) -> None:
     assert seconds < 10
 
 
+# Another thread takes the signal, as if it came right before the main thread's call: nothing ends
+# the call, and the handler waits for it.
+TAKEN_ELSEWHERE = """signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS + (signal.SIGINT,))
+    {wait}"""
+
+
+@pytest.mark.parametrize("name", ["sleep", "lock", "read"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_right_before_a_call_that_waits(name: str, number: signal.Signals) -> None:
+    body = f"import signal\n    {TAKEN_ELSEWHERE.format(wait=WAITS[name])}"
+    code, output, seconds = stopped(
+        f"other = threading.Thread(target=time.sleep, args=(40,), daemon=True)\n    other.start()"
+        f"\n    {body}", number,
+    )  # fmt: skip
+    assert code == 75 and output.startswith(f"stopped by {number.name}")
+    assert seconds < 5
+
+
+def test_ctrl_c_right_before_a_call_that_waits() -> None:
+    body = f"""import signal
+    other = threading.Thread(target=time.sleep, args=(40,), daemon=True)
+    other.start()
+    try:
+        {TAKEN_ELSEWHERE.format(wait="    time.sleep(60)")}
+    except KeyboardInterrupt:
+        sys.exit(4)"""
+    code, _, seconds = stopped(body, signal.SIGINT)
+    assert code == 4 and seconds < 5
+
+
 def test_nothing_is_raised_within_a_polling_loop() -> None:
     body = """with stop.polling('a loop'):
         while not stop.requested():
