@@ -78,7 +78,7 @@ class FirstRun:
 
     def __init__(self, kernel: str) -> None:
         self.kernel, self.plain_s = kernel, 0.0
-        self._speeds: dict[str, float] = {}  # of functions: seconds for a byte or row
+        self._speeds: dict[str, list[float]] = {}  # of functions: seconds for a byte or row
         self._compiler: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._seen = False  # a file of the kernel
@@ -87,7 +87,8 @@ class FirstRun:
         """function(), which calls compiled functions. Raises NotCompiled where the cache lacks one
         of them and the caller should compute plainly; `size` is what `name` has to compute, in
         bytes or rows."""
-        large = size * self._speeds.get(name, 0.0) > FUNCTION_S * FUNCTIONS[self.kernel]
+        speeds = self._speeds.get(name, [])[1:]  # the first call also makes tables
+        large = size * min(speeds, default=0.0) > FUNCTION_S * FUNCTIONS[self.kernel]
         if large or (self._compiler is not None and self._compiler.poll() is not None):
             return function()
         self._seen = self._seen or any(compiled_folder().glob(f"{self.kernel}.*.bin"))
@@ -106,7 +107,7 @@ class FirstRun:
         result = function()
         seconds = time.thread_time() - started
         self.plain_s += seconds
-        self._speeds[name] = seconds / max(size, 1)
+        self._speeds.setdefault(name, []).append(seconds / max(size, 1))
         return result
 
 

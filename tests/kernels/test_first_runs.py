@@ -107,7 +107,7 @@ def test_a_call_with_many_documents_compiles_itself(
         assert_same([*compiled], [*sketch(DATA, OFFSETS, SketchConfig(), AUTO)])
         state = first_runs.first_run("minhash")
         once = state.plain_s
-        assert once > 0  # the first chunk, from which the speed is known
+        assert once > 0  # the first chunks, from which the speed is known
         sketch(DATA, OFFSETS, SketchConfig(), AUTO)
         assert (state.plain_s > once) is (wanted == "plain")
 
@@ -115,7 +115,7 @@ def test_a_call_with_many_documents_compiles_itself(
 COMMAND = """
 import sys, time
 from sabia.kernels.runtime import cache_folder, first_runs
-names = []
+names, first_runs.FUNCTION_S = [], 1e9  # no call is large
 cache_folder.compile_listeners.append(names.append)
 cache_folder.choice_listeners.append(lambda sentence: print("note:", sentence))
 from tests.kernels.test_first_runs import DATA, OFFSETS
@@ -176,7 +176,6 @@ def test_a_short_run_starts_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_compiling_process_ends_with_the_run(tmp_path: Path) -> None:
-    """Also where the cache cannot be written, the caller compiles itself in the end."""
     lines = run_command(2.5, XDG_CACHE_HOME=str(tmp_path))
     pid = int(lines[-1].split()[1])
     assert pid
@@ -191,6 +190,7 @@ def test_the_compiling_process_ends_with_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    """The caller compiles itself, when the other process has ended."""
     (tmp_path / "file").write_text("")
     lines = run_command(100, NUMBA_CACHE_DIR=str(tmp_path / "file"))
     assert lines[1].startswith("compiled ") and int(lines[1].split()[1]) > 10
