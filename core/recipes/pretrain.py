@@ -25,6 +25,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.spec import extend_context, from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.train import checkpoint
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.token_rows import TokenRows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
@@ -60,9 +61,12 @@ def _identity(
         raise UsageError(
             f"--config-json: {path}: no such file (expected a JSON file; check the path)"
         )
+    recorded = directory.recorded_identity()
+    if not recorded and options.checkpoint_url and not job.force:
+        recorded = checkpoint.stored_identity(options.checkpoint_url)
     return {
         "command": job.command,
-        "inputs": _fingerprints(sources, directory),
+        "inputs": _fingerprints(sources, recorded.get("inputs")),
         "model": weights_fingerprint(options.model) if options.model else "",
         "config": dict(load_spec(path).config) if path else {},
         "shape": options.shape,
@@ -135,9 +139,8 @@ def read_rows(
     return TokenRows(tuple(open_row_files(sources, folder, job.jobs, reject)))
 
 
-def _fingerprints(sources: Sequence[Source], directory: RunDirectory) -> list[str]:
-    """The fingerprints of the shards, in the form in which the run's directory records them."""
-    recorded = directory.recorded_identity().get("inputs")
+def _fingerprints(sources: Sequence[Source], recorded: list[str] | None) -> list[str]:
+    """The fingerprints of the shards, in the form in which an earlier start recorded them."""
     inputs = [fingerprint(source) for source in sources]
     if recorded is None or recorded == inputs:
         return inputs

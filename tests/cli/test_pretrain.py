@@ -327,6 +327,31 @@ def test_a_run_of_an_earlier_version_goes_on(
         assert (b"already finished" if code == 0 else b"holds another run") in done.stderr
 
 
+EARLIER = """
+from sabia.core.recipes import pretrain
+pretrain.fingerprint = lambda source: source.fingerprint()
+from sabia.cli.main import main
+main()
+"""
+
+
+def test_checkpoints_of_an_earlier_version_at_a_url(
+    made: Path, forms: Path, tmp_path: Path, sabia: Commands
+) -> None:
+    """The directory of the run is lost; the checkpoints know how it recorded its inputs."""
+    words = ["pretrain", forms / "rows.arrow", *WORDS, "--checkpoint-url",
+             f"file://{tmp_path}/store", "--tokenizer", made / "tokens" / "_tokenizer"]  # fmt: skip
+    earlier = [sys.executable, "-c", EARLIER, *map(str, words), "-o", str(tmp_path / "lost")]
+    subprocess.run(earlier, env=ENVIRONMENT, check=True, stdout=subprocess.DEVNULL)
+    done = sabia(*words, "-o", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    one, other = (tmp_path / name / "final" / "model.safetensors" for name in ("lost", "run"))
+    assert one.read_bytes() == other.read_bytes()
+    assert not [row for row in metrics(tmp_path / "run") if "loss" in row]  # no step again
+    records = [read_json(tmp_path / name / "run.json")["identity"] for name in ("lost", "run")]
+    assert records[0] == records[1]
+
+
 def test_an_id_that_the_model_lacks(made: Path, tmp_path: Path, sabia: Commands) -> None:
     """In rows that are read in place it is seen when the row is read."""
     lists = pa.list_(pa.int32())

@@ -17,7 +17,7 @@ from sabia.core.train.checkpoint.interval import Interval, parse_interval
 from sabia.core.train.checkpoint.local import Checkpoint, remove_leftovers
 from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
 from sabia.core.train.checkpoint.reader import Reader
-from sabia.core.train.checkpoint.remote import discard_all
+from sabia.core.train.checkpoint.remote import discard_all, stored_identity
 from sabia.core.train.checkpoint.saver import Saver
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "latest",
     "parse_interval",
     "remove_leftovers",
+    "stored_identity",
     "whole_pieces",
 ]
