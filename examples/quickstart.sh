@@ -59,8 +59,8 @@ crawl="--contact you@example.org --focus focus.txt --allow-private --delay 0s --
 step "crawl, best first" "sabia crawl seeds.txt $crawl -o crawled.parquet --stats crawl.json"
 step "crawl, breadth first" "sabia crawl seeds.txt $crawl --order breadth -o breadth.parquet"
 step "train a classifier" 'sabia classify train labels.jsonl --label label -o wanted.bin'
-step "classify" 'sabia classify crawled.parquet --model wanted.bin --where "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet -o classified.parquet --stats classify.json'
-step "dedup" 'sabia dedup classified.parquet --removed duplicates.parquet -o unique.parquet --stats dedup.json'
+# one pipe: rows stream through both commands; tee keeps those in between for the report
+step "classify and dedup" '(export SABIA_PIPE=arrow; sabia classify crawled.parquet --model wanted.bin --where "keep >= 0.5 and word_count >= 50" --removed off-topic.parquet --stats classify.json | tee classified.arrow | sabia dedup --removed duplicates.parquet -o unique.parquet --stats dedup.json)'
 step "rewrite" 'sabia rewrite unique.parquet --recipe reason-first -o rewritten.parquet --stats rewrite.json'
 step "tokenize" 'sabia tokenize rewritten.parquet --vocab-size 512 --length 256 -o tokens/ --stats tokenize.json'
 

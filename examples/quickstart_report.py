@@ -51,7 +51,7 @@ def data_part(run: Run) -> tuple[list[list[Any]], list[str]]:
     """What crawl, classify, dedup, rewrite and tokenize did, and the harvest curve."""
     truth = run.truth()
     crawled, breadth = run.rows("crawled.parquet"), run.rows("breadth.parquet")
-    kept, unique = run.rows("classified.parquet"), run.rows("unique.parquet")
+    kept, unique = run.rows("classified.arrow"), run.rows("unique.parquet")
     removed = run.rows("duplicates.parquet")
     rewritten = run.rows("rewritten.parquet")
     n = min(len(crawled), len(breadth))

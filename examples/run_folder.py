@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sabia.core.bench.result_summary import Summary, summarise
@@ -24,8 +25,11 @@ class RunFolder:
     folder: Path
 
     def rows(self, name: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """All rows of a Parquet file."""
-        return pq.read_table(self.folder / name, columns=columns).to_pylist()
+        """All rows of a Parquet file or of an Arrow stream (`.arrow`)."""
+        if not name.endswith(".arrow"):
+            return pq.read_table(self.folder / name, columns=columns).to_pylist()
+        table = pa.ipc.open_stream((self.folder / name).read_bytes()).read_all()
+        return (table.select(columns) if columns else table).to_pylist()
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """All rows of a JSON lines file."""
