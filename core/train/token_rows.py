@@ -71,25 +71,24 @@ class TokenRows:
 
     @cached_property
     def _runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """For each run of rows of a source in a record batch, in the order of row numbers: the
-        number after the last row, the source, the file, the batch in it, and how many rows of the
-        batch are before the first one if those are ordered by source; int64[runs] each."""
+        """For each run of rows of a source in a chunk, in the order of row numbers: the
+        number after the last row, the source, the file, the chunk in it, and how many rows of the
+        chunk are before the first one if those are ordered by source; int64[runs] each."""
         code = {name: number for number, name in enumerate(self.source_names)}
         parts = []
         for number, file in enumerate(self.files):
-            entries = file.index.entries  # [E, 3]
+            *_, source, rows = file.index.entries.T
             sources = np.array([code[name] for name in file.sources], np.int64)
-            batch, before = file.index.batch_of_entry, np.cumsum(entries[:, 2]) - entries[:, 2]
-            before = before - file.index.first_row[batch]
-            of_file = np.full(len(entries), number)
-            parts.append([sources[entries[:, 1]], of_file, batch, before, entries[:, 2]])
+            chunk, before = file.index.chunk_of_entry, np.cumsum(rows) - rows
+            before = before - file.index.first_row[chunk]
+            parts.append([sources[source], np.full(len(rows), number), chunk, before, rows])
         code_of, of_file, batch, before, rows = np.concatenate(parts, 1, dtype=np.int64)
         order = np.argsort(code_of, kind="stable")
         columns = (code_of, of_file, batch, before)
         return np.cumsum(rows[order]), *(column[order] for column in columns)
 
     def _located(self, numbers: np.ndarray) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-        """The rows by record batch: (file, batch in it, the rows' numbers in the batch, which of
+        """The rows by chunk: (file, chunk in it, the rows' numbers in the chunk, which of
         `numbers` they are)."""
         ends, _, of_file, batch, before = self._runs
         numbers = np.asarray(numbers, np.int64)

@@ -1,10 +1,10 @@
 """Token rows of one shard, read where they are in an uncompressed Arrow file.
 
-Opening a shard reads its index (`row_index`). A record batch is resolved when one of its rows is
-read: where the ids of its rows are, their documents, masks and digests, which are checked then. The
-ids of a row are read with `pread`; a row that has a digest is compared with it. Row files that are
-made here (`row_writer`) have a column of digests. In shards of `tokenize` the id of a row is its
-digest (`row_hash`); ids that are not hashes are recognized by the other rows of their batch.
+Opening a shard reads its index (`row_index`). A chunk of a record batch is resolved when one of its
+rows is read: where the ids of its rows are, their documents, masks and digests, which are checked
+then. The ids of a row are read with `pread`; a row that has a digest is compared with it. Row files
+that are made here (`row_writer`) have a column of digests. In shards of `tokenize` the id of a row
+is its digest (`row_hash`); ids that are not hashes are recognized by the other rows of their chunk.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def check_lengths(first: int, sizes: np.ndarray, counts: np.ndarray, lengths: np
 
 @dataclass
 class RowBatch:
-    """A record batch of n rows: where they are, and what they are compared with.
+    """A chunk of n rows of a record batch: where they are, and what they are compared with.
 
     at: position of the first id int64[n]; size int64[n] tokens; bounds int64[n + 1] of a row's
     documents in `lengths` int32; mask: position of the first bit int64[n], None where every token
@@ -207,11 +207,11 @@ class RowFile:
             yield json.loads(row), reason, shard
 
     def batch(self, number: int) -> RowBatch:
-        """A record batch, resolved. Raises BadData where it is damaged."""
+        """A chunk of the index, resolved. Raises BadData where it is damaged."""
         return self._repaired(lambda: self._batch(number))
 
     def read(self, number: int, rows: Sequence[int]) -> list[Row]:
-        """Rows of a record batch. Raises BadData where they are damaged."""
+        """Rows of a chunk. Raises BadData where they are damaged."""
         return self._repaired(lambda: [*map(self._batch(number).read, rows)])
 
     def _batch(self, number: int) -> RowBatch:
@@ -240,19 +240,22 @@ class RowFile:
         first, last = index.first_entry[number : number + 2].tolist()
         begin, end = index.first_row[number : number + 2].tolist()
         try:
-            layout = self._arrow.batch(int(index.entries[first, 0]))
+            at, start = index.entries[first, :2].tolist()
+            layout = self._arrow.batch(at)
             check_lists(self._arrow, layout)
-            if layout.rows != end - begin:
-                raise BadData(f"{layout.rows} rows in a batch of {end - begin} (damaged bits)")
-            batch = self._with_lists(layout, begin)
+            if layout.rows < start + end - begin:
+                raise BadData(f"{layout.rows} rows in a batch (damaged bits)")
+            batch = self._with_lists(layout, begin, start, end - begin)
             if last - first > 1:
-                batch.source, names = sources_of(self._arrow, layout, self._source)
+                batch.source, names = sources_of(
+                    self._arrow, layout, start, end - begin, self._source
+                )
                 batch.order = np.argsort(batch.source, kind="stable")
             else:
-                names = [self.sources[index.entries[first, 1]]]
+                names = [self.sources[index.entries[first, 2]]]
             batch.sources = [name or "" for name in names]
             counts = np.bincount(batch.source, minlength=len(names)).tolist()
-            known = [(self.sources[code], rows) for _, code, rows in index.entries[first:last]]
+            known = [(self.sources[code], rows) for *_, code, rows in index.entries[first:last]]
             if known != [*zip(batch.sources, counts, strict=True)]:
                 raise BadData("sources that the index does not have (damaged bits)")
             return batch
@@ -261,38 +264,38 @@ class RowFile:
             text = reason if reason.startswith(name) else f"{name}: {reason or 'damaged bits'}"
             raise BadData(text) from error
 
-    def _with_lists(self, layout: BatchLayout, begin: int) -> RowBatch:
-        """The lists, digests and ids of a batch, whose rows are of one source."""
-        read, columns, rows = self._arrow.bytes.read, self._arrow.columns, layout.rows
-        bounds = self._bounds(layout, "input_ids")
-        documents = self._bounds(layout, "document_lengths")
+    def _with_lists(self, layout: BatchLayout, begin: int, start: int, rows: int) -> RowBatch:
+        """The lists, digests and ids of a chunk, as if its rows were of one source."""
+        read, columns, chunk = self._arrow.bytes.read, self._arrow.columns, (layout, start, rows)
+        bounds = self._bounds("input_ids", *chunk)
+        documents = self._bounds("document_lengths", *chunk)
         at = layout.buffer(columns["document_lengths"].buffer + 3)[0]
         lengths = np.frombuffer(read(at + 4 * documents[0], 4 * int(np.ptp(documents))), "<i4")
         check_lengths(begin, np.diff(bounds), np.diff(documents), lengths)
         mask = None
         column = columns.get("loss_mask")
         if column is not None and not layout.nodes[2 * column.node + 1]:
-            bits = self._bounds(layout, "loss_mask")
+            bits = self._bounds("loss_mask", *chunk)
             if (np.diff(bits) != np.diff(bounds)).any():
                 raise BadData("token rows: a loss_mask is not as long as its input_ids")
             mask = 8 * layout.buffer(column.buffer + 3)[0] + bits[:-1]
         digests = None
         if self._digests:
-            digests = np.frombuffer(read(*layout.buffer(columns["digest"].buffer + 1)), "<u8")
-            digests = digests[:rows]
+            position, _ = layout.buffer(columns["digest"].buffer + 1)
+            digests = np.frombuffer(read(position + 8 * start, 8 * rows), "<u8")
         first_id = layout.buffer(columns["input_ids"].buffer + 3)[0]
         return RowBatch(
             shard=self._arrow.bytes, first=begin, at=first_id + 4 * bounds[:-1],
             size=np.diff(bounds), bounds=documents - documents[0], lengths=lengths, mask=mask,
             order=np.arange(rows), sources=[], source=np.zeros(rows, np.int64), digests=digests,
-            ids=b"" if self._digests else self._ids(layout),
+            ids=b"" if self._digests else self._ids(*chunk),
         )  # fmt: skip
 
-    def _bounds(self, layout: BatchLayout, name: str) -> np.ndarray:
+    def _bounds(self, name: str, layout: BatchLayout, start: int, rows: int) -> np.ndarray:
         """The offsets of a list, int64[n + 1]; BadData unless they are within its values."""
         column = self._arrow.columns[name]
         position, _ = layout.buffer(column.buffer + 1)
-        data = self._arrow.bytes.read(position, 4 * (layout.rows + 1))
+        data = self._arrow.bytes.read(position + 4 * start, 4 * (rows + 1))
         bounds = np.frombuffer(data, "<i4").astype(np.int64)
         bits = 1 if name == "loss_mask" else 32
         size = 8 * layout.buffer(column.buffer + 3)[1] // bits
@@ -300,14 +303,14 @@ class RowFile:
             raise BadData(f"offsets of {name} are damaged (damaged bits)")
         return bounds
 
-    def _ids(self, layout: BatchLayout) -> bytes:
+    def _ids(self, layout: BatchLayout, start: int, rows: int) -> bytes:
         """The ids of rows, if they are strings of 32 characters, else nothing."""
         column = self._arrow.columns.get("id")
         if column is None or column.kind != pa.string() or layout.nodes[2 * column.node + 1]:
             return b""
         position, _ = layout.buffer(column.buffer + 1)
-        bounds = np.frombuffer(self._arrow.bytes.read(position, 4 * (layout.rows + 1)), "<i4")
+        bounds = np.frombuffer(self._arrow.bytes.read(position + 4 * start, 4 * (rows + 1)), "<i4")
         if (np.diff(bounds) != 32).any():
             return b""
-        start, _ = layout.buffer(column.buffer + 2)
-        return bytes(self._arrow.bytes.read(start + int(bounds[0]), 32 * layout.rows))
+        text, _ = layout.buffer(column.buffer + 2)
+        return bytes(self._arrow.bytes.read(text + int(bounds[0]), 32 * rows))

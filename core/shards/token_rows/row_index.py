@@ -1,6 +1,7 @@
 """The index of a shard of token rows: what its record batches hold, without their rows.
 
-An entry is the rows of one source in one record batch, so the index grows with the batches. It is
+An entry is the rows of one source in one chunk, at most CHUNK rows of a record batch that follow
+each other, so that little is read to locate a row and the index stays small. It is
 written with the shard, in the metadata of its last batch (`IndexWriter`), or else made from the
 metadata, offsets and sources of the batches (`scan`), of which nothing but the last few bytes per
 row is read. Rows are resolved, and checked, where a batch reads them (`row_file`).
@@ -32,14 +33,15 @@ from sabia.core.shards.token_rows.arrow_messages import (
 )
 from sabia.core.shards.token_rows.shard_bytes import ShardBytes
 
-INDEX = b"sabia.index"
+INDEX = b"sabia.row-index"
+CHUNK = 1024  # rows; a multiple of 8
 LISTS = {"input_ids": pa.int32(), "document_lengths": pa.int32(), "loss_mask": pa.bool_()}
 
 
 @dataclass(frozen=True)
 class RowIndex:
-    """entries int64[E, 3]: position of a batch's message, number of a source, rows; batch by batch,
-    and in a batch by the first rows of the sources.
+    """entries int64[E, 4]: position of a batch's message, number of the chunk's first row in the
+    batch, number of a source, rows; chunk by chunk, in a chunk by the first rows of the sources.
 
     sources: their names, None for rows without one. row_length: tokens of the longest row.
     single: no row holds more than one document. largest_id: None if it is not known. content: a
@@ -66,53 +68,55 @@ class RowIndex:
     def from_text(cls, text: str | bytes) -> "RowIndex":
         """What `to_text` gave; ValueError if it is not as it was written."""
         parts = unsealed(json.loads(text))
-        entries = np.frombuffer(base64.b64decode(parts["entries"]), "<i8").reshape(-1, 3)
+        entries = np.frombuffer(base64.b64decode(parts["entries"]), "<i8").reshape(-1, 4)
         return cls(**parts | {"entries": entries, "sources": tuple(parts["sources"])})
 
     @cached_property
-    def batch_of_entry(self) -> np.ndarray:
-        """The number of each entry's batch, int64[E]."""
-        at = self.entries[:, 0]
-        return np.cumsum(np.concatenate([[0], at[1:] != at[:-1]]))[: len(at)]
+    def chunk_of_entry(self) -> np.ndarray:
+        """The number of each entry's chunk, int64[E]."""
+        at = self.entries[:, :2]
+        return np.cumsum(np.concatenate([[0], (at[1:] != at[:-1]).any(1)]))[: len(at)]
 
     @cached_property
     def first_entry(self) -> np.ndarray:
-        """The number of the first entry of each batch, and of all entries, int64[batches + 1]."""
-        batch = self.batch_of_entry
-        first = np.flatnonzero(np.concatenate([[True], batch[1:] != batch[:-1]])[: len(batch)])
-        return np.concatenate([first, [len(batch)]])
+        """The number of the first entry of each chunk, and of all entries, int64[chunks + 1]."""
+        chunk = self.chunk_of_entry
+        first = np.flatnonzero(np.concatenate([[True], chunk[1:] != chunk[:-1]])[: len(chunk)])
+        return np.concatenate([first, [len(chunk)]])
 
     @cached_property
     def first_row(self) -> np.ndarray:
-        """The number of the first row of each batch, and of all rows, int64[batches + 1]."""
-        rows = np.concatenate([[0], np.cumsum(self.entries[:, 2])])
+        """The number of the first row of each chunk, and of all rows, int64[chunks + 1]."""
+        rows = np.concatenate([[0], np.cumsum(self.entries[:, 3])])
         return rows[self.first_entry]
 
 
 @dataclass
 class IndexBuilder:
-    """Collects the index of batches; `at` of an entry is a position, or the number of its batch."""
+    """Collects the index of chunks; `at` of an entry is a position, or the number of its batch."""
 
     tokens: int = 0
     longest: int = 0
     single: bool = True
-    entries: list[tuple[int, int, int]] = field(default_factory=list)
+    entries: list[tuple[int, int, int, int]] = field(default_factory=list)
     sources: dict[str | None, int] = field(default_factory=dict)
 
     def add(
-        self, at: int, sizes: tuple[int, int], single: bool, counts: Mapping[str | None, int]
-    ) -> None:
-        """Add a batch: tokens of all rows and of the longest one, whether no row has several
+        self, at: int, start: int, sizes: tuple[int, int], single: bool,
+        counts: Mapping[str | None, int],
+    ) -> None:  # fmt: skip
+        """Add a chunk: tokens of all rows and of the longest one, whether no row has several
         documents, and the rows of each source."""
         self.single = self.single and single
         self.tokens += sizes[0]
         self.longest = max(self.longest, sizes[1])
         for name, rows in counts.items():
-            self.entries.append((at, self.sources.setdefault(name, len(self.sources)), rows))
+            code = self.sources.setdefault(name, len(self.sources))
+            self.entries.append((at, start, code, rows))
 
     def index(self, **more: Any) -> RowIndex:
         """The index of all batches."""
-        entries = np.array(self.entries, np.int64).reshape(-1, 3)
+        entries = np.array(self.entries, np.int64).reshape(-1, 4)
         return RowIndex(
             entries, tuple(self.sources), self.tokens, self.longest, self.single, **more
         )
@@ -142,13 +146,15 @@ def scan(shard: ShardBytes, source: str) -> RowIndex:
         if message is None or layout is None or not layout.rows:
             continue
         check_lists(arrow, layout)
-        sizes = once("input_ids", (_offsets(arrow, layout, "input_ids"),), _total_and_largest)
-        single = sums.single
-        if single:
-            counts = _offsets(arrow, layout, "document_lengths")
-            single = once("document_lengths", (counts,), _total_and_largest)[1] <= 1
-        names = once("source", (layout.rows, source, *_source_bytes(arrow, layout)), _counts)
-        sums.add(message.at, sizes, single, names)
+        for start in range(0, layout.rows, CHUNK):
+            chunk = layout, start, min(CHUNK, layout.rows - start)
+            sizes = once("input_ids", (_offsets(arrow, "input_ids", *chunk),), _total_and_largest)
+            single = sums.single
+            if single:
+                counts = _offsets(arrow, "document_lengths", *chunk)
+                single = once("document_lengths", (counts,), _total_and_largest)[1] <= 1
+            names = once("source", (chunk[2], source, *_source_bytes(arrow, *chunk)), _counts)
+            sums.add(message.at, start, sizes, single, names)
     return sums.index(content=ends.content)
 
 
@@ -238,9 +244,9 @@ def check_lists(arrow: ArrowShard, layout: BatchLayout) -> None:
                 raise BadData(f"{arrow.bytes.name}: columns of different lengths (damaged bits)")
 
 
-def _offsets(arrow: ArrowShard, layout: BatchLayout, name: str) -> bytes:
+def _offsets(arrow: ArrowShard, name: str, layout: BatchLayout, start: int, rows: int) -> bytes:
     position, _ = layout.buffer(arrow.columns[name].buffer + 1)
-    return bytes(arrow.bytes.read(position, 4 * (layout.rows + 1)))
+    return bytes(arrow.bytes.read(position + 4 * start, 4 * (rows + 1)))
 
 
 def _total_and_largest(offsets: bytes) -> tuple[int, int]:
@@ -250,21 +256,25 @@ def _total_and_largest(offsets: bytes) -> tuple[int, int]:
     return int(sizes.sum()), int(sizes.max())
 
 
-def _source_bytes(arrow: ArrowShard, layout: BatchLayout) -> tuple[bytes, ...]:
-    """The buffers of the source of each row; none if there is no such column."""
+def _source_bytes(
+    arrow: ArrowShard, layout: BatchLayout, start: int, rows: int
+) -> tuple[bytes, ...]:
+    """The buffers of the source of each row, the text from its first byte on; none if there is no
+    such column."""
     column = arrow.columns.get("source")
     if column is None or pa.types.is_null(column.kind):
         return ()
     if column.kind != pa.string():
         raise NotInPlace
-    places = [layout.buffer(column.buffer + number) for number in range(3)]
-    (start, size), (follows, length) = places[1:]
-    if start + size <= follows <= start + size + 64:  # one read for both
-        both = bytes(arrow.bytes.read(start, follows + length - start))
-        text = both[:size], both[follows - start :]
-    else:
-        text = bytes(arrow.bytes.read(start, size)), bytes(arrow.bytes.read(follows, length))
-    return (bytes(arrow.bytes.read(*places[0])) if places[0][1] else b"", *text)
+    validity = b""
+    if layout.nodes[2 * column.node + 1]:
+        position, _ = layout.buffer(column.buffer)
+        validity = bytes(arrow.bytes.read(position + start // 8, (rows + 7) // 8))
+    offsets = _offsets(arrow, "source", layout, start, rows)
+    bounds = np.frombuffer(offsets, "<i4")
+    first, last = int(bounds[0]), int(bounds[-1])
+    text = arrow.bytes.read(layout.buffer(column.buffer + 2)[0] + first, last - first)
+    return validity, (bounds - first).tobytes() if first else offsets, bytes(text)
 
 
 def source_array(rows: int, default: str, buffers: tuple[bytes, ...]) -> pa.Array:
@@ -278,10 +288,10 @@ def source_array(rows: int, default: str, buffers: tuple[bytes, ...]) -> pa.Arra
 
 
 def sources_of(
-    arrow: ArrowShard, layout: BatchLayout, default: str
+    arrow: ArrowShard, layout: BatchLayout, start: int, rows: int, default: str
 ) -> tuple[np.ndarray, list[str | None]]:
     """(number of each row's source int64[n], the names in the order of their first rows)."""
-    return encoded(source_array(layout.rows, default, _source_bytes(arrow, layout)))
+    return encoded(source_array(rows, default, _source_bytes(arrow, layout, start, rows)))
 
 
 def encoded(names: pa.Array) -> tuple[np.ndarray, list[str | None]]:

@@ -87,7 +87,7 @@ def _index_in_place(source: Source) -> RowIndex | None:
         return None
     default = _default(source)
 
-    def index_text(shard: FileBytes) -> str:
+    def row_index_text(shard: FileBytes) -> str:
         return scan(shard, default).to_text()
 
     with source.reading():
@@ -97,7 +97,7 @@ def _index_in_place(source: Source) -> RowIndex | None:
             names = {default if name is None else name for name in sources}
             if index is not None and len(names) == len(sources):
                 return index
-        text = _remembered(source, index_text, default)
+        text = _remembered(source, row_index_text, default)
         return RowIndex.from_text(text) if text else None
 
 

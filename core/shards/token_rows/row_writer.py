@@ -150,4 +150,4 @@ def add_to_index(index: IndexBuilder, number: int, batch: pa.RecordBatch) -> Non
     codes, names = encoded(batch.column("source"))
     rows = np.bincount(codes, minlength=len(names)).tolist()
     total = int(sizes.sum()), int(sizes.max())
-    index.add(number, total, int(counts.max()) <= 1, dict(zip(names, rows, strict=True)))
+    index.add(number, 0, total, int(counts.max()) <= 1, dict(zip(names, rows, strict=True)))

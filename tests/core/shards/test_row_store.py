@@ -21,7 +21,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows import row_store, shard_bytes
+from sabia.core.shards.token_rows import row_index, row_store, shard_bytes
 from sabia.core.shards.token_rows.row_index import scan, stored_index
 from sabia.core.shards.token_rows.row_store import fingerprint, open_row_files
 from sabia.core.text.tokenize.packing import SequentialPacker, to_batch
@@ -409,6 +409,23 @@ def test_a_shard_that_is_cut_short_during_a_run(tmp_path: Path, form: str) -> No
     else:
         with pytest.raises(BadData, match=f"{path}: cut short: it ends before byte"):
             rows.batch(np.arange(600))
+
+
+def test_a_large_batch_is_located_in_chunks(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(row_index, "CHUNK", 8)
+    (folder := tmp_path / "source=news").mkdir()
+    rng = np.random.default_rng(3)
+    for number in range(10):
+        count = int(rng.integers(1, 200))
+        table = records(rng, count, masks=bool(number % 2))
+        names = [[None, "web", "books"][n] for n in rng.integers(0, 3, count)]
+        table = table.set_column(3, "source", pa.array(names, pa.string()))
+        with pa.ipc.new_stream(path := folder / f"{number}.arrow", SCHEMA) as stream:
+            stream.write_table(table)  # as one batch
+        made = opened(path, tmp_path / "cache")
+        assert len(made.files[0].index.first_row) == 1 + -(-count // 8)
+        filled = table.set_column(3, "source", pa.array([name or "news" for name in names]))
+        same_batches(made, read_token_rows(filled.to_batches()))
 
 
 @pytest.mark.parametrize("form", ["digests", ".arrow"])
