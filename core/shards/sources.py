@@ -139,6 +139,15 @@ class Source:
         with self.reading(), self.open() as file:
             return int(open_parquet(file, self.name).metadata.num_rows)
 
+    def decoded_bytes(self) -> int | None:
+        """Bytes of all values, if the format states them (Parquet), else None."""
+        if self.form != "parquet":
+            return None
+        with self.reading(), self.open() as file:
+            metadata = open_parquet(file, self.name).metadata
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        return sum(group.total_byte_size for group in groups)
+
     def stored_schema(self) -> pa.Schema:
         """The columns and metadata of a Parquet or Arrow shard, as it has them."""
         if self.form == "parquet":

@@ -95,6 +95,10 @@ class Method(ABC):
         The plan is written to the directory atomically, or to unnamed files.
         """
 
+    def read_again(self, sources: list[Source]) -> list[Source]:
+        """The sources for the last pass, once `plan` has read them: with the same rows."""
+        return sources
+
     @abstractmethod
     def open_plan(self, directory: Path) -> Plan:
         """The plan that was written to a directory; raises FileNotFoundError if there is none."""
@@ -127,7 +131,9 @@ def _whole(method: Method) -> None:
         sampled = partial(_sampled, method.trial())
         run_map(job, _nothing, sources=sources, salt=salt, schema=schema, sampled=sampled)
         return
-    decision = _plan(method, sources).decision(sources)
+    plan = _plan(method, sources)
+    sources = method.read_again(sources)
+    decision = plan.decision(sources)
     if removed:
         removed_rows.write_removed(removed, decision.dropped, made)
     read = [replace(source, columns=decision.columns) for source in sources]

@@ -35,6 +35,7 @@ from sabia.core.text.dedup.first_pass import choose_engine
 from sabia.core.text.dedup.redis_index import RedisIndex
 from sabia.core.text.dedup.signature_files import Corpus, Segment, read_manifest
 from sabia.core.text.dedup.signature_pass import load_corpus, read_corpus, sketch_into
+from sabia.core.text.recorded_rows import RowRecorder
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -49,6 +50,8 @@ def run(job: Job, options: DedupOptions) -> None:
 
 class SignatureMethod(phases.Method):
     """Signatures in segments, clusters, and an index of earlier runs."""
+
+    _again: RowRecorder | None = None  # what the first pass has read
 
     def trial(self) -> "SignatureMethod":
         """See phases.Method."""
@@ -81,10 +84,14 @@ class SignatureMethod(phases.Method):
         """See phases.Method."""
         if sketches is None:
             options, seed, jobs = self.options, self.job.seed, self.job.jobs
-            corpus = read_corpus(sources, options, self._engine, seed, jobs)
+            corpus, self._again = read_corpus(sources, options, self._engine, seed, jobs)
         else:
             corpus = load_corpus(sketches)
         return self._plan(sources, corpus, directory)
+
+    def read_again(self, sources: list[Source]) -> list[Source]:
+        """See phases.Method."""
+        return self._again.again() if self._again else sources
 
     def open_plan(self, directory: Path) -> removal_pass.RemovalPlan:
         """See phases.Method."""

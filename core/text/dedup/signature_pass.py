@@ -21,6 +21,7 @@ from sabia.core.shards.spools import Spool
 from sabia.core.text.dedup import keep_rules, lsh, signature_files
 from sabia.core.text.dedup.first_pass import first_pass
 from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter
+from sabia.core.text.recorded_rows import RowRecorder
 from sabia.kernels.minhash.definitions import SketchConfig, Sketches
 from sabia.kernels.minhash.interface import signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
@@ -28,11 +29,19 @@ from sabia.kernels.minhash.interface import sketch as sketch_documents
 
 def read_corpus(
     sources: Sequence[Source], config: DedupOptions, engine: str, seed: int, jobs: int
-) -> Corpus:
-    """Sketch all sources into unnamed files."""
-    writer = _writer(config, seed)
-    rows = fill(writer, sources, config, engine, seed, jobs)
-    return Corpus([writer.close()], np.concatenate(([0], np.cumsum(rows))))
+) -> tuple[Corpus, RowRecorder | None]:
+    """Sketch all sources into unnamed files, and keep what was read for the last pass, unless that
+    needs only the ids."""
+    writer, recorder = _writer(config, seed), None
+    if not config.decisions and all(isinstance(source, Source) for source in sources):
+        recorder = RowRecorder(sources, _columns(config))
+    read = recorder.first_pass if recorder else sources
+    rows = fill(writer, read, config, engine, seed, jobs)
+    return Corpus([writer.close()], np.concatenate(([0], np.cumsum(rows)))), recorder
+
+
+def _columns(config: DedupOptions) -> list[str]:
+    return list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
 
 
 def sketch_into(
@@ -74,8 +83,8 @@ def fill(
         sketches = sketch_documents(*text_buffers(batch.column("text")), sketch, engine)
         return sketches, keep_rules.priorities(batch, config.keep, sketches.characters)
 
-    columns = list(dict.fromkeys(["id", "text", *keep_rules.columns(config.keep)]))
-    for index, batch, worked in first_pass(sources, columns, work, jobs, rows_of(sources)):
+    items = first_pass(sources, _columns(config), work, jobs, rows_of(sources))
+    for index, batch, worked in items:
         writer.add(*worked, batch.column("id"))
         rows[index] += batch.num_rows
     return rows
