@@ -1,15 +1,16 @@
 """Peak memory of this project's trainer on CPUs (torch), without interpreter and imports.
 
 A process's memory is what its allocator has requested from the system. glibc returns blocks of
-32 MiB or more when they are freed (mallopt(3), M_MMAP_THRESHOLD); smaller ones stay in the heap.
-There, gradients fill the gaps that freed activations leave, and the next temporaries need new
-memory: the heap grows to the sum of both, though they do not exist at the same time. The peak is
-therefore the largest size of the heap, plus the large blocks at the one of four instants that has
-most:
+32 MiB or more when they are freed (mallopt(3), M_MMAP_THRESHOLD); smaller ones stay in the heap,
+which never shrinks while blocks above them are in use. posix_memalign, which torch calls, asks for
+more than the block's size, so that a block does not fit where one of its size was: what the layers
+free between blocks that stay is reused in part. The rest is holes, which only the gradients, being
+smaller, fill. The peak is the largest size of the heap, plus the large blocks at the one of four
+instants that has most:
 
   loss       activations of a micro-batch, kept logits, gradient of the head
   backward   activations, and temporaries of one layer's backward pass
-  end        all gradients, and unreduced ones of the embedding or the first layer's temporaries
+  end        all gradients, and the first layer's temporaries
   update     all gradients, and temporaries of the optimizer or of the reduction of gradients
 
 Parameters, gradients and optimizer state are fp32 in every precision (core/train/stepper.py). BF16
@@ -30,6 +31,9 @@ from sabia.core.plan.elementwise import Number, choose, larger, smaller
 HEAP_BLOCK = 32 << 20
 KEPT_LOGITS = 256 << 20  # larger logits are recomputed (core/model/ops_torch_loss.py)
 LOSS_BLOCK = 8 << 20
+# measured (tests/bench/RESULTS.md): share of the freed bytes; layers whose recomputed tensors leave
+# holes in BF16, where fp32 blocks that are freed hold BF16 blocks of other layers
+HOLES, NARROW_LAYERS = 0.45, 4
 BUCKET = 64 << 20  # gradients that are reduced together (core/train/stepper_torch_shards.py)
 LION_GROUP = 4 << 26
 
@@ -99,17 +103,12 @@ class HostCase(StageCase):
         """Elements of the embedding or of the head before fsdp splits them."""
         return self.model.vocab * self.model.hidden / self.layout.tensor
 
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-        return not self.model.head_params
-
 
 def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
     """Memory of a process at one instant; the names of the terms are always the same."""
     case = HostCase(**vars(case))
     live, grads, copies = activations(case), gradients(case), narrow_copies(case)
-    now = {"loss": loss, "backward": layer, "end": end, "update": update}[instant](case)
+    now = {"loss": loss, "backward": layer, "end": layer, "update": update}[instant](case)
     passing = instant in ("loss", "backward")
     heap = live.heap + copies.heap + larger(loss(case).heap, layer(case).heap)
     here = choose(case.repeated, grads.mapped, 0) if passing else grads.mapped
@@ -122,6 +121,8 @@ def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
     yield Term("narrow copies", copies.total if passing else 0, lambda: _text(case, "2 B"))
     yield Term("activations", live.total if passing else 0, lambda: _activation_text(case))
     yield Term("temporaries", now.total, lambda: f"at this instant ({instant})")
+    lost = holes(case, grads, copies)
+    yield Term("holes", lost, lambda: f"{HOLES} of what is freed between blocks that stay")
     freed = 0 if passing else larger(heap, now.heap) - now.heap
     yield Term("freed heap", freed, lambda: "small blocks freed by the backward pass")
 
@@ -132,7 +133,8 @@ def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
 def _outer(case: HostCase) -> Number:
     """Elements of embedding and head on this stage, before any split."""
     model, stage = case.model, case.stage
-    copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if case.tied else 0
+    tied = not model.head_params
+    copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if tied else 0
     head = stage.head * (model.head_params + model.other_params)
     return stage.embedding * model.embedding_params + head + copy
 
@@ -246,6 +248,55 @@ def _tensors(
     return total
 
 
+def holes(case: HostCase, grads: AllocatedBytes, copies: AllocatedBytes) -> Number:
+    """Bytes of the heap that are freed between blocks that stay, and never used again.
+
+    Gradients fill what the layers leave, but not what half as large blocks leave: BF16 copies of
+    matrices, their BF16 gradients and the copies' fp32 copies.
+    """
+    left = larger(HOLES * _freed(case), grads.heap) - grads.heap
+    sizes = 2 * case.formats.stream + case.formats.product * (case.formats.product == FP32)
+    return left + HOLES * copies.heap * sizes / case.formats.stream
+
+
+def _freed(case: HostCase) -> Number:
+    """Bytes in the heap that the layers' passes free while other blocks above them stay.
+
+    Of each pass: what rotary embeddings and residual sums replace, products before their adapters
+    are added, weights that fsdp gathers. What is recomputed is freed again after the forward pass,
+    and so is all of a micro-batch between gradients that stay.
+    """
+    freed: Number = 0
+    share = case.stage.layers / case.model.depth
+    recomputed = smaller(1, NARROW_LAYERS / case.stage.layers) if case.formats.narrow else 1
+    for kind in case.model.layers:
+        layers = share * kind.count
+        passes = choose(case.repeated, 2, 1)
+        for count, width in _replaced(case, kind):
+            size = case.tokens * width * case.formats.stream
+            freed += passes * case.blocks(layers * count, size).heap
+        for count, elements in _matrices(case, kind):
+            gathered = case.blocks(2 * layers * count, elements * case.formats.stream)
+            freed += gathered.where(case.layout.fsdp > 1).heap
+        whole = _tensors(case, kind, "none", layers).heap
+        kept = _tensors(case, kind, case.layout.recompute, layers).heap
+        freed += choose(case.repeated, whole, recomputed * (whole - kept))
+    return freed
+
+
+def _replaced(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
+    """(number, elements of a token) of blocks of a layer's forward pass that nothing keeps."""
+    hidden, tensor = case.model.hidden, case.layout.tensor
+    heads = (kind.query_width / tensor, kind.key_width / tensor)
+    yield from ((4, width) for width in heads)
+    yield 2, hidden
+    if case.trained or case.layout.recompute != "none":
+        return
+    for width in (*heads, kind.value_width / tensor, hidden, hidden):
+        yield 2, width
+    yield 2 * (kind.matrices - 1), kind.mlp_width / tensor
+
+
 def _activation_text(case: HostCase) -> str:
     live = activations(case).total / case.stage.in_flight / case.stage.layers / case.tokens
     flight = f" x {case.stage.in_flight:g} in flight" if case.stage.in_flight > 1 else ""
@@ -275,12 +326,7 @@ def loss(case: HostCase) -> AllocatedBytes:
 
 def layer(case: HostCase) -> AllocatedBytes:
     """The layer whose backward pass needs most: recomputed tensors, unreduced gradients."""
-    most_of_layer = most(*(_one_layer(case, kind) for kind in case.model.layers))
-    pending = case.blocks(1, case.vocabulary * (case.formats.stream if case.tied else FP32))
-    early = pending.where(case.stage.head > 0) if case.trained else AllocatedBytes()
-    if not case.tied:  # with gradient accumulation it is already one of the gradients
-        early = AllocatedBytes(0, choose(case.repeated, 0, early.mapped))
-    return most_of_layer + early
+    return most(*(_one_layer(case, kind) for kind in case.model.layers))
 
 
 def _one_layer(case: HostCase, kind: LayerKind) -> AllocatedBytes:
@@ -305,25 +351,6 @@ def _one_layer(case: HostCase, kind: LayerKind) -> AllocatedBytes:
     # gathered weights, their gradients, the same split in parts, and in one fp32 buffer
     exchanged = 3 * case.formats.stream + FP32 + FP32 / case.layout.fsdp
     return total + case.blocks(1, elements * exchanged).where(case.layout.fsdp > 1)
-
-
-def end(case: HostCase) -> AllocatedBytes:
-    """The first layer's temporaries, or unreduced gradients of the embedding."""
-    first = case.model.layers[0]
-    own = AllocatedBytes()
-    if case.layout.recompute == "none":
-        own = _tensors(case, first, "none", 1)
-    return most(_one_layer(case, first) + own, _embedding(case))
-
-
-def _embedding(case: HostCase) -> AllocatedBytes:
-    if not case.trained:
-        return AllocatedBytes()
-    one = case.blocks(1, case.vocabulary * FP32)
-    again = one.where(case.repeated)
-    total = again + one if case.tied else again
-    parts = case.blocks(2, case.vocabulary * FP32).where(case.layout.fsdp > 1)
-    return (total + parts).where(case.stage.embedding > 0)
 
 
 def update(case: HostCase) -> AllocatedBytes:
