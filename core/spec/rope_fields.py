@@ -7,6 +7,7 @@ in `rope_parameters`. A scaling that is not supported is an error that names it.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -127,14 +128,17 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int, fields: Fi
     return replace(Rope(head_dim, theta, kind), **numbers)
 
 
-def read_scaling(fields: Fields, kind: str = "") -> dict[str, Any]:
+def read_scaling(
+    fields: Fields, kind: str = "", usual: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
     """Take `rope_parameters` or the older `rope_scaling`; refused if both are given and differ.
 
     kind: the layers that `rope_scaling` is of, if `rope_parameters` has an entry per kind of layer.
+    usual: the family's scaling, of files in which both are absent or null.
     """
     scaling = fields.take("rope_scaling", dict, {})
     scaling = {kind: scaling} if kind and scaling else scaling
-    values = fields.take("rope_parameters", dict, scaling)
+    values = fields.take("rope_parameters", dict, scaling or dict(usual))
     if scaling and values != scaling:
         raise UsageError(
             f"config.json: rope_scaling is {scaling!r} and rope_parameters {values!r} "
@@ -144,14 +148,18 @@ def read_scaling(fields: Fields, kind: str = "") -> dict[str, Any]:
 
 
 def read_rope(
-    fields: Fields, head_dim: int, default_theta: float = 10000.0, partial: bool = False
+    fields: Fields,
+    head_dim: int,
+    default_theta: float = 10000.0,
+    partial: bool = False,
+    usual: Mapping[str, Any] = MappingProxyType({}),
 ) -> Rope:
-    """Take `rope_parameters`, or `rope_theta` and `rope_scaling`.
+    """Take `rope_parameters`, or `rope_theta` and `rope_scaling`; usual: the family's scaling.
 
     partial: the family reads `partial_rotary_factor`, the fraction of a head that is rotated.
     """
     theta = fields.number("rope_theta", default_theta)
-    values = dict(read_scaling(fields))
+    values = dict(read_scaling(fields, usual=usual))
     original = fields.take(_ORIGINAL, int, None)
     if original is not None and values:
         values[_ORIGINAL] = original  # it has priority, as in transformers

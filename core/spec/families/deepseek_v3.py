@@ -29,6 +29,7 @@ for _p in ("gate", "up", "down"):
 def attention(fields: Fields) -> LatentAttention:
     """Read the attention fields."""
     heads = fields.size("num_attention_heads")
+    fields.defaults(rope_interleave=True, norm_topk_prob=True)  # null is false, as in transformers
     fields.expect("num_key_value_heads", (heads,), heads)
     fields.expect("attention_dropout", (0, 0.0), 0.0)
     rotated, plain = fields.size("qk_rope_head_dim", 64), fields.size("qk_nope_head_dim", 128)
@@ -37,7 +38,7 @@ def attention(fields: Fields) -> LatentAttention:
     rope = read_rope(fields, rotated)
     scale = (plain + rotated) ** -0.5 * score_factor(rope)
     values, latent = fields.size("v_head_dim", 128), fields.size("kv_lora_rank", 512)
-    interleaved = fields.take("rope_interleave", bool, True)
+    interleaved = fields.take("rope_interleave", bool, False)
     bias = fields.take("attention_bias", bool, False)
     ranks = (latent, fields.size("q_lora_rank", None))
     return LatentAttention(heads, plain, values, *ranks, scale, rope, interleaved, bias)
@@ -51,7 +52,7 @@ def experts(fields: Fields) -> Experts:
         fields.size("n_routed_experts", 256),
         fields.size("num_experts_per_tok", 8),
         "sigmoid",
-        fields.take("norm_topk_prob", bool, True),
+        fields.take("norm_topk_prob", bool, False),
         fields.take("routed_scaling_factor", float, 2.5),
         fields.size("n_group", 8),
         fields.size("topk_group", 4),

@@ -48,10 +48,8 @@ def fused(count: int, width: int, inner: int) -> dict[str, FusedPart]:
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gpt_oss` configuration."""
     fields.defaults(attention_bias=True, sliding_window=128)
-    if "rope_scaling" not in fields:
-        fields.defaults(rope_parameters=_ROPE)
     depth = fields.depth
-    mixer = replace(llama.attention(fields, head_dim=64, theta=150000.0), sinks=True)
+    mixer = replace(llama.attention(fields, head_dim=64, theta=150000.0, scaling=_ROPE), sinks=True)
     fields.expect("hidden_act", ("silu",), "silu")
     count = fields.size("num_local_experts", 128, alias="num_experts")
     chosen = fields.size("num_experts_per_tok", 4, alias="experts_per_token")

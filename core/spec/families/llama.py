@@ -4,7 +4,8 @@ Also the base of other families: their readers call `attention` and `decoder` an
 """
 
 from collections.abc import Mapping
-from typing import get_args
+from types import MappingProxyType
+from typing import Any, get_args
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
@@ -34,8 +35,12 @@ def attention(
     head_dim: int | None = None,
     theta: float = 10000.0,
     partial_rotary: bool = False,
+    scaling: Mapping[str, Any] = MappingProxyType({}),
 ) -> Attention:
-    """Read the attention fields; head_dim (None: hidden / heads), theta: the family's defaults."""
+    """Read the attention fields.
+
+    head_dim (None: hidden / heads), theta, scaling of the rotation: the family's defaults.
+    """
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     size = fields.size("head_dim", head_dim or fields.hidden // heads)
@@ -46,7 +51,7 @@ def attention(
             f"config.json: {heads} heads, {kv_heads} key-value heads, head_dim {size} "
             "(expected heads divisible by key-value heads and an even head_dim)"
         )
-    rope = read_rope(fields, size, theta, partial_rotary)
+    rope = read_rope(fields, size, theta, partial_rotary, scaling)
     return Attention(heads, kv_heads, size, size**-0.5, rope, qkv_bias=bias, output_bias=bias)
 
 
