@@ -44,6 +44,14 @@ ENCODER |= {"max_position_embeddings": 64, "initializer_range": 1 / 6, "attentio
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}, "classifier_pooling": "mean"}
 LABELS |= {"architectures": ["ModernBertForSequenceClassification"]}
 NORMED = LLAMA | {"model_type": "olmo2", "head_dim": 6}
+# rotations by the length of each document; rows have documents within and beyond 9 tokens
+DYNAMIC = LLAMA | {"rope_theta": None, "max_position_embeddings": 9}
+DYNAMIC |= {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0}}
+STRETCHES = [1.0 + 0.4 * pair for pair in range(5)]
+LONGROPE = {k: v for k, v in LLAMA.items() if k not in ("head_dim", "rope_theta")}
+LONGROPE |= {"model_type": "phi3", "hidden_size": 60, "original_max_position_embeddings": 9}
+LONGROPE |= {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0}}
+LONGROPE["rope_parameters"] |= {"short_factor": STRETCHES[::-1], "long_factor": STRETCHES}
 
 
 def models() -> dict[str, dict[str, Any]]:
@@ -51,6 +59,7 @@ def models() -> dict[str, dict[str, Any]]:
     return {"dense": LLAMA, "tied": LLAMA | {"vocab_size": 130, "tie_word_embeddings": True},
             "moe": MOE, "hybrid": HYBRID, "latent": LATENT, "sinks": SINKS,
             "normed": NORMED, "encoder": ENCODER,
+            "dynamic": DYNAMIC, "longrope": LONGROPE,
             "classifier": ENCODER | LABELS}  # fmt: skip
 
 

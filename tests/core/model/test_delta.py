@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sabia.core.model.backend import load_ops
 from sabia.core.model.ops import dtype_name
 
-from .conftest import compiled
+from .conftest import HURRY, compiled
 
 SIZES = {"batch": 2, "groups": 2, "heads": 6, "keys": 5, "values": 7}
 
@@ -94,7 +95,9 @@ def value_and_gradients(
         out = function(**arrays)
         return (out * weights.astype(np.float32)).sum(), out
 
-    (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(narrow)
+    (_, out), grads = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=HURRY)(
+        narrow
+    )
     return np.asarray(out), ops.to_numpy(grads)
 
 
@@ -197,6 +200,62 @@ def test_strong_decays_of_earlier_tokens_cost_no_digits(packed: bool, ops: Any) 
     )
     size = np.linalg.norm(grads["log_decay"]) * np.linalg.norm(direction)
     assert abs((grads["log_decay"] * direction).sum() - slope) <= 1e-6 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_random_sizes_are_as_exact_as_transformers_in_packed_rows_too(seed: int, ops: Any) -> None:
+    """Errors of the output against float64; gradients against those of separate documents."""
+    torch = pytest.importorskip("torch", reason="transformers needs torch")
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    random = np.random.default_rng(seed)
+    keys, values = random.choice([8, 12, 33, 64, 128], 2)
+    groups = int(random.choice([1, 3, 5]))
+    heads = groups * int(random.choice([1, 3]))
+    edges = np.cumsum([*random.integers(1, 150, 2), *random.integers(1, 9, 2)])
+    length = int(edges[-1])
+    q, k = random.standard_normal((2, 1, length, groups, keys)) + random.choice([0, 2])
+    arrays = {
+        "q": q / np.linalg.norm(q, axis=-1, keepdims=True) * keys**-0.5,
+        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "v": random.standard_normal((1, length, heads, values)),
+        "log_decay": -random.exponential(np.exp(random.uniform(-6, 2)), (1, length, heads)),
+        "beta": random.uniform(0, 1, (1, length, heads)),
+    }
+    arrays = {name: x.astype(np.float32).astype(np.float64) for name, x in arrays.items()}
+    segments = np.searchsorted(edges, np.arange(length), side="right")[None]
+    weights = random.standard_normal(arrays["v"].shape).astype(np.float32).astype(np.float64)
+
+    def theirs(q: Any, k: Any, v: Any, log_decay: Any, beta: Any) -> Any:
+        parts = zip(
+            *(x.tensor_split(tuple(edges[:-1]), 1) for x in (q, k, v, log_decay, beta)), strict=True
+        )
+        rule = qwen.torch_chunk_gated_delta_rule
+        return torch.cat([rule(q * keys**0.5, *others)[0] for q, *others in parts], 1)
+
+    def ours(**x: Any) -> Any:
+        return ops.delta_rule(**x, segments=rows)
+
+    def apart(**x: Any) -> Any:
+        cut = [slice(a, b) for a, b in zip([0, *edges], edges, strict=False)]
+        parts = [ops.delta_rule(**{name: a[:, s] for name, a in x.items()}) for s in cut]
+        return ops.concat(parts, 1)
+
+    rows = ops.integers(segments, ops.zeros((1,), "float32"))
+    right = one_step_at_a_time(**arrays, segments=segments)
+    out, grads = value_and_gradients(ops, ours, arrays, weights)
+    other, other_grads = value_and_gradients(load_ops("torch"), theirs, arrays, weights)
+    assert relative(out, right) <= 1.5 * relative(other, right)
+    separate, separate_grads = value_and_gradients(ops, apart, arrays, weights)
+    assert relative(out, separate) <= 1e-6
+    for name in arrays:
+        assert relative(grads[name], separate_grads[name]) <= 1e-5, name
+        assert relative(grads[name], other_grads[name]) <= 2e-5, name
+
+
+def relative(one: np.ndarray, other: np.ndarray) -> float:
+    """|a - b| / |b|."""
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
 def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:

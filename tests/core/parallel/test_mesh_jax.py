@@ -45,7 +45,19 @@ def test_a_classifier() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", ["dense", "tied", "moe", "hybrid", "latent", "sinks", "normed", "encoder"]
+    "model",
+    [
+        "dense",
+        "tied",
+        "moe",
+        "hybrid",
+        "latent",
+        "sinks",
+        "normed",
+        "encoder",
+        "dynamic",
+        "longrope",
+    ],
 )
 def test_every_mesh(model: str) -> None:
     check(model, *ALL, *(EXPERT if model in ("moe", "latent", "sinks") else ()))

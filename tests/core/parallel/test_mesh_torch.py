@@ -19,12 +19,14 @@ TWO += ("hybrid:context=2", "moe:context=2:balance", "sinks:tensor=2")
 FOUR = ("dense:fsdp=2,tensor=2", "move:moe:fsdp=2,tensor=2:expert=2,pipe=2")
 FOUR += ("packed:hybrid:context=2,tensor=2", "updates:moe:fsdp=2,expert=2")
 KINDS = ("dense", "tied", "moe", "hybrid", "latent", "sinks", "normed", "encoder")
+KINDS += ("dynamic", "longrope")
 AXES = ("data=2", "fsdp=2", "tensor=2", "context=2", "pipe=2")
 PAIRS = ("fsdp=2,tensor=2", "context=2,tensor=2", "fsdp=2,context=2", "pipe=2,tensor=2")
 CLASSIFIER = ("data=2", "fsdp=2", "tensor=2", "pipe=2")
 SETTINGS = (
     *("dense:fsdp=2:remat", "dense:tensor=2:remat", "dense:fsdp=2:matmuls", "hybrid:pipe=2:remat"),
     *("dense:context=2:plain", "hybrid:context=2:plain", "moe:fsdp=2:micro", "dense:pipe=2:micro"),
+    *("dynamic:context=2:plain", "longrope:context=2:plain", "longrope:pipe=2:micro"),
     *("latent:tensor=2:lora", "latent:fsdp=2:lora", "dense:pipe=2:lora", "tied:tensor=2:freeze"),
     *("dense:pipe=2:freeze", "latent:expert=2:balance", "dense:fsdp=2:muon", "moe:expert=2:muon"),
     *("moe:fsdp=2:adafactor", "dense:tensor=2:adafactor"),
