@@ -154,16 +154,18 @@ class Ops(Protocol):
         *,
         segments: Array | None = None,
         slots: Array | None = None,
+        start: int = 0,
         window: int | None = None,
         causal: bool = True,
     ) -> Any:
         """The mask of `attention`, made once per forward pass; opaque.
 
         like[B, T, D] gives batch, queries, dtype, device. With `slots[B, T]` (a cache) query t of
-        row b attends to key slots j ≤ slots[b, t]; without, keys are the queries' own tokens and
-        query t attends to j ≤ t in the same segment (segments[B, T]; padding attends to padding,
-        so that no row of the softmax is empty). `window`: only the last `window` of these. Not
-        `causal`: also j > t, with `window` if |j - t| < window.
+        row b attends to key slots j ≤ slots[b, t]; without, keys are the row's tokens, of which
+        the queries are the slice from `start` (context parallelism), and query t attends to
+        j ≤ start + t in the same segment (segments[B, keys]; outputs of padding are undefined, and
+        finite). `window`: only the last `window` of these. Not `causal`: also later keys, with
+        `window` if |j - start - t| < window.
         """
 
     def attention(

@@ -36,6 +36,7 @@ def attention_mask(
     *,
     segments: Array | None = None,
     slots: Array | None = None,
+    start: int = 0,
     window: int | None = None,
     causal: bool = True,
 ) -> Any:
@@ -43,19 +44,20 @@ def attention_mask(
     length = like.shape[1]
     if KERNELS.use("attention", jax.default_backend()):
         if slots is None:
-            settings: Any = {"segments": segments, "window": window, "causal": causal}
+            settings: Any = {"segments": segments, "start": start, "window": window, "causal": causal}
             return kernel_mask(like, length, keys, **settings)
         if KERNELS.requested["attention"] == "pallas":
             raise unavailable("attention: pallas has no cached decoding (expected whole rows)")
-    if segments is None and slots is None and (window is None or window >= length):
+    free = segments is None and slots is None and (window is None or window >= keys)
+    if free and length == keys:
         return AttentionMask(causal)
-    queries = jnp.arange(length)[None] if slots is None else slots  # [B or 1, T]
+    queries = jnp.arange(start, start + length)[None] if slots is None else slots  # [B or 1, T]
     distance = queries[:, :, None] - jnp.arange(keys)  # [B or 1, T, S], t - j
     allowed = distance >= 0 if causal else jnp.ones_like(distance, dtype=bool)
     if window is not None:
         allowed &= jnp.abs(distance) < window
     if segments is not None:
-        allowed &= segments[:, :, None] == segments[:, None, :]
+        allowed &= segments[:, start : start + length, None] == segments[:, None, :]
     return AttentionMask(False, allowed[:, None])
 
 

@@ -10,7 +10,6 @@ carry axes like any others, and are gathered, copied and reduced by name.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -203,16 +202,11 @@ class MeshOps(WrappedOps):
         **settings: Any,
     ) -> Any:
         """See Ops.attention_mask: own queries, keys of the whole row."""
-        if self.mesh.context == 1 or slots is not None:
-            return self.base.attention_mask(like, keys, segments=segments, slots=slots, **settings)
-        # slots[T]: positions of this process's queries in the whole row
-        slots, whole = self.positions(keys, like), keys * self.mesh.context
-        mask = self.base.attention_mask(like, whole, slots=slots, **settings)
-        if segments is None:
-            return mask
-        # other[B, T, S]: query and key belong to different documents of a packed row
-        other = segments[:, :, None] != self.whole_segments(segments)[:, None, :]
-        return replace(mask, bias=mask.bias.masked_fill(other[:, None], float("-inf")))
+        if self.mesh.context > 1 and slots is None:
+            settings["start"] = self.coordinates["context"] * keys
+            keys *= self.mesh.context
+            segments = None if segments is None else self.whole_segments(segments)
+        return self.base.attention_mask(like, keys, segments=segments, slots=slots, **settings)
 
 
 def _dimension(axis: str, split: tuple[tuple[str, ...], ...]) -> int | None:

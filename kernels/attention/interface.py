@@ -18,7 +18,8 @@ Order of choice
                     for the cap, a block mask, sinks from its log-sum-exp). triton if named, and
                     for heads below 16: one fused kernel that does not need torch.compile. The
                     Triton and Pallas kernels are causal and refuse other masks.
-    torch on CPU    library where there is neither cap nor sinks, else reference.
+    torch on CPU    library: `scaled_dot_product_attention` for a plain mask, else its kernel on
+                    pieces of queries and keys (torch_cpu), in plain operations with a cap.
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
                     Python number; else the Pallas kernel.
     JAX on CUDA     library: cuDNN through `jax.nn.dot_product_attention` for half-precision causal

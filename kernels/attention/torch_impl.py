@@ -1,10 +1,10 @@
 """Attention over packed documents in torch: the mask, the reference, and torch's own kernels.
 
 `scaled_dot_product_attention` is the fastest for a plain causal mask (it selects cuDNN or
-FlashAttention) and supports grouped heads and unequal head sizes; on CPU it also takes a dense
-mask. FlexAttention generates a fused Triton kernel from a score function and a block mask, whose
-blocks are computed here from the intervals, without the [B, T, S] matrix that `create_block_mask`
-makes.
+FlashAttention) and supports grouped heads; on CPU its kernel also computes the pieces of other
+masks (torch_cpu). FlexAttention generates a fused Triton kernel from a score function and a block
+mask, whose blocks are computed here from the intervals, without the [B, T, S] matrix that
+`create_block_mask` makes.
 """
 
 import functools
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.attention import torch_cpu
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
 Tensor = torch.Tensor
@@ -65,13 +66,27 @@ class Mask:
         count = self.first.shape[-1]
         return torch.arange(self.start, self.start + count, device=self.first.device)
 
+    @property
+    def last_keys(self) -> Tensor:
+        """int[B or 1, T]: the last visible key of each query; any number for padding."""
+        return self.positions[None] if self.last is None else self.last
+
     @_once
     def dense(self) -> Tensor:
         """bool[B or 1, 1, T, S]: which keys each query sees."""
         keys = torch.arange(self.keys, device=self.first.device)
-        last = self.positions if self.last is None else self.last
-        allowed = (keys >= self.first[..., None]) & (keys <= last[..., None])
+        allowed = (keys >= self.first[..., None]) & (keys <= self.last_keys[..., None])
         return allowed[:, None]
+
+    def groups(self, batch: int) -> list[torch_cpu.Group]:
+        """The pieces of a batch on CPU, computed once."""
+        found = self.__dict__.setdefault("groups by batch", {})
+        if batch not in found:
+            shape = (batch, self.first.shape[-1])
+            intervals = self.first.expand(shape), self.last_keys.expand(shape)
+            causal = self.last is None
+            found[batch] = torch_cpu.groups(*intervals, self.keys, self.start, causal)
+        return found[batch]
 
     @_once
     def seen(self) -> Tensor:
@@ -127,8 +142,9 @@ def _block_mask(mask: Mask) -> Any:
     most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
     # [B, count]: least first key
     least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
-    last = mask.positions if mask.last is None else mask.last
-    reach = torch.where(mask.first < mask.keys, last + 1, 0)  # one past the last visible key
+    reach = torch.where(
+        mask.first < mask.keys, mask.last_keys + 1, 0
+    )  # one past the last visible key
     reach = F.pad(reach, (0, spare)).view(shape)  # [B, count, FLEX_BLOCK]
     # [B, count]: end of what any, of what every query sees
     stop, surely = reach.amax(-1), reach.amin(-1)
@@ -184,8 +200,7 @@ def choose_attention(
     if device == "cuda":
         library = _cuda_library(q, v, flexible=not (plain and _bare(mask)))
     elif device == "cpu":
-        obstacle = None if plain else "on CPU torch has no fused kernel with a cap or sinks"
-        library = Option("library", "scaled_dot_product_attention on CPU", obstacle)
+        library = Option("library", "scaled_dot_product_attention, in pieces if masked")
     else:
         library = Option("library", "", f"not tried on {device}")
     obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
@@ -216,17 +231,13 @@ def _reference(
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, N], [B, K, S, N], [B, K, S, M]
     size = v.shape[-1]
-    if size < q.shape[-1] and q.device.type == "cuda":  # FlashAttention needs equal sizes
+    if size < q.shape[-1]:  # the fused kernels need keys and values of one size
         v = F.pad(v, (0, q.shape[-1] - size))
-    options: dict[str, Any] = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    if mask.causal:
-        options["is_causal"] = True
-    elif not mask.whole:
-        padding = ~mask.seen.transpose(1, 2)  # these rows see all keys: no division by 0
-        options["attn_mask"] = mask.dense | padding
-    # [B, T, H, M]
-    out = F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)[..., :size]
-    return out if _bare(mask) else torch.where(mask.seen, out, 0)
+    grouped = bool(q.shape[1] != k.shape[1])  # not a symbol under torch.compile
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=mask.causal, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)[..., :size]  # [B, T, H, M]
 
 
 @functools.cache
@@ -274,8 +285,10 @@ def _library(
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     plain = softcap is None and sinks is None
-    if q.device.type == "cpu" or (plain and _bare(mask)):
+    if plain and _bare(mask):
         return _sdpa(q, k, v, mask, scale)
+    if q.device.type == "cpu":
+        return torch_cpu.attention(q, k, v, mask, scale, softcap, sinks)
     return flex(q, k, v, mask, scale, softcap, sinks)
 
 

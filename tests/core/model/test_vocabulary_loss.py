@@ -151,7 +151,8 @@ def test_capped_attention(masked: bool, ops: Any) -> None:
     weights = np.exp(1.5 * np.tanh(scores / 1.5)) * allowed[:, None]
     weights /= weights.sum(-1, keepdims=True)
     right = np.einsum("bhts,bshn->bthn", weights, v.repeat(2, axis=2))
-    assert np.abs(ours - right).max() <= 1e-5
+    real = segments != 0
+    assert np.abs(ours - right)[real].max() <= 1e-5
 
 
 def test_topk_descends_and_known_max_costs_nothing(ops: Any) -> None:

@@ -1,0 +1,330 @@
+"""Attention on CPU without a [T, S] matrix: pieces of queries and keys, each one fused call.
+
+The queries of a row are divided where their intervals of keys (see interface.py) change form:
+- triangle: 256 or more queries whose first key is the same and whose last key is their own. Keys
+  before the first of these queries (context parallelism) are a rectangle of their own, and the two
+  results are merged by their log-sum-exps.
+- rectangle: 256 or more queries that all see the same keys.
+- tile: up to 128 of the other queries (short documents, windows) and the keys that any of them
+  sees, with a bias of 0 or -inf. Queries of padding get 0.
+Pieces of one shape are one batch. Costs and memory are linear in T for documents and windows of
+bounded length. The backward pass needs outputs and log-sum-exps only (arXiv 2205.14135, B.2); with
+those of the merged result each piece gives its part of the gradients.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+TILE = 128
+LEAST_RUN = 256
+KEY_STEP = 64
+
+
+@dataclass(frozen=True)
+class Group:
+    """n pieces of one shape: rows of the flattened [B·T] queries and [B·S] keys, n·len each.
+
+    causal: query i of a piece sees keys up to i. bias[n, 1, queries, keys], fp32; None: all keys.
+    merged: an earlier group has other keys of the same queries.
+    """
+
+    count: int
+    queries: Tensor | slice
+    keys: Tensor | slice
+    causal: bool = False
+    merged: bool = False
+    bias: Tensor | None = None
+
+
+def _runs(first: np.ndarray, last: np.ndarray, causal: bool) -> Iterator[tuple[int, int]]:
+    """[begin, end) of queries of a row, long runs alone, the others in tiles."""
+    change = first[1:] != first[:-1]
+    if not causal:
+        change |= last[1:] != last[:-1]
+    edges = np.concatenate(([0], np.flatnonzero(change) + 1, [len(first)]))
+    long = np.flatnonzero(np.diff(edges) >= LEAST_RUN)
+    at = 0
+    for begin, end in [*zip(edges[long], edges[long + 1], strict=True), (len(first), len(first))]:
+        for start in range(at, begin, TILE):
+            yield start, min(start + TILE, int(begin))
+        if begin < end:
+            yield int(begin), int(end)
+        at = int(end)
+
+
+def _pieces(
+    first: np.ndarray, last: np.ndarray, keys: int, start: int, causal: bool
+) -> Iterator[tuple[str, int, int, int, int]]:
+    """(kind, first query, queries, first key, keys) of one row."""
+    for begin, end in _runs(first, last, causal):
+        low, high = int(first[begin:end].min()), int(last[begin:end].max()) + 1
+        if low >= high:  # padding
+            continue
+        if end - begin < LEAST_RUN:
+            size = min(keys, -(-(high - low) // KEY_STEP) * KEY_STEP)
+            yield "tile", begin, end - begin, min(low, keys - size), size
+        elif not causal:
+            yield "rectangle", begin, end - begin, low, high - low
+        else:
+            yield "triangle", begin, end - begin, start + begin, end - begin
+            if low < start + begin:
+                yield "before", begin, end - begin, low, start + begin - low
+
+
+def groups(first: Tensor, last: Tensor, keys: int, start: int, causal: bool) -> list[Group]:
+    """first[B, T], last[B, T]: the interval of keys of each query, empty for padding.
+
+    `causal`: last is start + t wherever the interval is not empty.
+    """
+    low, high = first.numpy(), last.numpy()
+    shapes: dict[tuple[str, int, int], list[tuple[int, int, int]]] = {}
+    for row in range(len(low)):
+        for kind, query, length, key, size in _pieces(low[row], high[row], keys, start, causal):
+            shapes.setdefault((kind, length, size), []).append((row, query, key))
+    ordered = sorted(shapes.items(), key=lambda item: (item[0][0] == "before", item[0]))
+    return [_group(first, last, keys, *shape, np.array(where)) for shape, where in ordered]
+
+
+def _group(
+    first: Tensor, last: Tensor, keys: int, kind: str, length: int, size: int, where: np.ndarray
+) -> Group:
+    row, query, key = where.T
+    queries = (row * first.shape[1] + query)[:, None] + np.arange(length)
+    read = key[:, None] + np.arange(size)  # [n, size]
+    bias = None
+    if kind == "tile":
+        at = torch.from_numpy(queries)
+        j = torch.from_numpy(read)[:, None]
+        hidden = (j < first.flatten()[at][..., None]) | (j > last.flatten()[at][..., None])
+        bias = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None]
+    flat = (row * keys)[:, None] + read
+    return Group(
+        len(row), _index(queries), _index(flat), kind == "triangle", kind == "before", bias
+    )
+
+
+def _index(rows: np.ndarray) -> Tensor | slice:
+    """Flat row numbers; a slice if they are one range."""
+    flat = rows.ravel()
+    if flat[-1] - flat[0] + 1 == len(flat) and (np.diff(flat) == 1).all():
+        return slice(int(flat[0]), int(flat[-1]) + 1)
+    return torch.from_numpy(flat)
+
+
+def _taken(x: Tensor, rows: Tensor | slice, count: int) -> Tensor:
+    """The rows of x[B·T, H, N] as [n, H, length, N]."""
+    part = x[rows]
+    return part.view(count, -1, *part.shape[1:]).transpose(1, 2)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[n, H, length, …] → [n·length, H, …]."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _scores(q: Tensor, k: Tensor, group: Group, scale: float, cap: float) -> tuple[Tensor, Tensor]:
+    """Capped scores, -inf where hidden, and the cap's slope: [n, K, H/K, T, S], fp32."""
+    grouped = q.unflatten(1, (k.shape[1], -1))
+    share = torch.tanh(torch.einsum("bkgtn,bksn->bkgts", grouped, k).float() * (scale / cap))
+    scores = share * cap
+    if group.causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill_(hidden, -torch.inf)
+    elif group.bias is not None:
+        scores = scores.add_(group.bias[:, :, None])
+    return scores, 1 - share.square_()
+
+
+def _piece(
+    q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """(out[n, H, T, N], log-sum-exp[n, H, T] in fp32) of one group; a query without keys: 0, 0."""
+    if cap is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, group.causal, attn_mask=group.bias, scale=scale
+        )
+    scores, _ = _scores(q, k, group, scale, cap)
+    lse = torch.logsumexp(scores, -1).nan_to_num_(neginf=0.0)
+    out = torch.einsum("bkgts,bksn->bkgtn", (scores - lse[..., None]).exp_().to(v.dtype), v)
+    return out.flatten(1, 2), lse.flatten(1, 2)
+
+
+def _piece_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group: Group,
+    scale: float, cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v, each with the shape of its input."""
+    if cap is None:
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, lse, 0.0, group.causal, attn_mask=group.bias, scale=scale
+        )
+    heads = (k.shape[1], -1)
+    scores, slope = _scores(q, k, group, scale, cap)
+    weights = (scores - lse.unflatten(1, heads)[..., None]).exp_()  # [n, K, H/K, T, S]
+    inner = (grad.float() * out.float()).sum(-1).unflatten(1, heads)[..., None]
+    grad, q = grad.unflatten(1, heads), q.unflatten(1, heads)
+    d_v = torch.einsum("bkgts,bkgtn->bksn", weights.to(v.dtype), grad)
+    d_scores = torch.einsum("bkgtn,bksn->bkgts", grad, v).float().sub_(inner)
+    d_scores = d_scores.mul_(weights).mul_(slope).mul_(scale).to(k.dtype)
+    d_q = torch.einsum("bkgts,bksn->bkgtn", d_scores, k).flatten(1, 2)
+    return d_q, torch.einsum("bkgts,bkgtn->bksn", d_scores, q), d_v
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: list[Group], scale: float,
+    cap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out[B, T, H, N], log-sum-exp[B, T, H], fp32, with the sinks)."""
+    queries, keys, values = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    out = torch.zeros_like(queries)
+    lse = torch.zeros(queries.shape[:2])
+    for group in parts:
+        count = group.count
+        part, weight = _piece(
+            _taken(queries, group.queries, count),
+            _taken(keys, group.keys, count),
+            _taken(values, group.keys, count),
+            group,
+            scale,
+            cap,
+        )
+        part, weight = _flat(part), _flat(weight)
+        if group.merged:
+            before = lse[group.queries]
+            total = torch.logaddexp(before, weight)
+            kept, added = ((x - total).exp_()[..., None] for x in (before, weight))
+            part = (out[group.queries] * kept + part * added).to(out.dtype)
+            weight = total
+        out[group.queries], lse[group.queries] = part, weight
+    if sinks is not None:  # a sink only enlarges the denominator
+        total = torch.logaddexp(lse, sinks.float())
+        out = (out * (lse - total).exp_()[..., None]).to(out.dtype)
+        lse = total
+    return out.view(q.shape), lse.view(q.shape[:3])
+
+
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, parts: list[Group],
+    scale: float, cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v; parts of one gradient are summed in fp32."""
+    queries, gradient, output = (x.flatten(0, 1) for x in (q, grad, out))
+    keys, values, weight = k.flatten(0, 1), v.flatten(0, 1), lse.flatten(0, 1)
+    d_q, d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32) for x in (queries, keys, values))
+    for group in parts:
+        rows, count = group.queries, group.count
+        results = _piece_backward(
+            _taken(gradient, rows, count),
+            _taken(queries, rows, count),
+            _taken(keys, group.keys, count),
+            _taken(values, group.keys, count),
+            _taken(output, rows, count),
+            _taken(weight[..., None], rows, count)[..., 0],
+            group,
+            scale,
+            cap,
+        )
+        targets = ((d_q, rows), (d_k, group.keys), (d_v, group.keys))
+        for (total, where), part in zip(targets, map(_flat, results), strict=True):
+            if isinstance(where, slice):
+                total[where] += part
+            else:
+                total.index_add_(0, where, part.float())
+    given = zip((d_q, d_k, d_v), (q, k, v), strict=True)
+    d_q, d_k, d_v = (total.to(x.dtype).view(x.shape) for total, x in given)
+    return d_q, d_k, d_v
+
+
+def _sink_gradient(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """A sink's value is 0: d z = -p_z (d out · out), summed over [B, T]."""
+    share = (sinks.float() - lse).exp_()
+    return -(share * (grad.float() * out.float()).sum(-1)).sum((0, 1)).to(sinks.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: list[Group],
+        scale: float, cap: float | None,
+    ) -> Tensor:  # fmt: skip
+        out, lse = _forward(q, k, v, sinks, parts, scale, cap)
+        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        ctx.settings = parts, scale, cap
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, out, lse = ctx.saved_tensors
+        d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)
+        return *_backward(grad, q, k, v, out, lse, *ctx.settings), d_sinks, None, None, None
+
+
+# For torch.compile: the same as operators, which it does not look into. The groups depend on the
+# contents of the mask, so they are found inside, at each call.
+
+
+@torch.library.custom_op("sabia::cpu_attention", mutates_args=())
+def _operator(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, first: Tensor, last: Tensor,
+    start: int, causal: bool, scale: float, cap: float | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    parts = groups(first, last, k.shape[1], start, causal)
+    return _forward(q, k, v, sinks, parts, scale, cap)
+
+
+@_operator.register_fake
+def _(q: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("sabia::cpu_attention_backward", mutates_args=())
+def _backward_operator(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, first: Tensor,
+    last: Tensor, start: int, causal: bool, scale: float, cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    parts = groups(first, last, k.shape[1], start, causal)
+    return _backward(grad, q, k, v, out, lse, parts, scale, cap)
+
+
+@_backward_operator.register_fake
+def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.start, ctx.causal, ctx.scale, ctx.cap = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    q, k, v, sinks, first, last, out, lse = ctx.saved_tensors
+    settings = (first, last, ctx.start, ctx.causal, ctx.scale, ctx.cap)
+    d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)
+    return *_backward_operator(grad, q, k, v, out, lse, *settings), d_sinks, *[None] * 6
+
+
+_operator.register_autograd(_differentiate, setup_context=_keep)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float, cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q[B, T, H, N], k[B, S, K, N], v[B, S, K, M], sinks[H], a Mask → [B, T, H, M]."""
+    size = v.shape[3]
+    if size != q.shape[3]:  # the fused kernel needs keys and values of one size
+        q, k, v = (F.pad(x, (0, max(size, q.shape[3]) - x.shape[3])) for x in (q, k, v))
+    if torch.compiler.is_compiling():
+        shape = (q.shape[0], q.shape[1])
+        intervals = mask.first.expand(shape), mask.last_keys.expand(shape)
+        out, _ = _operator(q, k, v, sinks, *intervals, mask.start, mask.last is None, scale, cap)
+    else:
+        out = _Attention.apply(q, k, v, sinks, mask.groups(q.shape[0]), scale, cap)
+    return out[..., :size]

@@ -1,0 +1,165 @@
+"""Attention on CPU in pieces (kernels/attention/torch_cpu.py), against the reference with a matrix
+[T, S]: random masks with small pieces, masks of real lengths, the operators for torch.compile."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sabia.kernels.attention import torch_cpu
+from sabia.kernels.attention.interface import attention, attention_mask
+
+Tensor = torch.Tensor
+
+
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("TILE", 4), ("LEAST_RUN", 7), ("KEY_STEP", 3)):
+        monkeypatch.setattr(torch_cpu, name, size)
+
+
+def random_segments(random: np.random.Generator, rows: int, keys: int, longest: int) -> Tensor:
+    """Documents of 1 to `longest` tokens; in half of the rows padding at the end, or within."""
+    segments = np.zeros((rows, keys), np.int32)
+    for row in segments:
+        lengths = random.integers(1, longest + 1, keys)
+        row[:] = np.repeat(np.arange(1, keys + 1), lengths)[:keys]
+        if random.integers(2):
+            row[int(random.integers(keys)) :] = 0
+        elif random.integers(2):
+            row[row == int(random.integers(1, 5))] = 0
+    return torch.from_numpy(segments)
+
+
+def random_case(seed: int, dtype: torch.dtype) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    random = np.random.default_rng(seed)
+
+    def pick(*values: Any) -> Any:
+        return values[int(random.integers(len(values)))]
+
+    rows, keys, key_heads = int(random.integers(1, 4)), int(random.integers(1, 90)), pick(1, 2, 3)
+    start = pick(0, int(random.integers(keys)))
+    queries = pick(keys - start, int(random.integers(1, keys - start + 1)))
+    shape = {
+        "segments": pick(None, random_segments(random, rows, keys, pick(3, 20, keys))),
+        "start": start,
+        "window": pick(None, None, 1, int(random.integers(1, keys + 5))),
+        "causal": bool(random.integers(4)),
+    }
+    heads, size = key_heads * pick(1, 2, 4), pick(8, 16, 24)
+    value_size = pick(size, size, 8, 32)
+    sizes = {
+        "q": (rows, queries, heads, size),
+        "k": (rows, keys, key_heads, size),
+        "v": (rows, keys, key_heads, value_size),
+        "sinks": (heads,),
+        "grad": (rows, queries, heads, value_size),
+    }
+    data: dict[str, Any] = {
+        name: torch.from_numpy(random.standard_normal(size, np.float32)).to(dtype)
+        for name, size in sizes.items()
+    }
+    mask = attention_mask(data["q"], queries, keys, **shape)
+    options = {"softcap": pick(None, None, 2.0), "scale": pick(None, 0.3)}
+    if random.integers(2):
+        data["sinks"] = None
+    return data, mask, options
+
+
+def leaves_of(data: dict[str, Any]) -> dict[str, Tensor]:
+    given = {name: data[name] for name in ("q", "k", "v", "sinks")}
+    return {n: x.clone().requires_grad_() for n, x in given.items() if x is not None}
+
+
+def computed(data: dict[str, Any], mask: Any, **options: Any) -> list[Tensor]:
+    """Output and gradients, in fp32."""
+    leaves = leaves_of(data)
+    out = attention(*(leaves[n] for n in "qkv"), mask, sinks=leaves.get("sinks"), **options)
+    grads = torch.autograd.grad(out, list(leaves.values()), data["grad"])
+    return [x.detach().float() for x in (out, *grads)]
+
+
+def agree(ours: list[Tensor], right: list[Tensor], bound: float) -> None:
+    for one, other in zip(ours, right, strict=True):
+        assert torch.isfinite(one).all()
+        assert (one - other).abs().max() <= bound * other.abs().max().clamp_min(1.0)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_masks_in_small_pieces(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    data, mask, options = random_case(seed, torch.float32)
+    right = computed(data, mask, implementation="reference", **options)
+    agree(computed(data, mask, implementation="library", **options), right, 5e-6)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bf16_rounds_as_the_reference_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    data, mask, options = random_case(seed, torch.bfloat16)
+    wide = {name: None if x is None else x.float() for name, x in data.items()}
+    right = computed(wide, mask, implementation="reference", **options)
+    agree(computed(data, mask, implementation="library", **options), right, 3e-2)
+
+
+@pytest.mark.parametrize("window", [None, 64, 300])
+@pytest.mark.parametrize("longest", [5, 64, 700, 2000])
+@pytest.mark.parametrize("start", [0, 777])
+def test_real_lengths(window: int | None, longest: int, start: int) -> None:
+    random = np.random.default_rng(longest)
+    segments = random_segments(random, 2, 1500, longest)
+    names = {"q": (2, 1500 - start, 4, 16), "k": (2, 1500, 2, 16), "v": (2, 1500, 2, 16)}
+    names |= {"grad": names["q"]}
+    data: dict[str, Any] = {
+        name: torch.from_numpy(random.standard_normal(shape, np.float32))
+        for name, shape in names.items()
+    } | {"sinks": None}
+    mask = attention_mask(
+        data["q"], 1500 - start, 1500, segments=segments, start=start, window=window
+    )
+    agree(
+        computed(data, mask, implementation="library"),
+        computed(data, mask, implementation="reference"),
+        5e-6,
+    )
+
+
+def test_what_a_mask_holds_is_linear_in_the_row() -> None:
+    """A context-parallel rank's 4,096 of 32,768 tokens; a matrix of them would take 537 MB."""
+    length, start = 4096, 5 * 4096
+    random = np.random.default_rng(0)
+    for segments, window in (
+        (None, None),
+        (None, 512),
+        (random_segments(random, 1, 32768, 100), None),
+        (random_segments(random, 1, 32768, 20000), None),
+    ):
+        like = torch.zeros(1, length, 8)
+        mask = attention_mask(like, length, 32768, segments=segments, start=start, window=window)
+        parts = mask.groups(1)
+        held = [x for part in parts for x in (part.queries, part.keys, part.bias)]
+        tensors = [x for x in held if isinstance(x, Tensor)]
+        assert sum(x.numel() * x.element_size() for x in tensors) < 4.2e6 * (4 if window else 1)
+        assert len(parts) < 40
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_operators_of_compiled_code(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_pieces(monkeypatch)
+    data, mask, options = random_case(seed, torch.float32)
+    settings = {"implementation": "library", **options}
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
+
+    leaves = leaves_of(data)
+    out = compiled(*(leaves[n] for n in "qkv"), mask, sinks=leaves.get("sinks"), **settings)
+    ours = [out.detach(), *torch.autograd.grad(out, list(leaves.values()), data["grad"])]
+    agree(ours, computed(data, mask, **settings), 1e-6)
+
+
+def test_operators_are_registered_soundly() -> None:
+    q = torch.randn(1, 9, 2, 8, requires_grad=True)
+    k, v = (torch.randn(1, 9, 1, 8, requires_grad=True) for _ in range(2))
+    mask = attention_mask(q, 9, 9, segments=torch.tensor([[1] * 4 + [2] * 5]))
+    arguments = (q, k, v, torch.randn(2), mask.first, mask.last_keys, 0, True, 0.3, None)
+    torch.library.opcheck(torch.ops.sabia.cpu_attention, arguments)
