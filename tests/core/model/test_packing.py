@@ -43,6 +43,29 @@ def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
     assert np.abs(whole[0, : len(together)] - together).max() <= 1e-5
 
 
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("start", [0, 5, 16])
+def test_a_slice_of_the_queries_is_a_slice_of_the_result(
+    documents: bool, window: int | None, start: int, ops: Any
+) -> None:
+    random = np.random.default_rng(start)
+    arrays = {n: random.standard_normal((2, 20, 4, 8), np.float32) for n in "qkv"}
+    segments = np.sort(random.integers(1, 4, (2, 20)), -1)
+
+    def run(first: int, last: int) -> np.ndarray:
+        x = ops.to_device(arrays | {"q": arrays["q"][:, first:last]})
+        given = ops.integers(segments, x["q"]) if documents else None
+        like = x["q"][:, :, 0]
+        mask = ops.attention_mask(like, 20, segments=given, start=first, window=window)
+        out = ops.attention(x["q"], x["k"], x["v"], mask, scale=0.3)
+        return ops.to_numpy({"x": out})["x"]
+
+    whole = run(0, 20)
+    assert np.abs(run(start, 20) - whole[:, start:]).max() <= 1e-6
+    assert np.abs(run(start, start + 3) - whole[:, start : start + 3]).max() <= 1e-6
+
+
 @pytest.mark.parametrize(
     ("name", "context"),
     [
