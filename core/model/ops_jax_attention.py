@@ -44,7 +44,12 @@ def attention_mask(
     length = like.shape[1]
     if KERNELS.use("attention", jax.default_backend()):
         if slots is None:
-            settings: Any = {"segments": segments, "start": start, "window": window, "causal": causal}
+            settings: Any = {
+                "segments": segments,
+                "start": start,
+                "window": window,
+                "causal": causal,
+            }
             return kernel_mask(like, length, keys, **settings)
         if KERNELS.requested["attention"] == "pallas":
             raise unavailable("attention: pallas has no cached decoding (expected whole rows)")

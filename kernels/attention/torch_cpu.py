@@ -1,9 +1,10 @@
 """Attention on CPU without a [T, S] matrix: pieces of queries and keys, each one fused call.
 
 The queries of a row are divided where their intervals of keys (see interface.py) change form:
-- triangle: 256 or more queries whose first key is the same and whose last key is their own. Keys
-  before the first of these queries (context parallelism) are a rectangle of their own, and the two
-  results are merged by their log-sum-exps.
+- triangle: 256 or more queries whose first key is the same and whose last key is their own, or up
+  to 128 queries that see 256 or more earlier keys (long windows), on the queries' own keys. The
+  earlier keys that all of them see are a rectangle of their own, those that some of them see (the
+  edge of a window) too, with a bias; results are merged by their log-sum-exps.
 - rectangle: 256 or more queries that all see the same keys.
 - tile: up to 128 of the other queries (short documents, windows) and the keys that any of them
   sees, with a bias of 0 or -inf. Queries of padding get 0.
@@ -23,7 +24,9 @@ import torch.nn.functional as F
 Tensor = torch.Tensor
 TILE = 128
 LEAST_RUN = 256
+LEAST_KEYS = 256
 KEY_STEP = 64
+MERGED = ("before", "edge")
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,19 @@ def _pieces(
         low, high = int(first[begin:end].min()), int(last[begin:end].max()) + 1
         if low >= high:  # padding
             continue
-        if end - begin < LEAST_RUN:
+        common = int(first[begin:end].max())  # seen by all, if it lies before the queries
+        if causal and (end - begin >= LEAST_RUN or start + begin - common > LEAST_KEYS):
+            yield "triangle", begin, end - begin, start + begin, end - begin
+            if low < common:
+                yield "edge", begin, end - begin, low, common + 1 - low
+                common += 1
+            if common < start + begin:
+                yield "before", begin, end - begin, common, start + begin - common
+        elif end - begin < LEAST_RUN:
             size = min(keys, -(-(high - low) // KEY_STEP) * KEY_STEP)
             yield "tile", begin, end - begin, min(low, keys - size), size
-        elif not causal:
-            yield "rectangle", begin, end - begin, low, high - low
         else:
-            yield "triangle", begin, end - begin, start + begin, end - begin
-            if low < start + begin:
-                yield "before", begin, end - begin, low, start + begin - low
+            yield "rectangle", begin, end - begin, low, high - low
 
 
 def groups(first: Tensor, last: Tensor, keys: int, start: int, causal: bool) -> list[Group]:
@@ -87,7 +94,7 @@ def groups(first: Tensor, last: Tensor, keys: int, start: int, causal: bool) -> 
     for row in range(len(low)):
         for kind, query, length, key, size in _pieces(low[row], high[row], keys, start, causal):
             shapes.setdefault((kind, length, size), []).append((row, query, key))
-    ordered = sorted(shapes.items(), key=lambda item: (item[0][0] == "before", item[0]))
+    ordered = sorted(shapes.items(), key=lambda item: (item[0][0] in MERGED, item[0]))
     return [_group(first, last, keys, *shape, np.array(where)) for shape, where in ordered]
 
 
@@ -98,15 +105,14 @@ def _group(
     queries = (row * first.shape[1] + query)[:, None] + np.arange(length)
     read = key[:, None] + np.arange(size)  # [n, size]
     bias = None
-    if kind == "tile":
+    if kind in ("tile", "edge"):
         at = torch.from_numpy(queries)
         j = torch.from_numpy(read)[:, None]
         hidden = (j < first.flatten()[at][..., None]) | (j > last.flatten()[at][..., None])
         bias = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[:, None]
     flat = (row * keys)[:, None] + read
-    return Group(
-        len(row), _index(queries), _index(flat), kind == "triangle", kind == "before", bias
-    )
+    flags = kind == "triangle", kind in MERGED
+    return Group(len(row), _index(queries), _index(flat), *flags, bias)
 
 
 def _index(rows: np.ndarray) -> Tensor | slice:
