@@ -1,9 +1,10 @@
 """Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
 
-Tokens are processed in blocks, small ones on CPUs. If all scores
-fit in the budget, e = exp(z - max) is saved for the backward pass, otherwise it is recomputed block
-by block. With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap),
-du = dz·(1 - (z/cap)²). The weight's gradient is summed over blocks in fp32.
+Scores are computed for some tokens at a time, and the fp32 operations on them for fewer still, so
+that these stay in a CPU's cache. If the scores of all tokens fit in the budget they are saved, in
+the dtype of the product, otherwise the products are repeated in the backward pass. With p =
+softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 - (z/cap)²). The
+weight's gradient is summed over products in fp32.
 """
 
 from collections.abc import Iterator
@@ -19,23 +20,12 @@ from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy as loss
 
 Tensor = torch.Tensor
 DEFAULT_CHUNK_BYTES = 256 << 20
-CPU_BLOCK_BYTES = 32 << 20
+CPU_BLOCK_BYTES = 8 << 20
 PRODUCT_BYTES = 64 << 20
 WIDE_BLOCK_BYTES = 32 << 20
 KERNELS = kernels_of("torch")
 _REQUESTED = KERNELS.requested["vocabulary_loss"]
 _kernel = raises_missing_backend(loss_kernel)
-
-
-def _logits(hidden: Tensor, weight: Tensor, cap: float | None, out: Tensor | None) -> Tensor:
-    """Scores z [rows, V], fp32; written to `out` if given."""
-    if out is None:
-        return _capped(torch.mm(hidden, weight.t()).float(), cap)
-    if hidden.dtype == torch.float32:
-        torch.mm(hidden, weight.t(), out=out)
-    else:
-        out.copy_(torch.mm(hidden, weight.t()))
-    return out if cap is None else out.div_(cap).tanh_().mul_(cap)
 
 
 def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
@@ -54,59 +44,59 @@ class _LinearCrossEntropy(torch.autograd.Function):
         cap: float | None,
         rows: int,
         product_rows: int,
-        save_exp: bool,
+        save: bool,
     ) -> tuple[Tensor, Tensor]:
-        tokens = hidden.shape[0]
+        tokens, vocabulary = hidden.shape[0], weight.shape[0]
         # [tokens] each
-        lse, target_score, sums = hidden.new_empty((3, tokens), dtype=torch.float32)
+        lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
         target_column = targets.clamp_min(0)[:, None]
-        size = (tokens if save_exp else min(rows, tokens), weight.shape[0])
-        scores = hidden.new_empty(size, dtype=torch.float32)
-        for block in _blocks(0, tokens, rows):
-            out = scores[block] if save_exp else scores[: block.stop - block.start]
-            z = _logits(hidden[block], weight, cap, out)  # [rows, V]
-            target_score[block] = z.gather(1, target_column[block])[:, 0]
-            # log Σ e^z = max + log Σ e^{z - max}; z is overwritten by e^{z - max}
-            largest = z.amax(-1)
-            torch.sum(z.sub_(largest[:, None]).exp_(), -1, out=sums[block])
-            torch.add(largest, sums[block].log(), out=lse[block])
-        ctx.save_for_backward(hidden, weight, targets, lse, sums, scores if save_exp else None)
+        scores = hidden.new_empty((tokens if save else product_rows, vocabulary))
+        buffer = hidden.new_empty((rows, vocabulary), dtype=torch.float32)
+        for part in _blocks(0, tokens, product_rows):
+            raw = scores[part] if save else scores[: part.stop - part.start]
+            torch.mm(hidden[part], weight.t(), out=raw)
+            for block in _blocks(part.start, part.stop, rows):
+                z = buffer[: block.stop - block.start]
+                z.copy_(raw[block.start - part.start : block.stop - part.start])
+                if cap is not None:
+                    z.div_(cap).tanh_().mul_(cap)
+                target_score[block] = z.gather(1, target_column[block])[:, 0]
+                # log Σ e^z = max + log Σ e^{z - max}
+                largest = z.amax(-1)
+                sums = z.sub_(largest[:, None]).exp_().sum(-1)
+                torch.add(largest, sums.log_(), out=lse[block])
+        ctx.save_for_backward(hidden, weight, targets, lse, scores if save else None)
         ctx.cap, ctx.rows, ctx.product_rows = cap, rows, product_rows
         return torch.where(targets >= 0, lse - target_score, 0.0), lse
 
     @staticmethod
     def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, lse, sums, saved_exp = ctx.saved_tensors
+        hidden, weight, targets, lse, saved = ctx.saved_tensors
         tokens, vocabulary = hidden.shape[0], weight.shape[0]
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
         factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), None
-        wide = hidden.dtype == torch.float32
-        buffer = None if wide else hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
-        product_rows = ctx.product_rows if ctx.needs_input_grad[1] else ctx.rows
-        d_scores = hidden.new_empty((product_rows, vocabulary))
-        for part in _blocks(0, tokens, product_rows):
+        buffer = hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
+        d_scores = hidden.new_empty((ctx.product_rows, vocabulary))
+        for part in _blocks(0, tokens, ctx.product_rows):
+            d_part = d_scores[: part.stop - part.start]
+            raw = d_part if saved is None else saved[part]
+            if saved is None:
+                torch.mm(hidden[part], weight.t(), out=raw)
             for block in _blocks(part.start, part.stop, ctx.rows):
-                d_block = d_scores[block.start - part.start : block.stop - part.start]
-                dz, slope = d_block if buffer is None else buffer[: len(d_block)], None
-                if saved_exp is not None:
-                    # p·(g_nll + g_lse) with p = e / Σ e
-                    torch.mul(saved_exp[block], (factor[block] / sums[block])[:, None], out=dz)
-                else:
-                    _logits(hidden[block], weight, ctx.cap, dz)
-                    # dz is recomputed: z, then tanh's slope 1 - (z/cap)², then p·(g_nll + g_lse)
-                    slope = None if ctx.cap is None else 1 - (dz / ctx.cap).square_()
-                    dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
-                # minus g_nll at the target
+                rows = slice(block.start - part.start, block.stop - part.start)
+                dz, slope = buffer[: block.stop - block.start], None
+                dz.copy_(raw[rows])
+                if ctx.cap is not None:  # tanh's slope is 1 - (z/cap)²
+                    slope = 1 - dz.div_(ctx.cap).tanh_().square()
+                    dz.mul_(ctx.cap)
+                # p·(g_nll + g_lse), minus g_nll at the target
+                dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
                 dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
-                if slope is not None:
-                    dz.mul_(slope)
-                if buffer is not None:
-                    d_block.copy_(dz)
-            dz = d_scores[: part.stop - part.start]
-            torch.mm(dz, weight, out=d_hidden[part])
+                d_part[rows] = dz if slope is None else dz.mul_(slope)
+            torch.mm(d_part, weight, out=d_hidden[part])
             if ctx.needs_input_grad[1]:
-                d_weight = _added(d_weight, dz.t(), hidden[part])
+                d_weight = _added(d_weight, d_part.t(), hidden[part])
         d_weight = None if d_weight is None else d_weight.to(weight.dtype)
         return d_hidden, d_weight, None, None, None, None, None
 
@@ -120,7 +110,7 @@ def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
-    z = _logits(hidden.to(weight.dtype), weight, cap, None)
+    z = _capped(torch.mm(hidden.to(weight.dtype), weight.t()).float(), cap)
     lse = torch.logsumexp(z, -1)
     target_score = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
     return [torch.where(targets >= 0, lse - target_score, 0.0), lse]
@@ -186,14 +176,15 @@ def linear_cross_entropy(
     if torch.compiler.is_compiling():
         nll, lse = _compiled(flat, weight, flat_targets, softcap, max(1, budget // row_bytes))
         return nll.view(targets.shape), lse.view(targets.shape)
-    flat = flat.to(weight.dtype)
-    block = min(budget, CPU_BLOCK_BYTES) if hidden.device.type == "cpu" else budget
-    rows = min(max(1, block // row_bytes), max(1, flat.shape[0]))
-    wanted = min(budget, PRODUCT_BYTES) // (flat.element_size() * weight.shape[0])
-    product_rows = min(rows * max(1, wanted // rows), max(1, flat.shape[0]))
+    flat, tokens = flat.to(weight.dtype), max(1, flat.shape[0])
+    small, large = (budget, budget)
+    if hidden.device.type == "cpu":
+        small, large = min(budget, CPU_BLOCK_BYTES), min(budget, PRODUCT_BYTES)
+    rows = min(max(1, small // row_bytes), tokens)
+    raw_bytes = flat.element_size() * weight.shape[0]
+    product_rows = min(rows * max(1, large // raw_bytes // rows), tokens)
     differentiable = torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad)
-    save_exp = differentiable and softcap is None and flat.shape[0] * row_bytes <= budget
-    nll, lse = _LinearCrossEntropy.apply(
-        flat, weight, flat_targets, softcap, rows, product_rows, save_exp
-    )
+    save = differentiable and flat.shape[0] * raw_bytes <= budget
+    settings = softcap, rows, product_rows, save
+    nll, lse = _LinearCrossEntropy.apply(flat, weight, flat_targets, *settings)
     return nll.view(targets.shape), lse.view(targets.shape)

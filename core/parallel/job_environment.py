@@ -60,15 +60,6 @@ def limit_jax_threads(environment: MutableMapping[str, str] = os.environ) -> Non
         environment.setdefault("NPROC", threads)
 
 
-def request_huge_pages(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch ask Linux for huge pages (2 MiB) for CPU tensors of at least that size.
-
-    glibc returns blocks over 32 MiB to the system at each use, and the next use faults on each
-    page. torch reads the variable when it allocates its first tensor.
-    """
-    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def keep_caches_apart(
     run_directory: Path | None, environment: MutableMapping[str, str] = os.environ
 ) -> None:

@@ -84,7 +84,6 @@ def join_torch(world: World, config: WatchdogConfig | None = None) -> Iterator[A
     """Yield the torch device of this process, with the others joined over NCCL or gloo."""
     import torch
 
-    job_environment.request_huge_pages()
     with _watched(world, config or WatchdogConfig()) as stack:
         device = _torch_device(world)
         if world.size > 1:

@@ -80,13 +80,13 @@ class Mask:
 
     def groups(self, batch: int) -> list[torch_cpu.Group]:
         """The pieces of a batch on CPU, computed once."""
-        found = self.__dict__.setdefault("groups by batch", {})
-        if batch not in found:
+        by_batch = self.__dict__.setdefault("groups by batch", {})
+        if batch not in by_batch:
             shape = (batch, self.first.shape[-1])
             intervals = self.first.expand(shape), self.last_keys.expand(shape)
             causal = self.last is None
-            found[batch] = torch_cpu.groups(*intervals, self.keys, self.start, causal)
-        return found[batch]
+            by_batch[batch] = torch_cpu.groups(*intervals, self.keys, self.start, causal)
+        return by_batch[batch]
 
     @_once
     def seen(self) -> Tensor:

@@ -29,8 +29,8 @@ from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK = 32 << 20
-KEPT_LOGITS = 256 << 20  # larger logits are recomputed (core/model/ops_torch_loss.py)
-LOSS_BLOCK = 8 << 20
+# core/model/ops_torch_loss.py: larger logits are recomputed; of one product, and in fp32
+KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
 # measured (tests/bench/RESULTS.md): share of the freed bytes; layers whose recomputed tensors leave
 # holes in BF16, where fp32 blocks that are freed hold BF16 blocks of other layers
 HOLES, NARROW_LAYERS = 0.45, 4
@@ -308,12 +308,15 @@ def _activation_text(case: HostCase) -> str:
 
 
 def loss(case: HostCase) -> AllocatedBytes:
-    """Final norm, kept logits, a block of scores, fp32 copy and gradient of the head."""
+    """Final norm, kept logits, gradient of a product's, fp32 copy and gradient of the head."""
     tokens, hidden = case.tokens, case.model.hidden
-    kept = tokens * case.model.vocab / case.layout.tensor * FP32
-    kept = choose(kept <= KEPT_LOGITS, kept, smaller(LOSS_BLOCK, kept))
+    logits = tokens * case.model.vocab / case.layout.tensor
+    # measured with units for BF16; without, BF16 scores are products in fp32, twice as large
+    scores = logits * case.formats.stream
     norm = 3 if case.formats.narrow else 2
-    total = case.blocks(1, kept) + case.blocks(1, smaller(LOSS_BLOCK, kept))
+    total = case.blocks(1, choose(scores <= KEPT_LOGITS, scores, 0))
+    total += case.blocks(1, smaller(LOSS_PRODUCT, scores))
+    total += case.blocks(1, smaller(LOSS_BLOCK, logits * FP32))
     # the final norm, and the gradient of the input of the head
     total += case.blocks(norm + 1, tokens * hidden * FP32)
     table = case.blocks(1, case.vocabulary * FP32)

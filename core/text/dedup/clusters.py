@@ -106,13 +106,13 @@ def find_clusters(
     def first_of(rows: np.ndarray) -> np.ndarray:
         """The first row with the same exact hash."""
         distinct, position = np.unique(rows, return_inverse=True)
-        found = [np.empty(0, kind)]
+        parts = [np.empty(0, kind)]
         for row in range(0, corpus.count, CHUNK_ROWS):
             firsts.file.seek(row * kind.itemsize)
             values = np.fromfile(firsts.file, kind, min(CHUNK_ROWS, corpus.count - row))
             low, high = np.searchsorted(distinct, (row, row + len(values)))
-            found.append(values[distinct[low:high] - row])
-        return np.concatenate(found)[position].astype(np.int64)
+            parts.append(values[distinct[low:high] - row])
+        return np.concatenate(parts)[position].astype(np.int64)
 
     similar_row = {row: (one, similarity) for one, row, similarity in known}
 

@@ -148,5 +148,6 @@ def _copy(corpus: Corpus, rows: np.ndarray, writer: SegmentWriter) -> None:
     for band in range(corpus.bands):
         digests[:, band] = corpus.digests(band, rows)
     counts = corpus.values("counts", rows).astype(np.int64)
-    exact, worth = corpus.values("exact", rows), corpus.values("worth", rows)
-    writer.add(Sketches(digests, exact, counts, counts, values, counts), worth, corpus.take(rows))
+    exact, priorities = corpus.values("exact", rows), corpus.values("worth", rows)
+    sketches = Sketches(digests, exact, counts, counts, values, counts)
+    writer.add(sketches, priorities, corpus.take(rows))

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.job_environment import (
-    keep_caches_apart,
-    keep_offline,
-    limit_jax_threads,
-    request_huge_pages,
-)
+from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline, limit_jax_threads
 from sabia.core.parallel.process_group import join_torch
 from sabia.core.parallel.world import World, detect
 
@@ -102,15 +97,6 @@ def test_jax_has_the_threads_of_openmp(given: dict[str, str], threads: str | Non
     environment = dict(given)
     limit_jax_threads(environment)
     assert environment.get("NPROC") == threads
-
-
-@pytest.mark.parametrize(("given", "value"), [({}, "1"), ({"THP_MEM_ALLOC_ENABLE": "0"}, "0")])
-def test_huge_pages_are_requested_unless_the_user_says_otherwise(
-    given: dict[str, str], value: str
-) -> None:
-    environment = dict(given)
-    request_huge_pages(environment)
-    assert environment["THP_MEM_ALLOC_ENABLE"] == value
 
 
 JAX_PROCESS = """

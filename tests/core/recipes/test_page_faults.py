@@ -1,5 +1,5 @@
-"""A step of BF16 training on a CPU faults few pages: most memory is used again, and blocks that
-the allocator returns to the system consist of huge pages (where Linux grants them)."""
+"""A step of BF16 training on a CPU uses again the memory of the step before it: blocks that the
+allocator returns to the system at each use would be cleared, page by page, at the next one."""
 
 import os
 import subprocess
@@ -28,13 +28,7 @@ def page_faults(steps: int, folder: Path) -> int:
     return usage.ru_minflt
 
 
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not HUGE_PAGES.exists() or "[never]" in HUGE_PAGES.read_text(), reason="no huge pages"
-)
 def test_a_step_in_bf16_faults_few_pages(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 1024, (64, 512))
     columns = {"id": [str(i) for i in range(64)], "input_ids": ids.tolist(),
@@ -42,4 +36,4 @@ def test_a_step_in_bf16_faults_few_pages(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     few, many = (page_faults(steps, tmp_path) for steps in STEPS)
     by_step = (many - few) / (STEPS[1] - STEPS[0])
-    assert by_step < 15_000  # 2,800; with pages of 4 KiB 67,000
+    assert by_step < 80_000  # 44,000; with a mapping for each block of 1 MiB or more 205,000
