@@ -24,7 +24,7 @@ def errors(use):
     return {case.name: predicted(case) / MIB / mib - 1 for mib, case in measured}
 
 
-@pytest.mark.parametrize(("use", "mean", "worst"), [("fitted", 0.06, 0.22), ("held", 0.06, 0.12)])
+@pytest.mark.parametrize(("use", "mean", "worst"), [("fitted", 0.06, 0.22), ("held", 0.06, 0.15)])
 def test_recorded_peaks(use, mean, worst):
     found = errors(use)
     assert statistics.mean(map(abs, found.values())) <= mean, found
