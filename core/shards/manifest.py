@@ -248,8 +248,8 @@ def _would_be_lost(job: Job, path: str, made: dict[str, Any] | None, flag: str) 
     by = _command(made)
     what = "of other inputs" if by == job.command else f"of sabia {by}" if by else "not of sabia"
     if job.to_file:
-        if FORMATS[file_ending(path)] == "jsonl":
-            what = "whose inputs are not recorded in JSON lines"
+        if made is None and FORMATS[file_ending(path)] == "jsonl":
+            what = "without a record of its inputs, or changed since"
         ways = "another path, or --force to replace it"
         return UsageError(f"{flag}: {path} holds rows {what}; give {ways}")
     keep = "" if job.append is None else ", --append to add parts to it"

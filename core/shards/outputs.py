@@ -3,7 +3,9 @@
 Files appear atomically, in the format of their ending; Parquet is zstd in row groups of bounded
 size. stdout is one stream (Parquet, or Arrow IPC or JSON lines with `--to`), as is a FIFO or the
 pipe of `-o >(…)`; a terminal gets a short table, never binary data. The schema metadata of each
-Parquet or Arrow file holds its provenance under the key `sabia`.
+Parquet or Arrow file holds its provenance under the key `sabia`. JSON lines have no place for it:
+it is in a file `.NAME.sabia.json` beside them, with a hash of all bytes, so that it says nothing of
+a file that was changed or replaced since.
 """
 
 import base64
@@ -24,9 +26,9 @@ import pyarrow.parquet as pq
 
 from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.file_hashes import CACHED_BYTES, remembered
+from sabia.core.file_hashes import CACHED_BYTES, content_hash, remembered
 from sabia.core.shards import records, schemas
-from sabia.core.shards.atomic import atomic_path, scratch_directory
+from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
@@ -130,9 +132,10 @@ class JsonRows:
     """JSON lines."""
 
     def __init__(self, target: BinaryIO, _schema: pa.Schema) -> None:
-        self.target = target
+        self.target, self.rows = target, 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.num_rows
         lines = "".join(records.to_json(row) + "\n" for row in batch.to_pylist())
         self.target.write(lines.encode("utf-8", "replace"))
 
@@ -200,8 +203,11 @@ def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Sche
 
 
 def read_metadata(path: str) -> dict[str, Any] | None:
-    """What `with_metadata` wrote into a Parquet or Arrow file; None if unreadable or not ours."""
+    """What `open_file` recorded in a file or, of local JSON lines, beside it; None if unreadable or
+    not ours."""
     try:
+        if _is_json(path):
+            return dict(_record(path)["made"])
         return json.loads((_schema_of(path).metadata or {})[METADATA_KEY])
     except (BadData, OSError, KeyError, ValueError, pa.ArrowException):
         return None
@@ -215,6 +221,24 @@ def readable(path: str) -> bool:
         return False
 
 
+def _is_json(path: str) -> bool:
+    return FORMATS.get(file_ending(path)) == "jsonl"
+
+
+def _record_path(path: str) -> Path:
+    folder, name = os.path.split(path)
+    return Path(folder, f".{name}.sabia.json")
+
+
+def _record(path: str) -> dict[str, Any]:
+    """`rows` and `made` of a local file of JSON lines; ValueError or OSError if its bytes are not
+    those of the record."""
+    record = read_json(_record_path(path))
+    if record.get("content") != content_hash(path):
+        raise ValueError("not the bytes that were recorded")
+    return record
+
+
 def _schema_of(path: str) -> pa.Schema:
     with open_binary(path) as file:
         arrow = file_ending(path) == ".arrow"
@@ -223,7 +247,9 @@ def _schema_of(path: str) -> pa.Schema:
 
 
 def rows_in(path: str) -> int:
-    """The number of rows of a Parquet or Arrow file that `read_metadata` could read."""
+    """The number of rows of a file that `read_metadata` could read."""
+    if _is_json(path):
+        return int(_record(path)["rows"])
     if file_ending(path) != ".arrow":
         with digests.parquet_at(path) as parquet:
             return int(parquet.metadata.num_rows)
@@ -238,7 +264,9 @@ def is_intact(path: str) -> bool:
     if is_url(path):
         return True
     try:
-        if os.path.getsize(path) < CACHED_BYTES:
+        if _is_json(path):
+            _record(path)
+        elif os.path.getsize(path) < CACHED_BYTES:
             _checked(path)
         else:
             remembered(os.path.realpath(path), "intact", _checked)
@@ -265,19 +293,23 @@ def open_file(
     """Write one file atomically, on a local path or an fsspec URL, in the format of its ending
     (Parquet if it has none). new: FileExistsError if there is such a local file by then."""
     ending = file_ending(path) or ".parquet"
-    with (
-        _url_path(path) if is_url(path) else atomic_path(path, new) as temporary,
-        open(temporary, "wb") as plain,
-        _compressed(plain, ending) as file,
-    ):
-        writer = _opened(FILES[FORMATS[ending]], file, schema, metadata)
-        try:
-            yield writer
-        except BaseException:
-            with contextlib.suppress(Exception):  # the file is removed
-                writer.close()
-            raise
-        writer.close()
+    content = ""
+    with _url_path(path) if is_url(path) else atomic_path(path, new) as temporary:
+        with open(temporary, "wb") as plain, _compressed(plain, ending) as file:
+            writer = _opened(FILES[FORMATS[ending]], file, schema, metadata)
+            try:
+                yield writer
+            except BaseException:
+                with contextlib.suppress(Exception):  # the file is removed
+                    writer.close()
+                raise
+            writer.close()
+        if metadata and _is_json(path) and not is_url(path):
+            content = content_hash(str(temporary))
+    if content:
+        made = metadata(True) if callable(metadata) else metadata
+        record = {"content": content, "rows": writer.rows, "made": made}
+        write_json(_record_path(path), record)
 
 
 def _opened(kind: Any, file: BinaryIO, schema: pa.Schema, metadata: Metadata) -> Any:
@@ -329,6 +361,8 @@ class RowsIfAny:
     def remove(self) -> None:
         """Remove the file of an earlier run with other data or settings."""
         os.unlink(self.path)
+        if _is_json(self.path):
+            _record_path(self.path).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
