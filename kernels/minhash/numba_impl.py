@@ -122,7 +122,7 @@ def _sketch(data, offsets, folds, kinds, ngram, leave, a, b, finalise, first, di
     for d in range(offsets.shape[0] - 1):
         n = normalised(data, offsets[d], offsets[d + 1], folds, kinds, text, marks)
         tokens, characters[d] = find_tokens(text, n, marks, starts, ends)
-        words[d] = hash_tokens(text, tokens, starts, ends, hashes, exact[d])
+        words[d] = hash_tokens(text, tokens, marks, starts, ends, hashes, exact[d])
         counts[d] = _shingles(hashes, words[d], ngram, leave, shingles, total)
         if a.shape[0]:
             values = shingles[total : total + counts[d]]

@@ -20,6 +20,7 @@ from sabia.kernels.text.utf8_numba import decode, mix
 U = np.uint64
 BLOCK = 64
 PADDING = 2 * BLOCK
+AHEAD = 16  # tokens in a block of most texts, at most
 _ONES, _HIGH, _ALL = U(0x0101010101010101), U(0x8080808080808080), U(0xFFFFFFFFFFFFFFFF)
 _GATHER = U(0x0102040810204080)  # moves the low bit of byte i to bit 56 + i
 _P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
@@ -128,13 +129,27 @@ def normalised(data, i, end, folds, kinds, text, marks):
 
 
 @jit
-def find_tokens(text, n, marks, starts, ends):
-    """Fill starts (twice the position, plus 1 for a mark) and ends of tokens; returns their number
-    and that of their code points.
+def _append_positions(bits, base, positions, count):
+    """Append base + the position of each set bit; returns their number in all. AHEAD entries are
+    written without a branch (the end of a loop over the bits is hard to predict)."""
+    n = count + U(set_bits(bits))
+    for k in range(U(AHEAD)):
+        positions[count + k] = base + trailing_zeros(bits)
+        bits &= bits - U(1)
+    for k in range(count + U(AHEAD), n):
+        positions[k] = base + trailing_zeros(bits)
+        bits &= bits - U(1)
+    return n
 
-    Letters in a row are one token, each byte of a mark is one.
+
+@jit
+def find_tokens(text, n, marks, starts, ends):
+    """Fill starts and ends of tokens, and the bits of all marks; returns the number of tokens and
+    that of their code points.
+
+    Letters in a row are one token, each byte of a mark is one. marks: bits of non-ASCII ones.
     """
-    first, last, characters = 0, 0, 0
+    first, last, characters = U(0), U(0), 0
     letter_before, mark_before = U(0), U(0)
     for base in range(0, n + 1, BLOCK):
         letters, points = U(0), U(0)
@@ -152,29 +167,23 @@ def find_tokens(text, n, marks, starts, ends):
         other = marks[base >> 6]  # bytes of non-ASCII marks
         letters &= ~other
         points |= other
+        marks[base >> 6] = points
         characters += set_bits(letters | points)
         shifted = (letters << U(1)) | letter_before
         start = (letters & ~shifted) | points  # a letter after no letter, or a mark
         # no letter after a letter, or the byte after a mark
         end = (~letters & shifted) | (points << U(1)) | mark_before
         letter_before, mark_before = letters >> U(63), points >> U(63)
-        while start != U(0):
-            bit = trailing_zeros(start)
-            starts[first] = ((base + bit) << 1) | np.int64((points >> U(bit)) & U(1))
-            start &= start - U(1)
-            first += 1
-        while end != U(0):
-            ends[last] = base + trailing_zeros(end)
-            end &= end - U(1)
-            last += 1
-    return first, characters
+        first = _append_positions(start, base, starts, first)
+        last = _append_positions(end, base, ends, last)
+    return np.int64(first), characters
 
 
 @jit
-def hash_tokens(text, count, starts, ends, words, exact):
+def hash_tokens(text, count, marks, starts, ends, words, exact):
     """Fill the hashes of words, and exact[2] over all tokens; returns the number of words."""
     for j in range(count):
-        position = starts[j] >> 1
+        position = starts[j]
         length = ends[j] - position
         token = U(length)
         while length > 16:
@@ -199,5 +208,6 @@ def hash_tokens(text, count, starts, ends, words, exact):
     word_count = 0
     for j in range(count):
         words[word_count] = words[j]
-        word_count += 1 - (starts[j] & 1)
+        is_mark = (marks[starts[j] >> 6] >> U(starts[j] & 63)) & U(1)
+        word_count += 1 - np.int64(is_mark)
     return word_count
