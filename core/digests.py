@@ -78,7 +78,7 @@ class _Target:
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.count = file, 0
         self.held: list[bytes] | None = None
-        self._blocks, self._block, self._left = list[bytes](), xxh3_64(), BLOCK
+        self._blocks, self._block, self._left = bytearray(), xxh3_64(), BLOCK
 
     def write(self, data: bytes) -> int:
         if self.held is not None:
@@ -91,14 +91,14 @@ class _Target:
             self._block.update(rest[: self._left])
             rest, self._left = rest[self._left :], self._left - len(rest[: self._left])
             if not self._left:
-                self._blocks.append(self._block.digest())
+                self._blocks += self._block.digest()
                 self._block, self._left = xxh3_64(), BLOCK
         return len(data)
 
     def digests(self) -> bytes:
         """Those of all blocks, of which the last one may be shorter."""
-        last = [self._block.digest()] if self._left < BLOCK else []
-        return b"".join(self._blocks + last)
+        last = self._block.digest() if self._left < BLOCK else b""
+        return bytes(self._blocks + last)
 
     def flush(self) -> None:
         """The owner of the file flushes it."""

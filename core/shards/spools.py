@@ -1,11 +1,21 @@
 """Temporary files that are written once and then read or mapped: arrays, and an id column."""
 
+import ctypes
 import os
 import tempfile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+
+def release_memory() -> None:
+    """Give memory that is free in this process back to the system, so that the next phase does not
+    add to what the one before needed; of malloc with glibc only."""
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Spool:

@@ -15,7 +15,7 @@ import numpy as np
 
 from sabia.core import stop
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.shards.spools import Spool
+from sabia.core.shards.spools import Spool, release_memory
 from sabia.core.text.dedup import keep_rules, lsh
 from sabia.core.text.dedup.near_duplicates import estimate, jaccard, join_near, part_bits
 from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus
@@ -94,6 +94,7 @@ def find_clusters(
             distinct[row : row + len(counts)] = (part == rows) & (counts > 0)
         parent = join_near(corpus, parent, distinct, config, engine)
         del distinct
+        release_memory()
     pairs = np.array([pair[:2] for pair in known], np.int64).reshape(-1, 2)
     parent = lsh.join(parent, pairs)
     keep_rules.check_some((values for _, values in corpus.column("worth")), config.keep)
@@ -135,9 +136,10 @@ def find_clusters(
 
 
 def _first_of_equal_rows(corpus: Corpus, mem: float) -> np.ndarray:
-    """`first_of_equal` of a corpus, sorted in parts."""
+    """`first_of_equal` of a corpus, sorted in parts; the parts wait on disk, so that a sort and the
+    array of all rows are not in memory at the same time."""
     kind = np.int32 if corpus.count < 1 << 31 else np.int64
-    result = np.empty(corpus.count, kind)
+    parts, counts = Spool(), list[int]()
     bits = part_bits(corpus.count, corpus.count, mem)
     for part in range(1 << bits):
         chunks = [(np.empty(0, np.int64), np.empty((0, 2), np.uint64))]
@@ -150,7 +152,16 @@ def _first_of_equal_rows(corpus: Corpus, mem: float) -> np.ndarray:
             chunks.append((rows + first, exact[rows]))
         rows, keys = (np.concatenate(column) for column in zip(*chunks, strict=True))
         del chunks
-        result[rows] = rows[first_of_equal(keys)]
+        firsts = rows[first_of_equal(keys)]
+        parts.append(np.stack((rows, firsts)).astype(kind))
+        counts.append(len(rows))
+    del rows, keys, firsts
+    release_memory()
+    parts.file.seek(0)
+    result = np.empty(corpus.count, kind)
+    for count in counts:
+        rows, firsts = np.fromfile(parts.file, kind, 2 * count).reshape(2, count)
+        result[rows] = firsts
     return result
 
 

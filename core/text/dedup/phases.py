@@ -33,6 +33,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import is_current, provenance, schema_of_all
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import release_memory
 from sabia.core.text import removed_rows
 
 VERSION = 1  # of sketches on disk
@@ -136,6 +137,7 @@ def _whole(method: Method) -> None:
     decision = plan.decision(sources)
     if removed:
         removed_rows.write_removed(removed, decision.dropped, made)
+    release_memory()
     read = [replace(source, columns=decision.columns) for source in sources]
     run_map(
         job, decision.transform, sources=read, salt=salt, next_step="sabia tokenize", schema=schema

@@ -21,6 +21,7 @@ from sabia.core.shards.endings import file_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
+from sabia.core.shards.spools import release_memory
 from sabia.core.text import removed_rows
 from sabia.core.text.dedup import (
     kept_index,
@@ -85,6 +86,7 @@ class SignatureMethod(phases.Method):
         if sketches is None:
             options, seed, jobs = self.options, self.job.seed, self.job.jobs
             corpus, self._again = read_corpus(sources, options, self._engine, seed, jobs)
+            release_memory()
         else:
             corpus = load_corpus(sketches)
         return self._plan(sources, corpus, directory)
@@ -140,6 +142,7 @@ class SignatureMethod(phases.Method):
             )
             return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
         clusters = find_clusters(corpus, options, engine, prior)
+        release_memory()
         # rows of the index whose cluster keeps a new document
         replaced = clusters.rows(kept=False, last=indexed)
         replaced = replaced[clusters.kept_row[clusters.at(replaced)["cluster"]] >= indexed]
