@@ -1,12 +1,9 @@
-"""Words of a document by 64-bit arithmetic on eight bytes at a time: the compiled tokeniser.
+"""Words of a document by instructions on 64 bytes at a time: the compiled tokeniser.
 
-Three steps, each a tight loop over arrays. `normalised` writes the folded text (ASCII eight bytes
-at a time, other code points through the tables of text.folding). `find_tokens` turns each 64 bytes
-of it into bit masks of letters and marks, whose changes are the starts and ends of tokens.
-`hash_tokens` hashes a token by its eight-byte chunks. Masks of bytes are found without branches:
-for bytes below 0x80, adding 0x80 - c sets the high bit of every byte that is c or more (Lamport,
-Multiple byte processing with full-word instructions, 1975). Definition of the hashes:
-sabia.kernels.minhash.
+Three steps, each a tight loop over arrays. `normalised` writes the folded text (ASCII 64 bytes at a
+time, other code points through the tables of text.folding). `find_tokens` turns each 64 bytes of it
+into bit masks of letters and marks, whose changes are the starts and ends of tokens. `hash_tokens`
+hashes a token by its eight-byte chunks. Definition of the hashes: sabia.kernels.minhash.
 """
 
 import numpy as np
@@ -14,32 +11,24 @@ import numpy as np
 from sabia.kernels.minhash.definitions import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.runtime.numba_jit import njit
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
-from sabia.kernels.text.memory_numba import set_bits, store_word, trailing_zeros, word_at
+from sabia.kernels.text.memory_numba import (
+    bytes_between,
+    copy_lower,
+    set_bits,
+    trailing_zeros,
+    word_at,
+)
 from sabia.kernels.text.utf8_numba import decode, mix
 
 U = np.uint64
 BLOCK = 64
 PADDING = 2 * BLOCK
 AHEAD = 16  # tokens in a block of most texts, at most
-_ONES, _HIGH, _ALL = U(0x0101010101010101), U(0x8080808080808080), U(0xFFFFFFFFFFFFFFFF)
-_GATHER = U(0x0102040810204080)  # moves the low bit of byte i to bit 56 + i
+_ALL = U(0xFFFFFFFFFFFFFFFF)
 _P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
 _C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
 _SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
 jit = njit(nogil=True, cache=True, boundscheck=False)
-
-
-@jit
-def _between(x, least, most):
-    """A word whose high bits are set in every byte (below 0x80) from `least` to `most`; its other
-    bits say nothing."""
-    return (x + U(0x80 - least) * _ONES) & ~(x + U(0x7F - most) * _ONES)
-
-
-@jit
-def _bits(high):
-    """The high bits of eight bytes as eight bits."""
-    return ((high >> U(7)) * _GATHER) >> U(56)
 
 
 @jit
@@ -97,26 +86,20 @@ def normalised(data, i, end, folds, kinds, text, marks):
     n = 0
     marks[: ((end - i) * 2 + PADDING) // BLOCK + 1] = U(0)
     while i < end:
-        left = min(end - i, 8)
-        if i + 8 <= data.shape[0]:
-            x = word_at(data, i)
-            if left < 8:
-                x &= _ALL >> U(64 - 8 * left)
-        else:
-            x = U(0)
+        left = min(end - i, BLOCK)
+        if i + BLOCK <= data.shape[0]:
+            other = copy_lower(data, i, text, n)
+        else:  # the end of the last document
+            other = U(0)
             for k in range(left):
-                x |= U(data[i + k]) << U(8 * k)
-        high = x & _HIGH
-        low = x & ~_HIGH
-        # A to Z gain the bit 0x20: lower case
-        store_word(text, n, low | ((_between(low, 0x41, 0x5A) & _HIGH) >> U(2)))
-        if high == U(0):
-            n += left
-            i += left
-            continue
-        ascii_bytes = trailing_zeros(high) >> 3  # ASCII bytes before the first other one
+                byte = data[i + k]
+                text[n + k] = byte | (0x20 if 0x41 <= byte <= 0x5A else 0)
+                other |= U(byte >> 7) << U(k)
+        ascii_bytes = min(trailing_zeros(other), left)  # before the first other one
         n += ascii_bytes
         i += ascii_bytes
+        if ascii_bytes == left:
+            continue
         code, used = decode(data, i, end)
         i += used
         if code == 0x20:
@@ -152,18 +135,13 @@ def find_tokens(text, n, marks, starts, ends):
     first, last, characters = U(0), U(0), 0
     letter_before, mark_before = U(0), U(0)
     for base in range(0, n + 1, BLOCK):
-        letters, points = U(0), U(0)
-        for k in range(8):
-            full = word_at(text, base + 8 * k)
-            high = full & _HIGH
-            x = full & ~_HIGH
-            letter = _between(x, 0x61, 0x7A) | _between(x, 0x30, 0x39)  # a to z, 0 to 9
-            letter = ((letter | _between(x, 0x5F, 0x5F)) & _HIGH) | high  # _ and non-ASCII bytes
-            point = _between(x, 0x21, 0x7E) & _HIGH & ~letter  # other printable ASCII
-            if high:
-                characters -= set_bits(high & ~(full << U(1)))  # bytes 10xxxxxx continue one
-            letters |= _bits(letter) << U(8 * k)
-            points |= _bits(point) << U(8 * k)
+        beyond = bytes_between(text, base, 0x80, 0xFF)  # of non-ASCII code points
+        letters = bytes_between(text, base, 0x61, 0x7A) | bytes_between(text, base, 0x30, 0x39)
+        letters |= bytes_between(text, base, 0x5F, 0x5F) | beyond
+        points = bytes_between(text, base, 0x21, 0x7E) & ~letters  # other printable ASCII
+        if beyond:
+            # bytes 10xxxxxx continue a code point
+            characters -= set_bits(bytes_between(text, base, 0x80, 0xBF))
         other = marks[base >> 6]  # bytes of non-ASCII marks
         letters &= ~other
         points |= other

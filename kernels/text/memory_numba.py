@@ -55,20 +55,6 @@ def int_at(typing_context, address, index):
 
 
 @intrinsic
-def store_word(typing_context, array, index, value):
-    """Write a uint64 into array[index:index + 8] of a contiguous uint8 array, little-endian."""
-
-    def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.gep(data, [arguments[1]])
-        address = builder.bitcast(address, ir.IntType(64).as_pointer())
-        builder.store(arguments[2], address, align=1)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, types.uint64), generate
-
-
-@intrinsic
 def set_bits(typing_context, word):
     """The number of bits that are set in a uint64, as int64."""
 
@@ -104,6 +90,52 @@ def equal_bytes(typing_context, array, index, byte, case):
         return builder.bitcast(equal, ir.IntType(64))
 
     return types.uint64(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def bytes_between(typing_context, array, index, least, most):
+    """uint64: bit i tells whether array[index + i] is from `least` to `most`, for 64 bytes of a
+    uint8 array."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.VectorType(ir.IntType(8), 64)
+        block = _load(builder, data, arguments[1], kind)
+        low, high = (builder.trunc(value, ir.IntType(8)) for value in arguments[2:])
+        inside = _between(builder, block, low, high)
+        return builder.bitcast(inside, ir.IntType(64))
+
+    return types.uint64(array, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def copy_lower(typing_context, source, index, target, start):
+    """Copy 64 bytes of a uint8 array, source[index:], to target[start:], A to Z as a to z; returns
+    uint64: bit i tells whether source[index + i] is not ASCII."""
+
+    def generate(context, builder, signature, arguments):
+        byte = ir.IntType(8)
+        kind = ir.VectorType(byte, 64)
+        data, to = (
+            context.make_array(signature.args[i])(context, builder, arguments[i]).data
+            for i in (0, 2)
+        )
+        block = _load(builder, data, arguments[1], kind)
+        upper = _between(builder, block, ir.Constant(byte, 0x41), ir.Constant(byte, 0x5A))
+        case = builder.shl(builder.zext(upper, kind), ir.Constant(kind, [5] * 64))
+        address = builder.bitcast(builder.gep(to, [arguments[3]]), kind.as_pointer())
+        builder.store(builder.or_(block, case), address, align=1)
+        other = builder.icmp_signed("<", block, ir.Constant(kind, [0] * 64))
+        return builder.bitcast(other, ir.IntType(64))
+
+    return types.uint64(source, types.int64, target, types.int64), generate
+
+
+def _between(builder, block, low, high):
+    """For each byte of a vector, whether it is from `low` to `high`."""
+    first = _in_all(builder, low, block.type)
+    span = _in_all(builder, builder.sub(high, low), block.type)
+    return builder.icmp_unsigned("<=", builder.sub(block, first), span)
 
 
 @intrinsic
