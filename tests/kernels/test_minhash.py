@@ -172,6 +172,21 @@ def test_engine_equals_the_oracle(engine: str, ngram: int) -> None:
         assert got.shingles[starts[i] : starts[i + 1]].tolist() == expected, repr(text)
 
 
+@pytest.mark.parametrize("letters", ["a", "ab ", "!", "aZ_ 9.\n", "x" * 30 + " ", "é", "aé! 漢 "])
+def test_engines_agree_at_the_ends_of_blocks(letters: str) -> None:
+    """Texts of all lengths, few to many tokens in 64 bytes, in one buffer and at the end of one."""
+    pytest.importorskip("numba", reason="the compiled engine needs numba")
+    source = random.Random(letters)
+    texts = ["".join(source.choices(letters, k=length)) for length in range(200)]
+    config = SketchConfig(ngram=2, bands=2, rows=2)
+    together = [sketch_documents(*buffers(texts), config, engine) for engine in ENGINES]
+    assert all(np.array_equal(*arrays) for arrays in zip(*together, strict=True))
+    for i in range(0, 200, 7):
+        alone = sketch_documents(*buffers(texts[i : i + 1]), config, "numba")
+        assert np.array_equal(alone.exact[0], together[0].exact[i])
+        assert alone.characters[0] == together[0].characters[i]
+
+
 def test_engines_agree_on_bytes_that_are_not_text() -> None:
     pytest.importorskip("numba", reason="the compiled engine needs numba")
     source = random.Random(5)
