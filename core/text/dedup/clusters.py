@@ -160,8 +160,8 @@ def _first_of_equal_rows(corpus: Corpus, mem: float) -> np.ndarray:
     parts.file.seek(0)
     result = np.empty(corpus.count, kind)
     for count in counts:
-        rows, firsts = np.fromfile(parts.file, kind, 2 * count).reshape(2, count)
-        result[rows] = firsts
+        stored = np.fromfile(parts.file, kind, 2 * count).reshape(2, count)
+        result[stored[0]] = stored[1]
     return result
 
 
