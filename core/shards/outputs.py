@@ -155,6 +155,13 @@ class ArrowRows(digests.ArrowRows):
         self.target.flush()
 
 
+def arrow_stream(target: BinaryIO, schema: pa.Schema) -> digests.ArrowRows:
+    """An Arrow stream; one of token rows has an index of them."""
+    if schema.remove_metadata().equals(schemas.KINDS["tokens"]):
+        return IndexedRows(target, schema, pa.ipc.new_stream)
+    return ArrowRows(target, schema)
+
+
 def arrow_file(target: BinaryIO, schema: pa.Schema) -> digests.ArrowRows:
     """An Arrow file; one of token rows has an index of them."""
     if schema.remove_metadata().equals(schemas.KINDS["tokens"]):
@@ -191,7 +198,7 @@ def _cell(value: Any, width: int = 40) -> str:
 
 
 STREAMS: dict[str, Callable[[BinaryIO, pa.Schema], Any]] = {
-    "parquet": ParquetRows, "arrow": ArrowRows, "jsonl": JsonRows,
+    "parquet": ParquetRows, "arrow": arrow_stream, "jsonl": JsonRows,
 }  # fmt: skip
 FILES = STREAMS | {"arrow": arrow_file}
 

@@ -1,8 +1,9 @@
 """What it costs to open token rows, and the first batch of them.
 
-usage: python tests/bench/bench_token_rows.py FOLDER TOKENS [SHARDS] [index]
+usage: python tests/bench/bench_token_rows.py FOLDER TOKENS [SHARDS] [new_file | new_stream]
 
-Makes sparse Arrow shards of rows of 2,048 tokens in FOLDER (about 40 bytes per row on disk), opens
+Makes sparse Arrow shards of rows of 2,048 tokens in FOLDER (about 40 bytes per row on disk), as
+streams of other programs, or as files or streams with our index, opens
 them three times, each time in a process that has imported what it
 needs, and reads a batch of 256 rows of the data order. Prints CPU seconds, private memory
 (RssAnon), and the bytes that were read. The hash of a shard, which is known from
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-import pyarrow.compute  # noqa: F401 - part of what a run imports
+import pyarrow.compute
 from sparse_rows import sparse_rows
 
 from sabia.core.shards.inputs import from_path
@@ -69,9 +70,10 @@ def main() -> None:
     tokens, shards = float(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1
     (folder / "in").mkdir(parents=True)
     batches = round(tokens / shards / LENGTH / BATCH_ROWS)
+    index = getattr(pyarrow.ipc, sys.argv[4]) if len(sys.argv) > 4 else None
     for number in range(shards):
         path = folder / "in" / f"{number:05d}.arrow"
-        sparse_rows(path, batches, BATCH_ROWS, LENGTH, "index" in sys.argv)
+        sparse_rows(path, batches, BATCH_ROWS, LENGTH, index)
     for _ in range(3):
         subprocess.run([sys.executable, __file__, str(folder)], check=True)
 

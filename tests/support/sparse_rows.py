@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,10 +34,10 @@ class SparseFile:
 
 
 def sparse_rows(
-    path: Path, batches: int, rows: int = 500, length: int = 2048, index: bool = False
+    path: Path, batches: int, rows: int = 500, length: int = 2048, index: Any = None
 ) -> None:
-    """An Arrow stream of rows of zeros, of which the ids and masks take no space; with `index` a
-    file with the index that stages write."""
+    """An Arrow stream of rows of zeros, of which the ids and masks take no space; index:
+    pa.ipc.new_file or new_stream, for a file or stream with the index that stages write."""
     column = pa.ListArray.from_arrays
     offsets = pa.array(np.arange(0, rows * length + 1, length, dtype=np.int32))
     documents = column(np.arange(rows + 1, dtype=np.int32), pa.array([length] * rows, pa.int32()))
@@ -45,8 +46,7 @@ def sparse_rows(
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     with open(path, "wb") as file:
         target = SparseFile(file)
-        kind = _Unhashed if index else pa.ipc.new_stream
-        stream = kind(target, SCHEMA)
+        stream = _Unhashed(target, SCHEMA, index) if index else pa.ipc.new_stream(target, SCHEMA)
         for _ in range(batches):
             stream.write(batch)
         stream.close()

@@ -4,6 +4,7 @@ Only the metadata of messages is read (flatbuffers, of the Arrow columnar format
 bodies, so that the time grows with the record batches and not with their rows.
 """
 
+import contextlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from sabia.core.shards.token_rows.shard_bytes import Bytes, ShardBytes
 FILE_START = b"ARROW1\0\0"
 SCHEMA, RECORD_BATCH = 1, 3  # of Message.header
 MARKER = 0xFFFFFFFF
+STREAM_END = MARKER.to_bytes(4, "little") + bytes(4)
+FIRST_BYTES, LAST_BYTES = 1 << 16, 1 << 28  # read to find the last batch of a stream, at most
 _FILE_TAIL = 10  # bytes after the footer of a file: its length, ARROW1
 _READ_BYTES = 2048  # of metadata at once
 _I16, _U16, _I32, _U32, _I64 = (struct.Struct(f"<{kind}").unpack_from for kind in "hHiIq")
@@ -250,6 +253,27 @@ class ArrowShard:
         except (struct.error, ValueError) as error:
             raise _damaged(self.bytes) from error
         return numbers.reshape(-1, 3)[:, 0]
+
+    def last_batch(self) -> Message | None:
+        """The last record batch; None if there is none, or it is not within the last LAST_BYTES of
+        a stream, which is read from its end."""
+        if self.is_file:
+            at = self.batch_positions()
+            return message_at(self.bytes, int(at[-1])) if len(at) else None
+        end, size = self.bytes.size - len(STREAM_END), FIRST_BYTES
+        whole = end % 8 == 0 and bytes(self.bytes.read(end, len(STREAM_END))) == STREAM_END
+        while whole and size <= LAST_BYTES:
+            start = max(0, end - size)
+            words = np.frombuffer(self.bytes.read(start, end - start), "<u4")
+            for word in np.flatnonzero(words[::2] == MARKER)[::-1].tolist():
+                with contextlib.suppress(BadData, NotInPlace):
+                    message = message_at(self.bytes, start + 8 * word)
+                    if message and message.end == end and message.kind == RECORD_BATCH:
+                        return message
+            if not start:
+                break
+            size *= 8
+        return None
 
     def messages(self) -> Iterator[Message | None]:
         """The messages of record batches; None at the end of each stream. BadData unless the file

@@ -29,7 +29,6 @@ from sabia.core.shards.token_rows.arrow_messages import (
     Message,
     NotInPlace,
     custom_metadata,
-    message_at,
 )
 from sabia.core.shards.token_rows.shard_bytes import ShardBytes
 
@@ -169,17 +168,22 @@ def digest_of_batches(shard: ShardBytes) -> str:
 
 
 def stored_index(shard: ShardBytes) -> RowIndex | None:
-    """The index in the metadata of the last batch of an Arrow file; None if there is none.
+    """The index in the metadata of the last batch of an Arrow file or stream; None if there is
+    none, or if it is that of the last of several streams.
 
     Raises BadData and ValueError where it is damaged.
     """
-    at = ArrowShard(shard).batch_positions()
-    message = message_at(shard, int(at[-1])) if len(at) else None
+    arrow = ArrowShard(shard)
+    has_digests = KEY in (arrow.schema.metadata or {})  # streams of other programs are not searched
+    message = arrow.last_batch() if arrow.is_file or has_digests else None
     text = None if message is None else custom_metadata(shard, message).get(INDEX)
-    if text is None:
+    if message is None or text is None:
         return None
     index = RowIndex.from_text(text)
+    if not arrow.is_file:
+        return index if index.about.get("position") == message.at else None
     number, *rest = index.entries.T
+    at = arrow.batch_positions()
     if number.max(initial=0) >= len(at):
         raise BadData(f"{shard.name}: record batches are missing (damaged bits)")
     return replace(index, entries=np.stack([at[number], *rest], 1))

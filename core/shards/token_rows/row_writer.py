@@ -1,11 +1,11 @@
 """Writes Arrow files of token rows with an index, which is in the metadata of the last batch.
 
 `RowWriter` writes row files, into which shards are unpacked: the columns are those of token records
-and `digest`, a `row_digest`. `IndexedRows` writes the Arrow files of stages, such as `tokenize`.
-Other programs can read both.
+and `digest`, a `row_digest`. `IndexedRows` writes the Arrow files and streams of stages, such as
+`tokenize`. Other programs can read both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -93,29 +93,53 @@ class RowWriter:
 
 
 class IndexedRows(ArrowRows):
-    """An Arrow file of token records with digests of its batches, and an index of the rows."""
+    """An Arrow file or stream (`new`) of token records with digests of its batches, and an index of
+    the rows. A stream is flushed after each batch."""
 
-    def __init__(self, target: BinaryIO, schema: pa.Schema) -> None:
-        super().__init__(target, schema, pa.ipc.new_file)
+    def __init__(
+        self, target: BinaryIO, schema: pa.Schema,
+        new: Callable[[Any, pa.Schema], Any] = pa.ipc.new_file,
+    ) -> None:  # fmt: skip
+        self._target, self._is_stream = _Counting(target), new is pa.ipc.new_stream
+        super().__init__(self._target, schema, new)
         self._index, self._batches, self._content = IndexBuilder(), 0, xxh3_128()
         self._in_place = True
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, BATCH_ROWS):
             super().write(batch.slice(start, BATCH_ROWS))
+            if self._is_stream:
+                self._target.flush()
 
     def _write(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> bytes:
+        # the schema is written with the first batch
+        position = self._target.count or len(self._head)
         if batch.num_rows:
             self._in_place = self._in_place and _has_no_nulls(batch)
             if self._in_place:
-                add_to_index(self._index, self._batches, batch)
+                add_to_index(self._index, position if self._is_stream else self._batches, batch)
         elif self._in_place:
-            index = self._index.index(content=self._content.hexdigest())
+            stream = {"position": position} if self._is_stream else {}
+            index = self._index.index(content=self._content.hexdigest(), about=stream)
             about = about | {INDEX: index.to_text().encode()}
         digest = super()._write(batch, about)
         self._content.update(digest)
         self._batches += 1
         return digest
+
+
+class _Counting:
+    """Passes on what is written, and counts its bytes: a pipe has no position."""
+
+    closed = False
+
+    def __init__(self, target: BinaryIO) -> None:
+        self.count, self._target, self.flush = 0, target, target.flush
+
+    def write(self, data: bytes) -> int:
+        self._target.write(data)
+        self.count += len(data)
+        return len(data)
 
 
 def _has_no_nulls(batch: pa.RecordBatch) -> bool:
@@ -142,12 +166,12 @@ def _mask(batch: pa.RecordBatch, bounds: np.ndarray) -> np.ndarray | None:
     return counted
 
 
-def add_to_index(index: IndexBuilder, number: int, batch: pa.RecordBatch) -> None:
-    """Add the batch of token records with this number."""
+def add_to_index(index: IndexBuilder, at: int, batch: pa.RecordBatch) -> None:
+    """Add a batch of token records; at: see `IndexBuilder`."""
     if not batch.num_rows:
         return
     sizes, counts = (np.diff(int32s(batch.column(name).offsets)) for name in tuple(LISTS)[:2])
     codes, names = encoded(batch.column("source"))
     rows = np.bincount(codes, minlength=len(names)).tolist()
     total = int(sizes.sum()), int(sizes.max())
-    index.add(number, 0, total, int(counts.max()) <= 1, dict(zip(names, rows, strict=True)))
+    index.add(at, 0, total, int(counts.max()) <= 1, dict(zip(names, rows, strict=True)))

@@ -1,5 +1,6 @@
 """Row files: the same rows from every form of shard, made once, read in place."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,9 +20,10 @@ from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
-from sabia.core.shards.outputs import open_file
+from sabia.core.shards.outputs import FILES, STREAMS, open_file
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows import row_index, row_store, shard_bytes
+from sabia.core.shards.token_rows import arrow_messages, row_index, row_store, shard_bytes
+from sabia.core.shards.token_rows.arrow_messages import NotInPlace
 from sabia.core.shards.token_rows.row_index import scan, stored_index
 from sabia.core.shards.token_rows.row_store import fingerprint, open_row_files
 from sabia.core.text.tokenize.packing import SequentialPacker, to_batch
@@ -439,7 +441,8 @@ def test_a_copy_has_the_same_fingerprint(tmp_path: Path, form: str) -> None:
     assert one == other
 
 
-def test_stages_write_the_index(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("formats", [FILES, STREAMS])
+def test_stages_write_the_index(formats: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """It is that of a scan, and a first start makes none."""
     rng = np.random.default_rng(0)
     for number in range(6):
@@ -448,9 +451,8 @@ def test_stages_write_the_index(tmp_path: Path, monkeypatch: Any) -> None:
             table = table.set_column(3, "source", pa.array(["a", None] * 800)[: len(table)])
         ids = pa.array([f"{n}" for n in range(len(table))])
         table = table.add_column(0, "id", ids).cast(schemas.KINDS["tokens"])
-        with open_file(path := str(tmp_path / f"{number}.arrow"), table.schema) as writer:
-            for batch in table.to_batches(max_chunksize=int(rng.integers(1, 900))):
-                writer.write(batch)
+        path = str(tmp_path / f"{number}.arrow")
+        write_stage(formats, path, table, int(rng.integers(1, 900)))
         shard = shard_bytes.FileBytes(path)
         stored, scanned = stored_index(shard), scan(shard, "web")
         assert stored is not None
@@ -463,3 +465,44 @@ def test_stages_write_the_index(tmp_path: Path, monkeypatch: Any) -> None:
             same_batches(
                 opened(Path(path), tmp_path / "cache"), read_token_rows(table.to_batches())
             )
+
+
+def write_stage(formats: Any, path: str, table: pa.Table, rows: int) -> None:
+    """An Arrow file (FILES) or stream (STREAMS) as stages write it, given `rows` at a time."""
+    with open(path, "wb") as file:
+        writer = formats["arrow"](file, table.schema)
+        for batch in table.to_batches(max_chunksize=rows):
+            writer.write(batch)
+        writer.close()
+
+
+def test_index_of_damaged_and_joined_streams(tmp_path: Path, monkeypatch: Any) -> None:
+    """The index of a stream counts only for that stream alone; ids may look like messages."""
+    monkeypatch.setattr(arrow_messages, "FIRST_BYTES", 256)  # less than an index
+    rng, paths = np.random.default_rng(1), []
+    for number in range(3):
+        table = records(rng, 1500, masks=bool(number % 2))
+        table = table.add_column(0, "id", pa.array(map(str, range(1500))))
+        table = table.cast(schemas.KINDS["tokens"])
+        write_stage(STREAMS, path := str(tmp_path / f"{number}.arrow"), table, 700)
+        assert len(stored_index(shard_bytes.FileBytes(path)).entries) >= 3
+        paths.append(Path(path))
+    data = [path.read_bytes() for path in paths]
+    joined = tmp_path / "joined.arrow"
+    joined.write_bytes(data[0] + data[2])
+    shard = shard_bytes.FileBytes(str(joined))
+    assert stored_index(shard) is None
+    parts = [opened(path, tmp_path / "cache") for path in (paths[0], paths[2])]
+    assert scan(shard, "web").tokens == sum(part.tokens for part in parts)
+    for size in rng.integers(1, len(data[0]), 20).tolist():
+        joined.write_bytes(data[0][:size])
+        with pytest.raises((BadData, NotInPlace, OSError)):
+            opened(joined, tmp_path / "cache")
+    for at in rng.integers(0, 6000, 200).tolist():
+        changed = bytearray(data[0])
+        changed[-at - 1] ^= 1 << int(rng.integers(8))
+        joined.write_bytes(changed)
+        with contextlib.suppress(BadData, ValueError):
+            index = stored_index(shard_bytes.FileBytes(str(joined)))
+            expected = stored_index(shard_bytes.FileBytes(str(paths[0])))
+            assert index is None or np.array_equal(index.entries, expected.entries)
