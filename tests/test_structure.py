@@ -35,7 +35,8 @@ TOP = {
 }
 ALLOWED = {
     "shards": set(), "spec": set(), "numerics": set(),
-    "plan": {"spec"}, "model": {"spec", "numerics", "shards"}, "parallel": {"spec", "model"},
+    "plan": {"spec", "numerics"}, "model": {"spec", "numerics", "shards"},
+    "parallel": {"spec", "model"},
     "train": {"model", "parallel", "shards", "numerics", "spec"},
     "generate": {"model", "parallel", "spec", "text", "shards"},
     "judge": {"generate", "shards"},

@@ -40,8 +40,8 @@ def shared_conditions(options: Sequence[Option]) -> tuple[Condition, ...]:
 
 
 def long_help(cls: type[Options]) -> dict[str, str]:
-    """Name → the string below the declaration, of the most derived class that has one."""
-    texts: dict[str, str] = {}
+    """Name → details, or the string below the declaration in the most derived class with one."""
+    texts = {name: option.details for name, option in cls.table.items() if option.details}
     for base in cls.__mro__:
         if not issubclass(base, Options) or base is Options:
             continue

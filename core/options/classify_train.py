@@ -23,7 +23,7 @@ from sabia.core.options.shared import (
     Workers,
 )
 from sabia.core.options.table import Options
-from sabia.core.options.training import Duration, Training
+from sabia.core.options.training import Duration, Guards, Training
 
 FAST = unless("model")
 MODEL = needs("model")
@@ -71,9 +71,10 @@ class EncoderOptions(
     Training, MeshOptions, group="Model",
     defaults={"lr": 5e-5, "warmup": "6%", "weight_decay": 0.01},
     keeps=(
-        "lr", "batch", "micro_batch", "schedule", "warmup", "weight_decay", "optimizer", "freeze",
+        "lr", "batch", "micro_batch", "stage_micro_batches", "schedule", "warmup", "weight_decay",
+        "optimizer", "betas", "eps", "momentum", "nesterov", "soap_every", "soap_max_dim", "freeze",
         "lora_rank", "lora_alpha", "lora_targets", "precision", "compile", "remat", "save_every",
-        "eval_every", "mesh",
+        "eval_every", "mesh", *Guards.table,
     ),
 ):  # fmt: skip
     """How an encoder or decoder is trained; other settings are the defaults of `sabia sft`."""

@@ -134,6 +134,8 @@ class GrpoOptions(
     """The optimizer is AdamW."""
     betas: str = changed(Optimizer.betas, default="0.9,0.95", unset="", only=())
     """These are AdamW's beta1 and beta2."""
+    eps: float | None = changed(Optimizer.eps, unset="1e-8", only=())
+    """It is added to the root of the mean squared gradient."""
     clip_norm: float = Optimizer.clip_norm
     precision: str = PrecisionOptions.precision
     """The formats are described in `sabia pretrain`. Samples are generated in bf16, and in fp32

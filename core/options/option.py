@@ -91,7 +91,8 @@ class Option:
     '-o'. common: shown by `-h`. recorded: whether it affects the result. only: conditions that must
     all be true. excludes: options that it cannot be combined with. unset: help text of the default.
     variable: an environment variable that several commands share. values: a data file whose names
-    are completions.
+    are completions. details: the long help, where it is no string below the declaration. later:
+    recorded only if its value is not the default, because records of earlier versions lack it.
     """
 
     kind: str
@@ -115,6 +116,8 @@ class Option:
     unset: str = ""
     variable: str = ""
     values: str = ""
+    details: str = ""
+    later: bool = False
     name: str = ""
 
     def __post_init__(self) -> None:

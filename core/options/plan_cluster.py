@@ -13,6 +13,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, choice, needs, quantity, switch, text
 from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
+from sabia.core.plan.memory import RECIPES
 from sabia.core.shards.endings import check_ending
 
 TRAINING = needs(stage=(None, "pretrain", "sft"))
@@ -27,6 +28,12 @@ GENERATING = needs("items", stage=("serve", "grpo", "eval"))
 _choice, _text = partial(choice, default=None), partial(text, default=None)
 _count, _share, _duration = (partial(quantity, kind) for kind in ("count", "share", "duration"))
 _whole = partial(quantity, "whole", metavar="N", least=1, most=10**9)
+
+_RECIPES_TEXT = (
+    "Bytes of weights + gradients + optimizer state: "
+    + ", ".join(f"`{r.name}` {r.weights} + {r.gradients} + {r.optimizer}" for r in RECIPES.values())
+    + ". With `--search` or `--fixed-layout` the default is the recipe of `--stack`."
+)
 
 
 class PlanModel(Options, group="Model"):
@@ -92,14 +99,9 @@ class PlanRun(Options, group="Run"):
     )
     """Each deadline is a row of the table."""
     state_recipe: str | None = _choice(
-        "Training state per parameter: weights, gradients, optimizer", "adamw16", "megatron18",
-        "fsdp-fp32", "jax10", "bf16-moments", "muon", "lion", "soap", "adam8bit", unset="adamw16",
-        only=TRAINED, excludes=("lora", "lora_rank"),
+        "Training state per parameter: weights, gradients, optimizer", *RECIPES, unset="adamw16",
+        only=TRAINED, excludes=("lora", "lora_rank"), details=_RECIPES_TEXT,
     )  # fmt: skip
-    """Bytes of weights + gradients + optimizer state: `adamw16` 2 + 2 + 12, `megatron18`
-    2 + 4 + 12, `fsdp-fp32` 4 + 4 + 8, `jax10` 2 + 0 + 8, `bf16-moments` 2 + 2 + 8, `muon`
-    2 + 2 + 8, `lion` 2 + 2 + 8, `soap` 2 + 2 + 28, `adam8bit` 2 + 2 + 6. With `--search` or
-    `--fixed-layout` the default is the recipe of `--stack`."""
 
 
 class PlanHardware(Options, group="Hardware"):

@@ -2,6 +2,7 @@
 guards, logging. `pretrain` and `sft` take all of them, `grpo` and `classify train` some."""
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.optimizers import OPTIMIZERS, defaults_text, with_mup, with_setting
 from sabia.core.options.option import (
     choice,
     integer,
@@ -43,8 +44,14 @@ class Duration(Options, group="Data"):
         group="Parallelism", unset="all rows of the device",
     )  # fmt: skip
     """A smaller number needs less memory (gradient accumulation). With the mesh axis `pipe` the
-    default is four micro-batches for each pipeline stage. The update does not depend on it: sums
-    are divided once, by the weight of the whole batch."""
+    default is `--stage-micro-batches` for each pipeline stage. The update does not depend on it:
+    sums are divided once, by the weight of the whole batch."""
+    stage_micro_batches: int = integer(
+        "Micro-batches of a step for each pipeline stage", 4, least=1, recorded=False,
+        group="Parallelism", excludes=("micro_batch",),
+    )  # fmt: skip
+    """With p stages and m micro-batches the devices wait for (p - 1) / (m + p - 1) of the time.
+    The option needs the mesh axis `pipe`."""
 
 
 class Schedule(Options, group="Optimizer"):
@@ -74,25 +81,46 @@ class Schedule(Options, group="Optimizer"):
 class Optimizer(Options, group="Optimizer"):
     """The optimizer and what it trains."""
 
-    optimizer: str = choice("Optimizer", "adamw", "muon", "lion", "adafactor", "soap")
-    """`muon` updates the matrices inside the layers and AdamW the rest; its updates are scaled to
-    the size of AdamW's, so that one learning rate fits both. `lion` keeps half of AdamW's state
-    and needs a learning rate several times lower. `adafactor` keeps the least state: row and column
-    means of squared gradients. `soap` is Adam in the eigenbasis of each matrix's gradients, with
-    AdamW for the rest; it keeps the most state."""
+    optimizer: str = choice(
+        "Optimizer", *OPTIMIZERS,
+        details=" ".join(f"`{name}` {record.help}." for name, record in OPTIMIZERS.items()),
+    )  # fmt: skip
     weight_decay: float = number("Decoupled weight decay of matrices", 0.1, least=0)
     """It is multiplied by the learning rate, not added to the gradient. Norms and biases do not
     decay."""
     betas: str = text(
         "Decay rates of the optimizer's moving averages, such as 0.9,0.95", "B1,B2",
-        unset="by optimizer", only=needs(optimizer=("adamw", "muon", "lion", "soap")),
+        unset=defaults_text("beta1", "beta2"), only=needs(optimizer=with_setting("beta1")),
     )  # fmt: skip
-    """The default is `0.9,0.95`; `0.95,0.98` for `lion` and `0.95,0.95` for `soap`."""
+    eps: float | None = number(
+        "Number that the optimizer adds to the divisor of an update", above=0, later=True,
+        unset=defaults_text("eps"), only=needs(optimizer=with_setting("eps")),
+    )  # fmt: skip
+    """`adafactor` adds it to the squared gradients instead."""
+    momentum: float | None = number(
+        "Decay rate of the optimizer's momentum, from 0 to below 1", least=0, most=1, later=True,
+        unset=defaults_text("momentum"), only=needs(optimizer=with_setting("momentum")),
+    )  # fmt: skip
+    nesterov: bool | None = switch(
+        "Use Nesterov momentum", default=None, negative=True, later=True,
+        unset=defaults_text("nesterov"), only=needs(optimizer=with_setting("nesterov")),
+    )  # fmt: skip
+    """The momentum of the next step, instead of that of this one."""
+    soap_every: int | None = integer(
+        "Steps between two refreshes of SOAP's eigenbases", least=1, later=True,
+        unset=defaults_text("soap_every"), only=needs(optimizer=with_setting("soap_every")),
+    )  # fmt: skip
+    soap_max_dim: int | None = integer(
+        "Largest dimension of a matrix that gets an eigenbasis with SOAP", least=1, later=True,
+        unset=defaults_text("soap_max_dim"), only=needs(optimizer=with_setting("soap_max_dim")),
+    )  # fmt: skip
+    """A longer side of a matrix has no eigenbasis; if both sides are longer, the update is that of
+    AdamW. State grows with the squares of the sides that have one."""
     clip_norm: float = number("Maximum gradient norm; 0 disables clipping", 1.0, least=0)
     """If the global norm of the gradient is larger, the gradient is scaled down to it."""
     mup_base: int = integer(
         "μP: width of the model for which --lr was tuned", 0, least=0, unset="off",
-        only=needs(optimizer=("adamw", "muon", "lion", "adafactor")),
+        only=needs(optimizer=with_mup()),
     )  # fmt: skip
     """Maximal update parametrization (arXiv 2203.03466): it scales initial values and learning
     rates so that an `--lr` that was tuned on a model of this width is right for this model. The
@@ -223,6 +251,9 @@ class Storage(Options, group="Checkpoints"):
     """It changes only one thing: a warning tells when saving a checkpoint takes longer."""
 
 
+LIMITED = needs(on_spike=("rewind", "stop"))
+
+
 class Guards(Options, group="Guards"):
     """What is done about loss spikes and hanging processes."""
 
@@ -230,26 +261,57 @@ class Guards(Options, group="Guards"):
         "At a loss spike: skip its rows or rewind, stop, or do nothing (off)", "rewind", "stop",
         "off",
     )  # fmt: skip
-    """A spike is a step whose loss or gradient norm is an outlier compared with the last 64 steps,
-    or is not finite. The update of such a step is not applied. With `rewind`, if at most half of
-    its rows are outliers, the step is repeated without them; otherwise training goes back to the
-    last checkpoint and skips the outlier rows from there. Skipped rows are named in a warning and
-    in `skipped.jsonl`. The run fails after 8 rewinds, or if more than 10% of all rows are skipped.
-    `stop` fails and names the rows of the step. `off` applies every finite step, and fails at
-    others."""
+    """A spike is a step whose loss or gradient norm is an outlier compared with the last
+    `--spike-window` steps, or is not finite. The update of such a step is not applied. With
+    `rewind`, if at most half of its rows are outliers, the step is repeated without them; otherwise
+    training goes back to the last checkpoint and skips the outlier rows from there. Skipped rows
+    are named in a warning and in `skipped.jsonl`. The run fails after `--max-rewinds` rewinds, or
+    if more than `--max-skipped` of all rows are skipped. `stop` fails and names the rows of the
+    step. `off` applies every finite step, and fails at others."""
     spike_sigmas: float = number(
         "Spike threshold, in robust σ (1.4826·MAD) above the median", 8.0, above=0,
-        only=needs(on_spike=("rewind", "stop")),
+        only=LIMITED,
     )  # fmt: skip
-    """MAD is the median absolute deviation of the last 64 steps; σ, the robust standard deviation,
-    is at least 2% of the median loss and 10 times the median gradient norm. The first 32 steps, and
-    the first 32 steps of each stage of `--then`, are only checked for values that are not
-    finite."""
+    """MAD is the median absolute deviation of the last `--spike-window` steps; σ, the robust
+    standard deviation, is at least 2% of the median loss and 10 times the median gradient norm. The
+    first `--spike-min-steps` steps, and as many of each stage of `--then`, are only checked for
+    values that are not finite."""
+    spike_window: int = integer(
+        "Number of last accepted steps that a step is compared with", 64, least=2, later=True,
+        only=LIMITED,
+    )  # fmt: skip
+    spike_min_steps: int = integer(
+        "Accepted steps before spikes are detected", 32, least=2, later=True, only=LIMITED
+    )
+    """At most `--spike-window`."""
+    row_sigmas: float = number(
+        "Outlier threshold for the rows of a spike, in robust σ from the median", 8.0, above=0,
+        later=True, only=needs(on_spike="rewind"),
+    )  # fmt: skip
+    """The mean loss of a row is compared with those of the other rows of its source."""
+    max_rewinds: int = integer(
+        "Rewinds to a checkpoint before the run fails", 8, least=0, later=True,
+        only=needs(on_spike="rewind"),
+    )  # fmt: skip
+    """They are counted from the last start of the run."""
+    max_skipped: float = quantity(
+        "share", "Maximum fraction of all rows that may be skipped", "10%", later=True,
+        only=needs(on_spike="rewind"),
+    )  # fmt: skip
     hang_timeout: float = quantity(
         "duration", "Stop the run if a rank makes no progress for this long", "30m", recorded=False
     )
     """The watchdog runs if there are several processes; it ends all of them with exit status 75.
     Phases that are slow by nature, such as compilation, are given more time."""
+
+    def check(self) -> None:
+        """Limits need as many steps as the window has."""
+        super().check()
+        if self.spike_window < self.spike_min_steps:
+            raise UsageError(
+                f"--spike-window: {self.spike_window} (expected at least --spike-min-steps, "
+                f"{self.spike_min_steps})"
+            )
 
 
 class Logging(Options, group="Logging"):

@@ -26,8 +26,6 @@ from sabia.core.spec.tensors import TensorSpec
 Tensor = torch.Tensor
 Stats = dict[str, dict[int, Tensor]]
 Sums = dict[str, Tensor]
-# by default; bubble = (p - 1) / (m + p - 1) of the time, about a fifth for m = 4p micro-batches
-MICRO_BATCHES_PER_STAGE = 4
 
 
 def stage_layers(spec: ModelSpec, stages: int) -> list[range]:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.optimizers import OPTIMIZERS
 
 ACTIVATION_BYTES = 2
 
@@ -31,6 +32,13 @@ class StateRecipe:
         return self.weights + self.gradients + self.optimizer
 
 
+# the optimizers besides AdamW: BF16 weights and gradients, FP32 master and state of square matrices
+OTHER_OPTIMIZERS = [
+    StateRecipe(name, 2, 2, size, size)
+    for name, record in OPTIMIZERS.items()
+    for size in [4 + 4 * record.state_per_parameter]
+    if name != "adamw"
+]
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -39,10 +47,7 @@ RECIPES = {
         StateRecipe("fsdp-fp32", 4, 4, 8, 12),  # FP32 weights and gradients, m and v
         StateRecipe("jax10", 2, 0, 8, 10),  # BF16 weights, FP32 m and v, no master or gradient
         StateRecipe("bf16-moments", 2, 2, 8, 8),  # as adamw16 with BF16 m and v (DeepSeek-V3)
-        StateRecipe("muon", 2, 2, 8, 8),  # BF16 weights and gradients, FP32 master and momentum
-        StateRecipe("lion", 2, 2, 8, 8),  # as muon
-        # as adamw16 with factors and bases, 4·2(r²+c²)/(r·c) of r x c, here square
-        StateRecipe("soap", 2, 2, 28, 28),
+        *OTHER_OPTIMIZERS,
         StateRecipe("adam8bit", 2, 2, 6, 6),  # as adamw16 with 8-bit m and v
     )
 }

@@ -4,11 +4,10 @@ Server addresses, caps, micro-batches and how often to save may change when a ru
 other options decide the weights.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
-from sabia.core.recipes.training_config import parse_betas, parse_part
+from sabia.core.recipes.training_config import optimizer_settings, parse_part
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.losses.grpo import CORRECTION_CAP
 from sabia.core.train.optimizer.config import OptimizerConfig
@@ -23,8 +22,8 @@ JUDGE = {
 
 def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
     """The settings of AdamW."""
-    betas = parse_betas(options.betas, "adamw")
-    return OptimizerConfig(*betas, weight_decay=options.weight_decay, clip_norm=options.clip_norm)
+    settings = optimizer_settings(options)
+    return OptimizerConfig("adamw", options.weight_decay, options.clip_norm, settings)
 
 
 def schedule_config(options: GrpoOptions) -> ScheduleConfig:
@@ -59,10 +58,10 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     values = {name: getattr(options, name) for name in recorded}
     loss = {name: values.pop(name) for name in PolicyLoss.table if name != "updates"}
     judge = {key: values.pop(name) for name, key in JUDGE.items()}
-    for name in ("model", "weight_decay", "betas", "clip_norm"):
+    for name in ("model", "weight_decay", "betas", "eps", "clip_norm"):
         del values[name]
     values["warmup"], values["decay"] = _phases(options)
     values["std"] = values.pop("advantage") == "std"
     values["loss"] = loss | {"kl_times_ratio": False, "correction_cap": CORRECTION_CAP}
-    values["optimizer"] = asdict(optimizer_config(options))
+    values["optimizer"] = optimizer_config(options).record()
     return values | ({"judge": judge} if options.judge_url else {})

@@ -13,12 +13,16 @@ from typing import Any
 from sabia.core import units
 from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig
-from sabia.core.options.training import Training
+from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
+from sabia.core.options.table import Options
+from sabia.core.options.training import Guards, Training
+from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec
 from sabia.core.train.balancing import bias_names
 from sabia.core.train.checkpoint import parse_interval
-from sabia.core.train.optimizer.config import BETAS, OptimizerConfig
+from sabia.core.train.guards import GuardConfig
+from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.mup import mup
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.profiling import parse_steps
@@ -27,9 +31,18 @@ from sabia.core.train.tracking import parse_services
 
 
 def identity(options: Training) -> dict[str, Any]:
-    """The options that decide the weights, including those without effect in this run."""
-    recorded = (name for name, option in Training.table.items() if option.recorded)
-    return {name: getattr(options, name) for name in recorded}
+    """The options that decide the weights, including those without effect in this run.
+
+    An option that runs of earlier versions did not record is left out if it has its default.
+    """
+    values: dict[str, Any] = {}
+    defaults = OPTIMIZERS[options.optimizer].settings
+    for name, option in Training.table.items():
+        value = getattr(options, name)
+        is_default = value in (option.default_value(), defaults.get(name))
+        if option.recorded and not (option.later and is_default):
+            values[name] = value
+    return values
 
 
 def check_texts(options: Training) -> None:
@@ -41,28 +54,42 @@ def check_texts(options: Training) -> None:
     parse_interval(options.save_every)
     parse_steps(options.profile)
     parse_services(options.track)
+    if "stage_micro_batches" in options.given and parse_mesh(options.mesh).get("pipe", 1) == 1:
+        raise UsageError("--stage-micro-batches: only with the mesh axis pipe, such as pipe=2")
 
 
-def parse_betas(text: str, optimizer: str) -> tuple[float, float]:
-    """'0.9,0.95' → (0.9, 0.95); '' → those of the optimizer's paper. Raises UsageError."""
-    if not text:
-        return BETAS[optimizer]
-    try:
-        beta1, beta2 = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--betas: {text!r} (expected such as 0.9,0.95)") from None
-    return beta1, beta2
+def optimizer_settings(options: Options) -> dict[str, Any]:
+    """Setting → value of the given options of the optimizer. Raises UsageError."""
+    values = options.values()
+    settings = {name: values.get(name) for name in LIMITS}
+    if betas := values["betas"]:
+        try:
+            settings["beta1"], settings["beta2"] = (float(part) for part in betas.split(","))
+        except ValueError:
+            raise UsageError(f"--betas: {betas!r} (expected such as 0.9,0.95)") from None
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def guard_config(options: Guards) -> GuardConfig:
+    """The definition of a loss spike, and what to do about it."""
+    return GuardConfig(
+        options.on_spike,
+        options.spike_sigmas,
+        window=options.spike_window,
+        min_steps=options.spike_min_steps,
+        row_sigmas=options.row_sigmas,
+        rewinds=options.max_rewinds,
+        max_skipped_share=options.max_skipped,
+    )
 
 
 def optimizer_config(options: Training, spec: ModelSpec | None = None) -> OptimizerConfig:
     """The optimizer's settings; for a model with the learning-rate scales of μP."""
-    beta1, beta2 = parse_betas(options.betas, options.optimizer)
     config = OptimizerConfig(
-        beta1,
-        beta2,
-        weight_decay=options.weight_decay,
-        clip_norm=options.clip_norm,
-        name=options.optimizer,
+        options.optimizer,
+        options.weight_decay,
+        options.clip_norm,
+        optimizer_settings(options),
         freeze=options.freeze,
     )
     if spec is None or not options.mup_base:

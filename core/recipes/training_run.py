@@ -42,7 +42,6 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
 from sabia.core.train.convert import export_checkpoint
-from sabia.core.train.guards import GuardConfig
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
@@ -319,6 +318,7 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
         training_config.optimizer_config(options, task.spec),
         precision=plan.precision,
         micro_batch=options.micro_batch,
+        stage_micro_batches=options.stage_micro_batches,
         compiled=options.compile,
         bias_rate=options.bias_rate,
         seed=job.seed,
@@ -359,7 +359,7 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         steps=plan.steps,
         schedule=plan.schedule,
         interval=parse_interval(options.save_every, options.mtbf or 0.0, mesh.size),
-        guard_config=GuardConfig(options.on_spike, options.spike_sigmas),
+        guard_config=training_config.guard_config(options),
         backend=job.backend,
         stepper=stepper,
         source=RowSource(task.rows, plan.order, plan.batch_rows, stepper, read_ahead=True),
@@ -379,7 +379,7 @@ def _meta(job: Job, task: Task, options: Training, plan: Plan, mesh: Mesh) -> di
     return {
         "model": spec_hash(task.spec),
         "config": dict(task.spec.config),
-        "optimizer": asdict(training_config.optimizer_config(options)),
+        "optimizer": training_config.optimizer_config(options).record(),
         "schedule": asdict(plan.schedule),
         "rng": {"seed": job.seed},
         "data": {

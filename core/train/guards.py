@@ -30,18 +30,19 @@ NO_LIMITS = (math.inf, math.inf)
 class GuardConfig:
     """The definition of a spike, and what to do about it.
 
-    action: rewind; stop with an error; or off, which accepts any finite step. min_steps: accepted
-    steps before limits apply. row_sigmas: threshold for outlier rows. rewinds, max_skipped_share
-    (of all rows): a run that needs more ends with an error.
+    action: rewind; stop with an error; or off, which accepts any finite step. window: accepted
+    steps that limits are computed from; min_steps: as many before limits apply. row_sigmas:
+    threshold for outlier rows. rewinds, max_skipped_share (of all rows): a run that needs more ends
+    with an error.
     """
 
     action: str
     sigmas: float
-    window: int = 64
-    min_steps: int = 32
-    row_sigmas: float = 8.0
-    rewinds: int = 8
-    max_skipped_share: float = 0.1
+    window: int
+    min_steps: int
+    row_sigmas: float
+    rewinds: int
+    max_skipped_share: float
 
 
 class SpikeGuard:

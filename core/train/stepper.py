@@ -102,6 +102,7 @@ class Setup:
     optimizer: OptimizerConfig
     precision: PrecisionSchedule
     micro_batch: int = 0
+    stage_micro_batches: int = 4
     compiled: bool = False
     lora: LoraConfig | None = None
     bias_rate: float = 0.0

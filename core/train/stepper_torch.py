@@ -18,6 +18,7 @@ import torch
 from sabia.core.model.backend import load_ops
 from sabia.core.model.precision import Precision, precision_at
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.parallel import pipe_torch
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
@@ -165,8 +166,8 @@ class TorchStepper:
         return self.shards.own(name, whole, self.groups, self._kept_split(name))
 
     def _kept_split(self, name: str) -> str:
-        """Muon updates each expert's matrix by itself, so experts stay sharded."""
-        return "expert" if self.rules[name].kind == "muon" else ""
+        """The axis over which an update needs no whole matrices, '' for none."""
+        return "expert" if OPTIMIZERS[self.rules[name].kind].keeps_expert_shards else ""
 
     @torch.no_grad()
     def _balance(self, loads: np.ndarray | None) -> None:
@@ -209,7 +210,7 @@ class TorchStepper:
         rows = len(next(iter(arrays.values())))
         size = self.micro_batch or rows
         if not self.micro_batch and self._pipeline is not None:
-            size = max(1, rows // (pipe_torch.MICRO_BATCHES_PER_STAGE * self.mesh.pipe))
+            size = max(1, rows // (self.setup.stage_micro_batches * self.mesh.pipe))
 
         def on_device(part: slice) -> Tensors:
             return {k: v[part].to(self.device, non_blocking=True) for k, v in arrays.items()}

@@ -23,11 +23,12 @@ import torch
 
 from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
+from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.optimizer.config import BETAS, OptimizerConfig
+from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.stepper import piece_reader
 from sabia.core.train.stepper_factory import make_stepper
 
@@ -150,8 +151,9 @@ def packed(kind: str, mesh: str, world: World) -> list[float]:
 def updates(kind: str, mesh: str, world: World) -> dict[str, float]:
     """Ten updates by given gradients on a mesh and on one device, by every optimizer."""
     report = {}
-    for name in BETAS:
-        config = OptimizerConfig(name=name, soap_every=3)
+    for name, record in OPTIMIZERS.items():
+        settings = {"soap_every": 3} if "soap_every" in record.settings else {}
+        config = OptimizerConfig(name, settings=settings)
         one = stepper(kind, make_mesh(mesh, world.size), world, optimizer=config)
         alone = stepper(kind, Mesh(), World(), optimizer=config)
         draw = np.random.default_rng(0)

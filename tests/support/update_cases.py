@@ -15,7 +15,7 @@ LR = 2e-3
 def rule(kind: str, decay: float = 0.1, scale: float = 1.0, **settings) -> Rule:
     """A rule of this kind; SOAP refreshes its bases every three updates."""
     given = SOAP if kind == "soap" else {}
-    return Rule(kind, decay, OptimizerConfig(name=kind, **given | settings), scale)
+    return Rule(kind, decay, OptimizerConfig(name=kind, settings=given | settings), scale)
 
 
 def problem(shapes=SHAPES, steps: int = STEPS, seed: int = 0):

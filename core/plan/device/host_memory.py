@@ -21,6 +21,7 @@ with fsdp only those of the layer that is computed. The state recipe only determ
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
@@ -36,10 +37,6 @@ KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
 HOLES, NARROW_LAYERS = 0.45, 4
 BUCKET = 64 << 20  # gradients that are reduced together (core/train/stepper_torch_shards.py)
 LION_GROUP = 4 << 26
-
-# fp32 elements of optimizer state per parameter; copies of a tensor that its update makes
-STATES = {"muon": 1, "lion": 1, "adafactor": 0, "soap": 6}  # soap: of square matrices
-COPIES = {"muon": 6, "adafactor": 5}
 
 
 @dataclass(frozen=True)
@@ -158,12 +155,19 @@ def _states(case: HostCase) -> Number:
     """fp32 elements of optimizer state per parameter, the mean."""
     if not case.trained:
         return 0
-    name = case.workload.recipe.name
-    if name != "muon":
-        return STATES.get(name, 2)
+    record = _record(case)
+    adamw = OPTIMIZERS["adamw"].state_per_parameter
+    if record.scope != "hidden matrices":
+        return record.state_per_parameter
     dense, experts = _layers(case)
     outer = _outer(case)  # which AdamW updates
-    return 1 + outer / (dense + experts + outer)
+    own = record.state_per_parameter
+    return own + (adamw - own) * outer / (dense + experts + outer)
+
+
+def _record(case: HostCase) -> Optimizer:
+    """The optimizer of a state recipe; those that are no optimizers are of AdamW."""
+    return OPTIMIZERS.get(case.workload.recipe.name, OPTIMIZERS["adamw"])
 
 
 def _state(name: str, case: HostCase, per_parameter: Number) -> Term:
@@ -369,13 +373,13 @@ def update(case: HostCase) -> AllocatedBytes:
 
 
 def _optimizer(case: HostCase) -> AllocatedBytes:
-    name = case.workload.recipe.name
-    if name == "lion":
+    record = _record(case)
+    if record.name == "lion":
         return case.blocks(1, smaller(LION_GROUP, _elements(case) * FP32))
     sizes = [size * FP32 for kind in case.model.layers for _, size in _matrices(case, kind)]
-    if name == "adafactor":
+    if record.scope == "all":
         sizes.append(case.vocabulary * FP32)
     largest = AllocatedBytes()
-    for size in sizes if name in COPIES else ():
-        largest = most(largest, case.blocks(COPIES[name], size))
+    for size in sizes if record.update_copies else ():
+        largest = most(largest, case.blocks(record.update_copies, size))
     return largest

@@ -63,7 +63,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     """Train and measure by the options; raises what its parts raise."""
     epochs = 0 if options.steps else options.epochs or EPOCHS
     trained_by = options.replace(epochs=float(epochs))
-    directory, world = training_run.open_run(job)
+    directory, world = training_run.open_run(job, trained_by)
     if parse_mesh(job.mesh).get("context", 1) > 1:
         raise UsageError("--mesh: context with a classifier (expected another axis, such as data)")
     sources = open_inputs(job, "document")

@@ -1,8 +1,8 @@
 """The optimizer's settings for both backends, and the update rule of each tensor.
 
 `OptimizerConfig` names an optimizer and its settings, `rules` turns it and a model's table into one
-`Rule` per tensor, `core.train.optimizer.updates` computes each kind of rule. In all of them t
-counts updates from 1, weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
+`Rule` per tensor, and `core.numerics.optimizers` has a record of each kind of rule. In all of them
+t counts updates from 1, weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
   p = p - lr (lr_scale u + weight_decay p)
 with u the rule's direction; the decay has no `lr_scale`, so that a scaled tensor keeps its time
 constant (as in the mup package, scaled_wd). Only tensors that the table marks have weight decay:
@@ -17,63 +17,66 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS, Parts, Settings, Shape, with_setting
+from sabia.core.options.option import listed, unknown
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
-Shape = tuple[int, ...]
 COUNT = "count"
 
-# optimizer → default (beta1, beta2), those of its paper's language models
-BETAS: Mapping[str, tuple[float, float]] = {
-    "adamw": (0.9, 0.95),
-    "muon": (0.9, 0.95),
-    "lion": (0.95, 0.98),
-    "adafactor": (0.9, 0.95),
-    "soap": (0.95, 0.95),
-}
+# the optimizer record of checkpoints and GRPO runs of earlier versions, with the settings of all
+# optimizers; the run in question is the same run only if these entries are the same
+EARLIER_RECORD: Mapping[str, Any] = {
+    "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip_norm": 1.0, "name": "",
+    "muon_momentum": 0.95, "muon_nesterov": True, "soap_every": 10, "soap_max_dim": 10_000,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """An optimizer and its settings; `clip_norm` bounds the gradient's global norm (0: unbounded).
 
-    beta1, beta2: of AdamW (also for the tensors that Muon and SOAP do not update), Lion and SOAP.
-    soap_every: updates between two refreshes of SOAP's bases; soap_max_dim: a longer side of a
-    matrix gets no basis. lr_scales: tensor name → factor of the learning rate. freeze: regular
-    expression; tensors whose names match are not trained.
+    settings: those that are not the defaults in the optimizer's record; all of them afterwards.
+    lr_scales: tensor name → factor of the learning rate. freeze: regular expression; tensors whose
+    names match are not trained. Raises UsageError.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
+    name: str = "adamw"
     weight_decay: float = 0.1
     clip_norm: float = 1.0
-    name: str = "adamw"
-    muon_momentum: float = 0.95
-    muon_nesterov: bool = True
-    soap_every: int = 10
-    soap_max_dim: int = 10_000
+    settings: Settings = field(default_factory=dict, hash=False)
     lr_scales: Mapping[str, float] = field(default_factory=dict, hash=False)
     freeze: str = ""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise UsageError(f"--betas: {self.beta1},{self.beta2} (expected 0 to below 1)")
-        if self.eps <= 0 or self.weight_decay < 0 or self.clip_norm < 0:
-            raise UsageError(
-                f"optimizer: eps {self.eps}, weight decay {self.weight_decay}, clip norm "
-                f"{self.clip_norm} (expected eps above 0, the others 0 or more)"
-            )
-        if not 0 <= self.muon_momentum < 1:
-            raise UsageError(f"muon momentum: {self.muon_momentum} (expected 0 to below 1)")
-        if self.soap_every < 1 or self.soap_max_dim < 1:
-            raise UsageError(
-                f"soap: every {self.soap_every}, largest side {self.soap_max_dim} (expected 1 or "
-                "more)"
-            )
+        if self.name not in OPTIMIZERS:
+            raise unknown("--optimizer", self.name, OPTIMIZERS)
+        record = OPTIMIZERS[self.name]
+        for name, value in self.settings.items():
+            flag = "--betas" if name in ("beta1", "beta2") else f"--{name.replace('_', '-')}"
+            if name not in record.settings:
+                others = listed(with_setting(name)) or "none"
+                raise UsageError(f"{flag}: not a setting of {self.name} (expected {others})")
+            is_valid, text = LIMITS[name]
+            if not is_valid(value):
+                raise UsageError(f"{flag}: {value} (expected {text})")
+        object.__setattr__(self, "settings", {**record.settings, **self.settings})
+        for name, value in (("weight-decay", self.weight_decay), ("clip-norm", self.clip_norm)):
+            if value < 0:
+                raise UsageError(f"--{name}: {value} (expected 0 or more)")
         for name, scale in self.lr_scales.items():
             if not (math.isfinite(scale) and scale > 0):
                 raise UsageError(f"learning-rate scale of {name}: {scale} (expected above 0)")
+
+    def record(self) -> dict[str, Any]:
+        """The configuration as checkpoints and GRPO runs record it."""
+        values = {
+            long if (long := f"{self.name}_{name}") in EARLIER_RECORD else name: value
+            for name, value in self.settings.items()
+        }
+        others = {"weight_decay": self.weight_decay, "clip_norm": self.clip_norm, "name": self.name}
+        scales = {"lr_scales": dict(self.lr_scales), "freeze": self.freeze}
+        return {**EARLIER_RECORD, **values, **others, **scales}
 
 
 @dataclass(frozen=True)
@@ -121,34 +124,15 @@ def rules(
 
 
 def _kind(tensor: TensorSpec, name: str) -> str:
-    """Muon updates the matrices marked for it, SOAP all matrices; AdamW the other tensors."""
-    matrix = tensor.dtype_class == "weight" and len(tensor.shape) > 1
-    not_matched = (name == "muon" and not tensor.muon) or (name == "soap" and not matrix)
-    return "adamw" if not_matched else name
+    """The optimizer of a tensor: the one of this name within its scope, otherwise AdamW."""
+    is_matrix = tensor.dtype_class == "weight" and len(tensor.shape) > 1
+    in_scope = {"all": True, "matrices": is_matrix, "hidden matrices": tensor.muon}
+    return name if in_scope[OPTIMIZERS[name].scope] else "adamw"
 
 
-def state_parts(rule: Rule, shape: Shape) -> dict[str, tuple[Shape, bool]]:
-    """Part → (shape, whole) of the state of `rule` for a tensor of `shape`.
-
-    A part that is not `whole` has the tensor's shape and is sharded like it; a whole one is
-    replicated on every device.
-    """
-    if not rule.trained:
-        return {}
-    if rule.kind in ("muon", "lion"):
-        return {"m": (shape, False)}
-    # factored second moment: means of g² over rows and over columns
-    if rule.kind == "adafactor" and len(shape) > 1:
-        return {"row": (shape[:-1], True), "column": ((*shape[:-2], shape[-1]), True)}
-    if rule.kind == "adafactor":
-        return {"v": (shape, False)}
-    parts: dict[str, tuple[Shape, bool]] = {"m": (shape, False), "v": (shape, False)}
-    # factors L, R of g gᵀ and gᵀ g, and their eigenbases
-    if rule.kind == "soap":
-        for side, size in soap_sides(rule, shape).items():
-            square = (*shape[:-2], size, size)
-            parts |= {side: (square, True), f"{side}_basis": (square, True)}
-    return parts
+def state_parts(rule: Rule, shape: Shape) -> Parts:
+    """Part → (shape, whole) of the state of `rule` for a tensor of `shape`; see `Optimizer`."""
+    return OPTIMIZERS[rule.kind].parts(shape, rule.config.settings) if rule.trained else {}
 
 
 def init_state(
@@ -160,12 +144,6 @@ def init_state(
         parts = state_parts(rules[name], tuple(shape)).items()
         state[name] = {part: zeros(name, size, whole) for part, (size, whole) in parts}
     return state
-
-
-def soap_sides(rule: Rule, shape: Shape) -> dict[str, int]:
-    """`left` and `right` with their sizes, without those longer than `soap_max_dim`."""
-    sides = {"left": shape[-2], "right": shape[-1]}
-    return {side: n for side, n in sides.items() if n <= rule.config.soap_max_dim}
 
 
 def state_shapes(shapes: Mapping[str, Shape], rules: Mapping[str, Rule]) -> dict[str, Shape]:

@@ -17,12 +17,11 @@ import math
 from typing import NamedTuple
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.optimizers import OPTIMIZERS, with_mup
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.optimizer.config import OptimizerConfig, rules
 
-# by rule: the learning rate of a hidden matrix is multiplied by r to this power
-_RATE_EXPONENTS = {"adamw": 1.0, "lion": 1.0, "adafactor": 1.0, "muon": 0.5}
 _AXES = {"vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "expert", "choice"}
 
 
@@ -51,7 +50,7 @@ def mup(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> Mup:
             stds[tensor.name] = std
         rule = base_rules[tensor.name]
         # rate · r^exponent
-        exponent = _RATE_EXPONENTS[rule.kind] * rate_falls
+        exponent = (OPTIMIZERS[rule.kind].mup_exponent or 0.0) * rate_falls
         scales[tensor.name] = rule.lr_scale * width_ratio**exponent
     return Mup(stds, scales)
 
@@ -84,8 +83,8 @@ def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> None:
             f"--mup-base: embeddings are multiplied by {spec.embed_scale:g} (expected a family "
             "without)"
         )
-    if config.name not in _RATE_EXPONENTS:
-        names = ", ".join(_RATE_EXPONENTS)
+    if config.name not in with_mup():
+        names = ", ".join(with_mup())
         raise UsageError(f"--mup-base: optimizer {config.name} (expected one of {names})")
     unsupported = next((t for t in spec.tensors() if not set(t.axes) <= _AXES), None)
     if unsupported is not None:

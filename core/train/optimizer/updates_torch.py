@@ -119,11 +119,11 @@ def _adamw(rule: Rule, group: Group, count: int, lr: float, scale: float) -> Non
         fused=True,
         grad_scale=None if scale == 1.0 else torch.full((), 1 / scale, device=device),
         amsgrad=False,
-        beta1=rule.config.beta1,
-        beta2=rule.config.beta2,
+        beta1=rule.config.settings["beta1"],
+        beta2=rule.config.settings["beta2"],
         lr=lr * rule.lr_scale,
         weight_decay=rule.decay / rule.lr_scale,  # torch multiplies it by lr · lr_scale
-        eps=rule.config.eps,
+        eps=rule.config.settings["eps"],
         maximize=False,
     )
 
@@ -132,8 +132,8 @@ def _lion(rule: Rule, group: Group, lr: float) -> None:
     weights, gradients = [item[0] for item in group], [item[1] for item in group]
     moments = [parts["m"] for _, _, parts in group]
     # u = sign(b1 m + (1 - b1) g), p = p (1 - lr decay) - lr u, then m = b2 m + (1 - b2) g
-    directions = torch._foreach_lerp(moments, gradients, 1 - rule.config.beta1)
+    directions = torch._foreach_lerp(moments, gradients, 1 - rule.config.settings["beta1"])
     torch._foreach_sign_(directions)
     torch._foreach_mul_(weights, 1 - lr * rule.decay)
     torch._foreach_add_(weights, directions, alpha=-lr * rule.lr_scale)
-    torch._foreach_lerp_(moments, gradients, 1 - rule.config.beta2)
+    torch._foreach_lerp_(moments, gradients, 1 - rule.config.settings["beta2"])

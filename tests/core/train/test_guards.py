@@ -17,7 +17,7 @@ WORDS = ("--shape", "d=32,layers=1,heads=2", "--steps", 120, "--batch", 8, "--lr
 
 
 def guard(steps: int, action: str = "rewind") -> SpikeGuard:
-    found = SpikeGuard(GuardConfig(action, 8.0))
+    found = SpikeGuard(GuardConfig(action, 8.0, 64, 32, 8.0, 8, 0.1))
     noise = np.random.default_rng(0).normal(0, 0.05, steps)
     for step in range(steps):
         found.accept({"loss": 3.0 + noise[step], "grad_norm": 1.0 + noise[step]})

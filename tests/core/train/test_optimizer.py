@@ -3,10 +3,10 @@
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.options.training import Optimizer
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.optimizer.config import (
-    BETAS,
     OptimizerConfig,
     Rule,
     rules,
@@ -69,10 +69,14 @@ def test_adapters_are_trained_alone() -> None:
         ({"freeze": "."}, "matches all tensors"),
         ({"lr_scales": {"emb": 0.1}}, "no tensor is called 'emb'"),
         ({"lr_scales": {"embed": 0.0}}, "expected above 0"),
-        ({"beta1": 1.0}, "betas"),
-        ({"muon_momentum": 1.0}, "muon momentum"),
-        ({"soap_every": 0}, "soap"),
-        ({"eps": 0.0}, "eps"),
+        ({"settings": {"beta1": 1.0}}, "--betas: 1.0 .expected 0 to below 1"),
+        ({"name": "muon", "settings": {"momentum": 1.0}}, "--momentum: 1.0 .expected 0"),
+        ({"name": "soap", "settings": {"soap_every": 0}}, "--soap-every: 0 .expected a whole"),
+        ({"settings": {"eps": 0.0}}, "--eps: 0.0 .expected above 0"),
+        ({"settings": {"momentum": 0.5}}, "--momentum: not a setting of adamw .expected muon"),
+        ({"name": "soup"}, "--optimizer: 'soup' .* did you mean soap"),
+        ({"weight_decay": -1.0}, "--weight-decay: -1.0"),
+        ({"clip_norm": -1.0}, "--clip-norm: -1.0"),
     ],
 )
 def test_refusals(config: dict, message: str) -> None:
@@ -81,7 +85,7 @@ def test_refusals(config: dict, message: str) -> None:
 
 
 def rule(kind: str, **settings) -> Rule:
-    return Rule(kind, 0.0, OptimizerConfig(name=kind, **settings))
+    return Rule(kind, 0.0, OptimizerConfig(name=kind, settings=settings))
 
 
 def test_state_parts() -> None:
@@ -108,4 +112,4 @@ def test_names_of_adamw_are_those_of_older_checkpoints() -> None:
 
 
 def test_the_options_have_all_optimizers() -> None:
-    assert Optimizer.table["optimizer"].choices == tuple(BETAS)
+    assert Optimizer.table["optimizer"].choices == tuple(OPTIMIZERS)

@@ -125,7 +125,7 @@ def gradients(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_first_update_is_the_formula(backend: str) -> None:
     """After one step m and v are known in closed form, and so is the update (decay marked)."""
-    config = OptimizerConfig(0.8, 0.9, 1e-6, weight_decay=0.3, clip_norm=0.05)
+    config = OptimizerConfig("adamw", 0.3, 0.05, settings={"beta1": 0.8, "beta2": 0.9, "eps": 1e-6})
     one = stepper(backend, optimizer=config)
     norm = one.step(batch(2), 0.01)["grad_norm"]
     raw = gradients(batch(2))

@@ -11,6 +11,7 @@ import pytest
 from update_cases import KINDS, LR, MATRICES, problem, rule
 from waiting import HANG_S
 
+from sabia.core.numerics.optimizers import newton_schulz
 from sabia.core.train.optimizer.config import OptimizerConfig, Rule, state_parts
 
 torch = pytest.importorskip("torch", reason="the torch backend and torch.optim")
@@ -18,7 +19,7 @@ jax = pytest.importorskip("jax", reason="the JAX backend")
 optax = pytest.importorskip("optax", reason="optax is a reference")
 
 from sabia.core.train.optimizer import updates_jax, updates_torch  # noqa: E402
-from sabia.core.train.optimizer.updates import newton_schulz, update  # noqa: E402
+from sabia.core.train.optimizer.updates import update  # noqa: E402
 
 
 def run_torch(rules, params, grads, lr: float = LR):
@@ -98,7 +99,7 @@ def test_muon_is_torchs(run) -> None:
         grads,
     )
     close(ours, theirs, 1e-4)
-    plain, _ = run({k: rule("muon", muon_nesterov=False) for k in params}, params, grads)
+    plain, _ = run({k: rule("muon", nesterov=False) for k in params}, params, grads)
     assert max(np.abs(plain[k] - theirs[k]).max() for k in params) > 1e-4
 
 
@@ -106,7 +107,7 @@ def test_muon_is_torchs(run) -> None:
 def test_muon_is_optaxs(run) -> None:
     """Without Nesterov: with it optax corrects m and g for their start apart, torch neither."""
     params, grads = problem(MATRICES)
-    ours, _ = run({k: rule("muon", muon_nesterov=False) for k in params}, params, grads)
+    ours, _ = run({k: rule("muon", nesterov=False) for k in params}, params, grads)
     judge = optax.contrib.muon(LR, nesterov=False, weight_decay=0.1, consistent_rms=0.2)
     close(ours, run_optax(judge, params, grads), 1e-5)
 

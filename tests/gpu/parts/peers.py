@@ -75,7 +75,9 @@ def turns(run: Run, policy: Policy, device: Device) -> Figures:
     spec = shape_spec(run.shape, device)
     batch = token_batch(spec.vocab_size, ROWS, run.length)
     before = _held(device)
-    stepper = build(spec, run, policy, device, **ADAM)
+    stepper = build(spec, run, policy, device, weight_decay=ADAM["weight_decay"],
+        clip_norm=ADAM["clip_norm"], settings={k: ADAM[k] for k in ("beta1", "beta2", "eps")},
+    )  # fmt: skip
     ours_held = _held(device) - before
     theirs = peer(run, policy, device, batch)
     number = 0
