@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.model.kv_cache import KVCache
-from sabia.core.model.ops import Angles, Array, Ops, Params
+from sabia.core.model.ops import Angles, Array, Ops, Params, dtype_name
 from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope
 
@@ -30,6 +30,13 @@ def stream_norm(
     if kind == "layer":
         return ops.layer_norm(x, weight, eps)
     return ops.rms_norm(x, weight, eps, offset)
+
+
+def scaled(x: Array, factor: float, ops: Ops) -> Array:
+    """x times a constant in fp32, of x's dtype: bf16 has no 1.4/sqrt(62), for instance."""
+    if factor == 1.0:
+        return x
+    return ops.cast(ops.cast(x, "float32") * factor, dtype_name(x))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.model.block import STREAM, VOCAB, Block, Context, stream_norm
+from sabia.core.model.block import STREAM, VOCAB, Block, Context, scaled, stream_norm
 from sabia.core.model.feed_forward import MLPS
 from sabia.core.model.heads import gather_tensors, head_transform
 from sabia.core.model.kv_cache import KVCache
@@ -106,7 +106,7 @@ def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
     """Logits, fp32 [B, T, V]; slice `hidden` first if only some tokens are needed."""
     name = spec.head_name
     w = gather_tensors(params, ops, name, "head_bias")
-    hidden = head_transform(spec, params, hidden, ops)
+    hidden = scaled(head_transform(spec, params, hidden, ops), spec.logit_scale, ops)
     scores = ops.linear(hidden, w[name], w.get("head_bias"), name=name)
     scores = ops.cast(ops.shard(scores, VOCAB), "float32")
     return scores if spec.logit_softcap is None else ops.softcap(scores, spec.logit_softcap)
@@ -120,7 +120,8 @@ def token_losses(
     hidden[b, t] predicts targets[b, t] (already shifted); a negative target has loss 0.
     """
     w = gather_tensors(params, ops, spec.head_name, "head_bias")
-    head, hidden = w[spec.head_name], head_transform(spec, params, hidden, ops)
+    hidden = scaled(head_transform(spec, params, hidden, ops), spec.logit_scale, ops)
+    head = w[spec.head_name]
     if "head_bias" in w:  # W h + b = [W b] [h 1]: one more column of the matrix
         one = ops.full((*hidden.shape[:2], 1), 1.0, hidden)
         hidden = ops.concat((hidden, one), -1)
@@ -165,7 +166,7 @@ def _layer_function(layer: Layer, index: int, names: Any, context: Context) -> C
         y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
         y = table[type(part)](part, block, y)  # [B, T, D]
         y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
-        return ops.shard(x + y, STREAM)
+        return ops.shard(x + scaled(y, layer.residual_scale, ops), STREAM)
 
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
         block = Block(index, ops.gather(weights, names), names, context)

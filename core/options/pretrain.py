@@ -40,8 +40,8 @@ class PretrainOptions(
     `context`, `theta`, `init` (standard deviation of initial values), `tied` (`true` or `false`)
     and `family` have defaults, and so have `experts`, `chosen` (experts per token), `expert_ffn`
     and `shared` in MoE families. `family` is `llama`, the default, or any other family but
-    `gpt_oss`, `phi3` and `qwen3_5_moe`. The vocabulary is by default that of the rows'
-    tokenizer."""
+    `gpt_oss`, `minicpm`, `minicpm3`, `phi3` and `qwen3_5_moe`. The vocabulary is by default that of
+    the rows' tokenizer."""
     tokenizer: str = text(
         "Tokenizer directory of the rows", "DIR", unset="the model's, else the one the rows record"
     )

@@ -33,7 +33,8 @@ def extend_context(
     if "text_config" in config:
         inner = extend_context(config["text_config"], max_positions, theta, factor)
         return {**config, "text_config": inner}
-    now = from_config(config).max_positions
+    model = from_config(config)
+    now = model.max_positions
     if max_positions <= now:
         raise UsageError(
             f"--context: {max_positions} positions (expected more than the model's {now})"
@@ -53,13 +54,11 @@ def extend_context(
         if factor is not None:
             scaling = result.get("rope_scaling") or {}
             result["rope_scaling"] = _rotation(scaling, None, factor, now, max_positions)
-    extended = from_config(result)
-    unchanged = theta is None and factor is None
-    if unchanged and extended.ropes != from_config(config).ropes:
-        kind = next(rope.kind for rope in extended.ropes if rope.by_length)
+    changed = [rope for rope in from_config(result).ropes if rope not in model.ropes]
+    if changed and theta is None and factor is None:
         raise UsageError(
-            f"--context: rope_type is {kind!r}, whose rotations depend on the number of positions "
-            "(give --rope-theta)"
+            f"--context: rope_type is {changed[0].kind!r}, whose rotations depend on the number of "
+            "positions (give --rope-theta)"
         )
     return result
 

@@ -158,11 +158,12 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One block of the stack."""
+    """One block of the stack; residual_scale: factor of what each part adds to the stream."""
 
     mixer: Mixer
     mlp: FeedForward
     norms: Norms = Norms()
+    residual_scale: float = 1.0
 
     def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors of the block, in the order of the computation."""

@@ -30,7 +30,8 @@ from sabia.core.spec.tensors import (
 class ModelSpec:
     """A decoder or an encoder: embedding, layers, final norm, head.
 
-    embed_scale: factor of the embeddings (Gemma: sqrt(hidden_size)).
+    embed_scale: factor of the embeddings (Gemma: sqrt(hidden_size)). logit_scale: of the states
+    that the language-model head reads (MiniCPM).
     logit_softcap: cap·tanh(logits/cap). norm_offset: added to the final norm's weights.
     causal: a token attends to itself and earlier tokens only. norm_kind: of the norms of the
     residual stream; embed_norm: the embeddings are normalized. transform: before the head.
@@ -56,6 +57,7 @@ class ModelSpec:
     ignored: tuple[str, ...] = field(default=(), compare=False, repr=False)
     kept: tuple[str, ...] = field(default=(), compare=False, repr=False)
     embed_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
     norm_offset: float = 0.0
     causal: bool = True

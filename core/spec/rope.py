@@ -46,7 +46,7 @@ class Rope:
     @property
     def by_length(self) -> bool:
         """Whether the angles of a document depend on its length."""
-        return self.kind in ("dynamic", "longrope")
+        return self.kind == "dynamic" or self.short_factor != self.long_factor
 
 
 def _llama3(frequency: float, rope: Rope) -> float:

@@ -29,6 +29,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "olmo2": ("olmo2", "read"),
     "mixtral": ("mixtral", "read"),
     "deepseek_v3": ("deepseek_v3", "read"),
+    "minicpm": ("minicpm", "read"),
+    "minicpm3": ("minicpm", "read_latent"),
     "gpt_oss": ("gpt_oss", "read"),
     "qwen3_moe": ("qwen3_moe", "read"),
     "qwen3_next": ("qwen3_next", "read"),

@@ -26,10 +26,9 @@ for _p in ("gate", "up", "down"):
     NAMES[f"mlp.shared.{_p}"] = f"{llama.LAYER}mlp.shared_experts.{_p}_proj.weight"
 
 
-def attention(fields: Fields) -> LatentAttention:
-    """Read the attention fields."""
+def attention(fields: Fields, value_dim: int | None = 128) -> LatentAttention:
+    """Read the attention fields; value_dim: default (None: hidden / heads)."""
     heads = fields.size("num_attention_heads")
-    fields.defaults(rope_interleave=True, norm_topk_prob=True)  # null is false, as in transformers
     fields.expect("num_key_value_heads", (heads,), heads)
     fields.expect("attention_dropout", (0, 0.0), 0.0)
     rotated, plain = fields.size("qk_rope_head_dim", 64), fields.size("qk_nope_head_dim", 128)
@@ -37,7 +36,8 @@ def attention(fields: Fields) -> LatentAttention:
         fields.expect(name, (size,), size)
     rope = read_rope(fields, rotated)
     scale = (plain + rotated) ** -0.5 * score_factor(rope)
-    values, latent = fields.size("v_head_dim", 128), fields.size("kv_lora_rank", 512)
+    values = fields.size("v_head_dim", value_dim or fields.hidden // heads)
+    latent = fields.size("kv_lora_rank", 512)
     interleaved = fields.take("rope_interleave", bool, False)
     bias = fields.take("attention_bias", bool, False)
     ranks = (latent, fields.size("q_lora_rank", None))
@@ -65,6 +65,7 @@ def experts(fields: Fields) -> Experts:
 def read(fields: Fields) -> ModelSpec:
     """The model of a `deepseek_v3` configuration."""
     fields.defaults(q_lora_rank=1536)
+    fields.defaults(rope_interleave=True, norm_topk_prob=True)  # null is false, as in transformers
     depth = fields.depth
     mixer, routed = attention(fields), experts(fields)
     fields.expect("hidden_act", ("silu",), "silu")

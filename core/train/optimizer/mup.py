@@ -78,11 +78,12 @@ def _check(spec: ModelSpec, base_width: int, config: OptimizerConfig) -> None:
             "--mup-base: the head is the embedding, whose initial values and rate must fall with "
             "the width in one role and not in the other (expected tied=false)"
         )
-    if spec.embed_scale != 1.0:
-        raise UsageError(
-            f"--mup-base: embeddings are multiplied by {spec.embed_scale:g} (expected a family "
-            "without)"
-        )
+    scales = {"embeddings": spec.embed_scale, "the states before the head": spec.logit_scale}
+    for what, scale in scales.items():
+        if scale != 1.0:
+            raise UsageError(
+                f"--mup-base: {what} are multiplied by {scale:g} (expected a family without)"
+            )
     if config.name not in with_mup():
         names = ", ".join(with_mup())
         raise UsageError(f"--mup-base: optimizer {config.name} (expected one of {names})")

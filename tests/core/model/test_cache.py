@@ -31,7 +31,7 @@ def ragged_steps(spec: Any, params: Any, ops: Any, cache: Any, call: Any) -> lis
     return seen
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-window", "deepseek-v3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-window", "deepseek-v3", "minicpm3", "gpt-oss"])
 def test_ragged_decoding_equals_whole_sequences(name: str, ops: Any) -> None:
     spec = from_config(CONFIGS[name])
     params = ops.to_device(perturbed(spec), "float32")

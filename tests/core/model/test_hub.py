@@ -35,6 +35,7 @@ def same_bytes(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
         ("llama3", "float32"),
         ("gemma3", "bfloat16"),
         ("olmo2", "bfloat16"),
+        ("minicpm3", "bfloat16"),
         ("qwen3-next", "bfloat16"),
         ("qwen3.5-moe", "bfloat16"),
     ],

@@ -27,7 +27,7 @@ def packed(padding: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3", "qwen3-window", "gemma3", "qwen3-next", "deepseek-v3", "gpt-oss"]
+    "name", ["llama3", "qwen3-window", "gemma3", "qwen3-next", "deepseek-v3", "minicpm3", "gpt-oss"]
 )
 def test_packed_rows_equal_separate_documents(name: str, ops: Any) -> None:
     spec = from_config(CONFIGS[name])
@@ -71,6 +71,7 @@ def test_a_slice_of_the_queries_is_a_slice_of_the_result(
     [
         ("dynamic-long", "max_position_embeddings"),
         ("phi3-long", "original_max_position_embeddings"),
+        ("minicpm3", "original_max_position_embeddings"),
     ],
 )
 def test_rotations_are_those_of_each_document_s_length(name: str, context: str, ops: Any) -> None:

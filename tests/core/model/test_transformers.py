@@ -8,8 +8,9 @@ import pytest
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
+from sabia.core.spec import from_config
 
-from .conftest import compiled
+from .conftest import CONFIGS, compiled, perturbed
 
 transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
 torch = pytest.importorskip("torch", reason="transformers needs torch")
@@ -17,21 +18,24 @@ torch = pytest.importorskip("torch", reason="transformers needs torch")
 IDS = np.random.default_rng(7).integers(0, 293, (2, 33))
 
 
-def reference(path: Path, scratch: Path) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
+def reference(
+    path: Path, scratch: Path, ids: np.ndarray = IDS, task: str = "CausalLM"
+) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
     """(logits, mean next-token loss, gradients by file name) of transformers, eager, fp32.
 
     Gradients take their parameters' places and are saved, so that the judge itself names them.
     """
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model, report = getattr(transformers, f"AutoModelFor{task}").from_pretrained(
+        path, dtype=torch.float32, output_loading_info=True, **eager
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    ids = torch.from_numpy(IDS)
-    logits = model(ids, use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    rows = torch.from_numpy(ids)
+    logits = model.eval()(rows).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
     loss.backward()
     for parameter in model.parameters():
-        parameter.data.copy_(parameter.grad)
+        parameter.data.copy_(0 * parameter if parameter.grad is None else parameter.grad)
     model.save_pretrained(scratch)
     return logits.detach().numpy(), loss.item(), hub.read_checkpoint(scratch)
 
@@ -52,11 +56,13 @@ def scores(spec: Any, params: Any, ops: Any) -> np.ndarray:
     return ops.to_numpy({"x": compiled(ops, run)(params)})["x"]
 
 
-def loss_and_logits(spec: Any, params: Any, ops: Any, **options: Any) -> tuple[Any, Any]:
-    """Mean next-token loss of IDS through `token_losses`, and their logits."""
-    x = forward.hidden(spec, params, IDS, ops, **options)
+def loss_and_logits(
+    spec: Any, params: Any, ops: Any, ids: np.ndarray = IDS, **options: Any
+) -> tuple[Any, Any]:
+    """Mean next-token loss of ids through `token_losses`, and their logits."""
+    x = forward.hidden(spec, params, ids, ops, **options)
     assert x.dtype == params["embed"].dtype
-    losses = forward.token_losses(spec, params, x[:, :-1], IDS[:, 1:], ops)[0]
+    losses = forward.token_losses(spec, params, x[:, :-1], ids[:, 1:], ops)[0]
     return losses.mean(), forward.logits(spec, params, x, ops)
 
 
@@ -114,3 +120,23 @@ def test_bfloat16_is_near_and_scores_stay_fp32(tiny: Any, ops: Any) -> None:
         found.append(scores(spec, params, ops))
     assert found[1].dtype == np.float32
     assert 1e-4 < relative(found[1], found[0]) < 0.05
+
+
+MINICPM = CONFIGS["llama"] | {"model_type": "minicpm", "head_dim": 12, "attention_bias": True}
+MINICPM |= {"scale_emb": 7, "scale_depth": 0.9, "dim_model_base": 50}
+GRANITE = CONFIGS["llama"] | {"head_dim": 12, "attention_bias": True}
+GRANITE |= {"embedding_multiplier": 7, "residual_multiplier": 0.9 / 2**0.5}
+GRANITE |= {"logits_scaling": 72 / 50, "attention_multiplier": 12**-0.5, "model_type": "granite"}
+
+
+def test_minicpm_is_granite_with_other_names_of_its_factors(ops: Any, tmp_path: Path) -> None:
+    """transformers lacks `minicpm`; its Granite has the same factors, given one by one."""
+    spec = from_config(MINICPM)
+    arrays = perturbed(spec)
+    hub.write_checkpoint(tmp_path / "granite", GRANITE, hub.to_hf(spec, arrays))
+    logits, loss, grads = reference(tmp_path / "granite", tmp_path / "gradients")
+    our_loss, our_grads, ours = GRADIENTS[ops.name](spec, ops.to_device(arrays, "float32"), ops)
+    assert relative(ours, logits) <= 2e-6 and our_loss == pytest.approx(loss, abs=1e-5)
+    named = hub.to_hf(spec, our_grads)
+    for name in grads:
+        assert relative(named[name], grads[name]) <= 1e-5, name

@@ -19,6 +19,8 @@ BASE = new_config("llama", hidden=64, layers=2, vocab=101, heads=4, head_dim=20,
 NEW_KEYS = {k: v for k, v in BASE.items() if k != "rope_theta"} | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}
 }
+LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+LONGROPE |= dict.fromkeys(("short_factor", "long_factor"), [1.5] * 10)
 GEMMA3 = {k: v for k, v in BASE.items() if k != "rope_theta"} | {
     "model_type": "gemma3_text",
     "layer_types": ["sliding_attention", "full_attention"],
@@ -91,6 +93,11 @@ def test_a_vocabulary_grows_where_the_configuration_has_it() -> None:
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             {"max_positions": 512, "factor": 4},
             "linear",
+        ),
+        (
+            {"rope_scaling": LONGROPE},  # rotations of all lengths are equal, but not their size
+            {"max_positions": 512},
+            "'longrope', whose rotations depend on the number of positions",
         ),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

@@ -184,6 +184,35 @@ def test_published_configs_of_other_families_are_refused_by_name(name: str) -> N
         load_spec(file)
 
 
+MINICPM = BASE | {"model_type": "minicpm", "head_dim": 16, "num_attention_heads": 4}
+MINICPM |= {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "tie_word_embeddings": None}
+MINICPM3 = MINICPM | {"model_type": "minicpm3", "num_key_value_heads": 4, "head_dim": None}
+
+
+def test_minicpm_has_three_factors() -> None:
+    for config in (MINICPM, MINICPM3):
+        spec = from_config(config)
+        assert (spec.embed_scale, spec.logit_scale) == (12.0, 0.25)
+        assert {layer.residual_scale for layer in spec.layers} == {1.4 / 3**0.5}
+    plain = dict.fromkeys(("scale_depth", "dim_model_base"))
+    spec = from_config(MINICPM3 | plain)
+    assert (spec.layers[0].residual_scale, spec.logit_scale) == (1.0, 1.0)
+    assert spec.layers[0].mixer.value_dim == 16  # hidden_size / heads
+    assert from_config({k: v for k, v in MINICPM3.items() if k != "tie_word_embeddings"}).tied
+
+
+def test_minicpm_rotates_all_texts_as_the_longest() -> None:
+    scaling = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    scaling |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    ropes = [
+        from_config(MINICPM | {"rope_scaling": scaling, "max_position_embeddings": size}).ropes[0]
+        for size in (64, 128)
+    ]
+    assert [rope.by_length for rope in ropes] == [True, False]
+    assert inverse_frequencies(ropes[1]) == inverse_frequencies(ropes[1], long=True)
+    assert inverse_frequencies(ropes[1]) == inverse_frequencies(ropes[0], long=True)
+
+
 GEMMA = BASE | {"hidden_act": None, "sliding_window": 7, "query_pre_attn_scalar": 28}
 HYBRID = BASE | {"model_type": "qwen3_next", "num_hidden_layers": 4, "linear_num_key_heads": 2}
 HYBRID |= {"partial_rotary_factor": 0.2, "linear_num_value_heads": 6}
@@ -253,6 +282,13 @@ def test_delta_nets_cost_the_same_at_every_length() -> None:
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_theta"),
         ({"model_type": "olmo2", "mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "minicpm", "head_dim": 16}, "dim_model_base|scale_depth"),
+        ({"model_type": "minicpm", "head_dim": 20}, "hidden_size"),
+        (
+            {"model_type": "minicpm", "head_dim": 16, "scale_emb": 1, "scale_depth": 1}
+            | {"dim_model_base": 64, "sparse_config": {"kernel_size": 32}},
+            "sparse_config",
+        ),
         ({"model_type": "qwen3_next", "attn_output_gate": False}, "attn_output_gate"),
         ({"model_type": "qwen3_next", "partial_rotary_factor": 0.25}, "partial_rotary_factor"),
         ({"model_type": "qwen3_next", "linear_num_key_heads": 3, "head_dim": 16}, "value heads"),
