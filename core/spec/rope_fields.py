@@ -53,10 +53,7 @@ def _number(unread: dict[str, Any], name: str) -> float:
 
 
 def _optional(unread: dict[str, Any], name: str, default: float) -> float:
-    if not unread.get(name):
-        unread.pop(name, None)
-        return default
-    return _number(unread, name)
+    return _number(unread, name) if name in unread else default
 
 
 def _longrope(
@@ -83,6 +80,9 @@ def _is_positive(value: Any) -> bool:
 
 def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
     """YaRN's optional fields; the amplitude is attention_factor, a ratio of mscales, or default."""
+    for name in ("mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+        if unread.get(name) == 0:
+            del unread[name]  # 0 is the default, as in transformers
     mscale, all_dim = (_optional(unread, name, 0.0) for name in ("mscale", "mscale_all_dim"))
     ratio = yarn_mscale(factor)
     if mscale and all_dim:
@@ -129,15 +129,20 @@ def rope_from(values: Mapping[str, Any], theta: float, head_dim: int, fields: Fi
 
 
 def read_scaling(
-    fields: Fields, kind: str = "", usual: Mapping[str, Any] = MappingProxyType({})
+    fields: Fields, kinds: tuple[str, ...] = (), usual: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Take `rope_parameters` or the older `rope_scaling`; refused if both are given and differ.
 
-    kind: the layers that `rope_scaling` is of, if `rope_parameters` has an entry per kind of layer.
+    kinds: of the layers that `rope_scaling` is of, if `rope_parameters` has an entry for each kind.
     usual: the family's scaling, of files in which both are absent or null.
     """
     scaling = fields.take("rope_scaling", dict, {})
-    scaling = {kind: scaling} if kind and scaling else scaling
+    if kinds and "type" in scaling and "rope_type" not in scaling:
+        raise UsageError(
+            f"config.json: rope_scaling type is {scaling['type']!r} (expected the name rope_type: "
+            "transformers ignores type if kinds of layers have rotations of their own)"
+        )
+    scaling = dict.fromkeys(kinds, scaling) if kinds and scaling else scaling
     values = fields.take("rope_parameters", dict, scaling or dict(usual))
     if scaling and values != scaling:
         raise UsageError(
@@ -161,7 +166,7 @@ def read_rope(
     theta = fields.number("rope_theta", default_theta)
     values = dict(read_scaling(fields, usual=usual))
     original = fields.take(_ORIGINAL, int, None)
-    if original is not None and values:
+    if original is not None and _ORIGINAL in _KINDS[_kind(dict(values))]:
         values[_ORIGINAL] = original  # it has priority, as in transformers
     for name in _GRIDS:
         values.pop(name, None)

@@ -64,7 +64,7 @@ def experts(fields: Fields) -> Experts:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `deepseek_v3` configuration."""
-    fields.defaults(q_lora_rank=1536)
+    fields.defaults(q_lora_rank=1536, max_position_embeddings=4096, num_key_value_heads=128)
     fields.defaults(rope_interleave=True, norm_topk_prob=True)  # null is false, as in transformers
     depth = fields.depth
     mixer, routed = attention(fields), experts(fields)

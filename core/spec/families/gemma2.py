@@ -22,7 +22,7 @@ NORMS = Norms(pre=True, post=True, offset=1.0)
 
 def attention(fields: Fields) -> Attention:
     """Read the attention fields, except for the window."""
-    fields.defaults(head_dim=256, query_pre_attn_scalar=256)
+    fields.defaults(head_dim=256, query_pre_attn_scalar=256, num_key_value_heads=4)
     fields.expect("use_bidirectional_attention", (False,), False)
     scale = fields.number("query_pre_attn_scalar") ** -0.5
     cap = fields.number("attn_logit_softcapping", None)
@@ -47,6 +47,7 @@ def decoder(fields: Fields, layers: tuple[Layer, ...], names: dict[str, str]) ->
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gemma2` configuration."""
     fields.defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    fields.defaults(max_position_embeddings=8192)
     depth = fields.depth
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % 2] for n in range(depth)])
     window = fields.size("sliding_window", None)

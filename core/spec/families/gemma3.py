@@ -21,28 +21,37 @@ def rotations(
     fields: Fields,
     names: tuple[str, str] = ("rope_local_base_freq", "rope_theta"),
     usual: float = 1000000.0,
+    scaled: tuple[str, ...] = (_GLOBAL,),
 ) -> dict[str, tuple[dict[str, Any], float]]:
     """Read the rotary fields: scaling and base of each kind of layer.
 
-    names: fields of the local and the global base; usual: default of the global base.
+    names: fields of the local and the global base; usual: default of the global base; scaled: the
+    kinds that `rope_scaling` is of.
     """
     bases = {
         _LOCAL: fields.number(names[0], 10000.0),
         _GLOBAL: fields.number(names[1], usual),
     }
-    values = read_scaling(fields, _GLOBAL)
+    values = read_scaling(fields, scaled)
     odd = set(values) - set(bases)
     if odd:
         raise UsageError(
             f"config.json: rope_parameters has {min(odd)!r} (expected {_LOCAL} and {_GLOBAL})"
         )
-    return {kind: (dict(values.get(kind) or {}), base) for kind, base in bases.items()}
+    given = {kind: dict(values.get(kind) or {}) for kind in bases}
+    if any(value.get("truncate") is False for value in given.values()):
+        raise UsageError(
+            "config.json: rope truncate is False (expected true, as transformers truncates if "
+            "kinds of layers have rotations of their own)"
+        )
+    return {kind: (given[kind], base) for kind, base in bases.items()}
 
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gemma3_text` configuration."""
-    fields.defaults(sliding_window=4096)
-    every = fields.size("sliding_window_pattern", 6, alias="_sliding_window_pattern")
+    fields.defaults(sliding_window=4096, max_position_embeddings=131072)
+    every = fields.size("sliding_window_pattern", 6)
+    fields.take("_sliding_window_pattern", int, None)  # repeats what layer_types tell
     usual = [_LOCAL if (index + 1) % every else _GLOBAL for index in range(fields.depth)]
     kinds = fields.each("layer_types", fields.depth, gemma2.KINDS, usual)
     rotary = rotations(fields)

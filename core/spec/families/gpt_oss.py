@@ -47,12 +47,14 @@ def fused(count: int, width: int, inner: int) -> dict[str, FusedPart]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gpt_oss` configuration."""
-    fields.defaults(attention_bias=True, sliding_window=128)
+    fields.defaults(attention_bias=True, sliding_window=128, num_key_value_heads=8)
+    fields.defaults(max_position_embeddings=131072)
     depth = fields.depth
     mixer = replace(llama.attention(fields, head_dim=64, theta=150000.0, scaling=_ROPE), sinks=True)
     fields.expect("hidden_act", ("silu",), "silu")
     count = fields.size("num_local_experts", 128, alias="num_experts")
-    chosen = fields.size("num_experts_per_tok", 4, alias="experts_per_token")
+    chosen = fields.size("num_experts_per_tok", 4)
+    fields.expect("experts_per_token", (chosen,), chosen)  # repeats it
     inner = fields.size("intermediate_size")
     activation = ClampedSwiglu(
         fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0)

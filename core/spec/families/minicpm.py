@@ -38,6 +38,7 @@ def read_latent(fields: Fields) -> ModelSpec:
     """The model of a `minicpm3` configuration; a scale that is null multiplies by 1."""
     fields.defaults(qk_rope_head_dim=32, qk_nope_head_dim=64, kv_lora_rank=256, q_lora_rank=768)
     fields.defaults(scale_emb=12, scale_depth=1.4, dim_model_base=256)
+    fields.defaults(max_position_embeddings=32768, initializer_range=0.1, num_key_value_heads=40)
     fields.expect("rope_interleave", (False,), False)
     mixer = deepseek_v3.attention(fields, value_dim=None)
     depth = fields.number("scale_depth", fields.depth**0.5)
@@ -56,5 +57,5 @@ def _decoder(
     fields.defaults(tie_word_embeddings=True)
     layer = Layer(mixer, llama.mlp(fields), residual_scale=scale_depth / fields.depth**0.5)
     spec = llama.decoder(fields, (layer,) * fields.depth, names, eps)
-    scales = {"embed_scale": fields.number("scale_emb"), "logit_scale": model_base / fields.hidden}
-    return replace(spec, **scales)
+    scale = fields.number("scale_emb")
+    return replace(spec, embed_scale=scale, logit_scale=model_base / fields.hidden)

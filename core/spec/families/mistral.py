@@ -10,7 +10,7 @@ from sabia.core.spec.model import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `mistral` configuration."""
-    fields.defaults(sliding_window=4096, num_key_value_heads=8)
+    fields.defaults(sliding_window=4096, num_key_value_heads=8, max_position_embeddings=131072)
     for name in ("attention_bias", "mlp_bias"):
         fields.expect(name, (False,), False)
     window = fields.size("sliding_window", None)

@@ -21,6 +21,7 @@ NAMES = llama.NAMES | {
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `mixtral` configuration."""
+    fields.defaults(num_key_value_heads=8, max_position_embeddings=131072)
     fields.expect("attention_bias", (False,), False)
     mixer = llama.attention(fields, theta=1e6)
     window = fields.size("sliding_window", None)

@@ -56,7 +56,7 @@ def fused(width: int, inner: int) -> dict[str, FusedPart]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `modernbert` configuration; a classifier's pooling is read with its head."""
-    fields.defaults(tie_word_embeddings=True)
+    fields.defaults(tie_word_embeddings=True, max_position_embeddings=8192)
     width, depth = fields.hidden, fields.depth
     for name, kind in _UNUSED.items():
         fields.take(name, kind, None)
@@ -70,7 +70,8 @@ def read(fields: Fields) -> ModelSpec:
     every = fields.size("global_attn_every_n_layers", 3)
     kinds = fields.each("layer_types", depth, KINDS, [KINDS[n % every == 0] for n in range(depth)])
     size, reach = width // heads, fields.size("local_attention", 128) // 2
-    rotary = gemma3.rotations(fields, ("local_rope_theta", "global_rope_theta"), 160000.0)
+    bases = ("local_rope_theta", "global_rope_theta")
+    rotary = gemma3.rotations(fields, bases, 160000.0, scaled=KINDS)
     ropes = {kind: rope_from(*rotary[kind], size, fields) for kind in KINDS}
     full = Attention(heads, heads, size, size**-0.5, ropes[KINDS[1]], bias, bias)
     mixers = {KINDS[0]: replace(full, rope=ropes[KINDS[0]], window=reach + 1), KINDS[1]: full}

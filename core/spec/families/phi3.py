@@ -14,6 +14,7 @@ from sabia.core.spec.tensors import FileTemplate, fused_parts
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `phi3` configuration."""
+    fields.defaults(max_position_embeddings=4096, original_max_position_embeddings=4096)
     for name in ("attention_bias", "mlp_bias"):
         fields.expect(name, (False,), False)
     for name in ("resid_pdrop", "embd_pdrop"):

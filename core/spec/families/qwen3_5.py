@@ -44,7 +44,7 @@ def _feed(fields: Fields) -> FeedForward:
     if "moe" not in fields.family:
         return llama.mlp(fields)
     fields.expect("norm_topk_prob", (True,), True)
-    return qwen3_hybrid.experts(fields)
+    return qwen3_hybrid.experts(fields, 256, 8)
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -52,6 +52,7 @@ def read(fields: Fields) -> ModelSpec:
     for name, kind in _UNUSED.items():
         fields.take(name, kind, None)
     width = fields.hidden
+    fields.defaults(num_key_value_heads=2 if "moe" in fields.family else 4)
     fields.expect("mlp_bias", (False,), False)
     delta, full = qwen3_hybrid.mixers(fields)
     names = NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)

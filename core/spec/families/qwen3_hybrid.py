@@ -32,15 +32,15 @@ def mixers(fields: Fields) -> tuple[GatedDeltaNet, Attention]:
     sizes = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
     sizes |= {"value_head_dim": 128, "conv_kernel_dim": 4}
     delta = GatedDeltaNet(*(fields.size(f"linear_{name}", n) for name, n in sizes.items()))
-    fields.defaults(partial_rotary_factor=0.25)
+    fields.defaults(partial_rotary_factor=0.25, max_position_embeddings=32768)
     fields.expect("attn_output_gate", (True,), True)
     full = llama.attention(fields, head_dim=256, partial_rotary=True)
     return delta, replace(full, qk_norm=True, norm_offset=1.0, output_gate=True)
 
 
-def experts(fields: Fields) -> Experts:
-    """Read the fields of the MoE layers."""
-    routed = qwen3_moe.experts(fields, 512, 10, 512, normalised=True)
+def experts(fields: Fields, count: int, chosen: int) -> Experts:
+    """Read the fields of the MoE layers; the numbers are the family's defaults."""
+    routed = qwen3_moe.experts(fields, count, chosen, 512, normalised=True)
     shared = fields.size("shared_expert_intermediate_size", 512)
     return replace(routed, shared=shared, shared_gate=True)
 

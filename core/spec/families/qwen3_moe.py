@@ -52,14 +52,16 @@ def experts(
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_moe` configuration."""
-    mixer = replace(llama.attention(fields), qk_norm=True)
+    fields.defaults(num_key_value_heads=4)
+    window = qwen3.window(fields)  # of all layers, as in transformers
+    fields.take("max_window_layers", int, None)
+    kind = qwen3.KINDS[window is not None]
+    fields.each("layer_types", fields.depth, (kind,), [kind] * fields.depth)
+    mixer = replace(llama.attention(fields), qk_norm=True, window=window)
     for name, only in (("qkv_bias", False), ("use_qk_norm", True), ("mlp_bias", False)):
         fields.expect(name, (only,), only)
     fields.expect("shared_expert_intermediate_size", (0,), 0)
     dense = llama.mlp(fields)
     moe = experts(fields, 128, 8, 768, dense.activation)
-    layers = tuple(
-        Layer(replace(mixer, window=window), moe if routed else dense)
-        for window, routed in zip(qwen3.windows(fields), sparse(fields), strict=True)
-    )
+    layers = tuple(Layer(mixer, moe if routed else dense) for routed in sparse(fields))
     return llama.decoder(fields, layers, NAMES)

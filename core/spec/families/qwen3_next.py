@@ -24,9 +24,10 @@ def projections(delta: GatedDeltaNet, width: int) -> dict[str, FusedPart]:
 
 def read(fields: Fields) -> ModelSpec:
     """The model of a `qwen3_next` configuration."""
+    fields.defaults(num_key_value_heads=2)
     delta, full = qwen3_hybrid.mixers(fields)
     fields.expect("mlp_bias", (False,), False)
-    dense, moe = llama.mlp(fields), qwen3_hybrid.experts(fields)
+    dense, moe = llama.mlp(fields), qwen3_hybrid.experts(fields, 512, 10)
     feeds = [moe if routed else dense for routed in qwen3_moe.sparse(fields)]
     width = fields.hidden
     names = qwen3_hybrid.NAMES | qwen3_hybrid.fused(delta, full, width) | projections(delta, width)

@@ -11,6 +11,7 @@ import numpy as np
 
 Config = dict[str, Any]
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+TYPE = ("rope_type", "type")
 LOCAL, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 SCALED = ("default", "default", "linear", "dynamic", "llama3", "yarn")
 _FAMILIES: dict[str, Callable[["Draw"], Config]] = {}
@@ -137,7 +138,7 @@ def rotation(
     part = {} if share is None else {"partial_rotary_factor": share}
     if kind == "default" and draw.flag():
         return theta | part
-    values[draw.one("rope_type", "type")] = kind
+    values[draw.one(TYPE)] = kind
     if draw.flag():
         return {"rope_scaling": values} | theta | part
     values |= draw.one([theta, {}])
@@ -252,11 +253,11 @@ def _two_rotations(draw: Draw, dims: int, names: tuple[str, str]) -> Config:
         return bases
     if draw.flag():
         kind = draw.one(usable)
-        return bases | {"rope_scaling": scaling(draw, kind, dims) | {"rope_type": kind}}
+        return bases | {"rope_scaling": scaling(draw, kind, dims) | {draw.one(TYPE): kind}}
     values = {}
     for name in (LOCAL, FULL):
         kind = draw.one(usable)
-        fields = scaling(draw, kind, dims) | {"rope_type": kind}
+        fields = scaling(draw, kind, dims) | {draw.one(TYPE): kind}
         values[name] = fields | draw.some(0.5, rope_theta=draw.real(50, 1e5))
     return draw.one([bases, {}]) | {"rope_parameters": values}
 

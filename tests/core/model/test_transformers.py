@@ -31,6 +31,7 @@ def reference(
     )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     rows = torch.from_numpy(ids)
+    model.config.use_cache = False
     logits = model.eval()(rows).logits
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), rows[:, 1:].flatten())
     loss.backward()

@@ -282,6 +282,25 @@ def test_delta_nets_cost_the_same_at_every_length() -> None:
         ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types"),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1.0}}, "rope_theta"),
         ({"model_type": "olmo2", "mlp_bias": True}, "mlp_bias"),
+        (
+            {"rope_scaling": LONGROPE | {"attention_factor": 0.0}, "model_type": "llama"},
+            "attention_factor",
+        ),
+        (
+            {"model_type": "gemma3_text", "rope_scaling": {"type": "linear", "factor": 8.0}}
+            | {"hidden_act": None},
+            "rope_type",
+        ),
+        (
+            {"model_type": "qwen3_moe", "use_sliding_window": True, "num_experts_per_tok": 1}
+            | {"num_experts": 2, "layer_types": ["full_attention"] * 3},
+            "layer_types",
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": None}
+            | {"layer_types": ["sliding_attention"] * 3},
+            "sliding_window null",
+        ),
         ({"model_type": "minicpm", "head_dim": 16}, "dim_model_base|scale_depth"),
         ({"model_type": "minicpm", "head_dim": 20}, "hidden_size"),
         (

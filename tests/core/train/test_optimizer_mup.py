@@ -111,6 +111,8 @@ def test_the_standard_deviations_reach_the_values() -> None:
     [
         (model(256, tied=True), {}, "the head is the embedding"),
         (model(256, heads=2), {}, "0.5 at width 64"),
+        (replace(model(256), embed_scale=12.0), {}, "embeddings are multiplied by 12"),
+        (replace(model(256), logit_scale=0.5), {}, "the states before the head are multiplied"),
         (model(256), {"name": "soap"}, "optimizer soap"),
         (model(256), {"base_width": 0}, "base width 0"),
     ],

@@ -211,6 +211,7 @@ def test_what_does_not_train_here_says_so() -> None:
              "num_hidden_layers": 2, "num_attention_heads": 4}  # fmt: skip
     assert not architecture_from(llama).counted_only
     seen = architecture_from({"model_type": "qwen3_vl", "text_config": llama | {"head_dim": 16,
+                              "num_key_value_heads": 2,
                               "model_type": "qwen3_vl_text"}})  # fmt: skip
     assert seen.counted_only and seen.name == "qwen3_vl_text"
 

@@ -38,6 +38,16 @@ OTHERS = {
         "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
     },
+    "minicpm": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "scale_emb": 12, "scale_depth": 1.4,
+        "dim_model_base": 16,
+    },
+    "minicpm3": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 4, "kv_lora_rank": 24, "q_lora_rank": 20,
+    },
     "phi3": {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
         "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16,
