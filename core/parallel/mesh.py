@@ -11,13 +11,13 @@ axes that communicate most are on neighbouring devices.
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from sabia.core.errors import UsageError
 
-AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
 RANK_ORDER = ("pipe", "data", "fsdp", "expert", "context", "tensor")
 ROW_AXES = ("data", "fsdp", "expert")  # the rows of a batch are split over these
+TOKEN_AXES = (*ROW_AXES, "context")  # and its tokens over these
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mesh:
     @property
     def rows(self) -> int:
         """The number of parts into which the rows of a batch are split."""
-        return self.data * self.fsdp * self.expert
+        return math.prod(self.along(axis) for axis in ROW_AXES)
 
     def along(self, axis: str) -> int:
         """Devices along `axis`."""
@@ -60,8 +60,10 @@ class Mesh:
 
     def row_part(self, rank: int) -> int:
         """Which part of a batch's rows device `rank` works on."""
-        at = self.coordinates(rank)
-        return (at["data"] * self.fsdp + at["fsdp"]) * self.expert + at["expert"]
+        at, part = self.coordinates(rank), 0
+        for axis in ROW_AXES:
+            part = part * self.along(axis) + at[axis]
+        return part
 
     def peers(self, axes: tuple[str, ...]) -> list[list[int]]:
         """Groups of ranks that differ only along `axes`, each in rank order."""
@@ -76,6 +78,9 @@ class Mesh:
     def __str__(self) -> str:
         given = [f"{axis}={n}" for axis, n in asdict(self).items() if n > 1]
         return ",".join(given) or "data=1"
+
+
+AXES = tuple(field.name for field in fields(Mesh))
 
 
 def parse_mesh(text: str) -> dict[str, int]:

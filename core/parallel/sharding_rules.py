@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.mesh import ROW_AXES, Mesh
 from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -26,7 +26,7 @@ WEIGHTS: dict[str, str] = {
     "expert": "expert",
 }
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp", "expert"),
+    "batch": ROW_AXES,
     "sequence": ("context",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -81,9 +81,10 @@ def check_fits(spec: ModelSpec, mesh: Mesh, rows: int = 0, length: int = 0) -> N
     """Raise UsageError unless every split is even; rows and length (0: unknown) of a step."""
     counts: dict[str, list[tuple[str, int]]] = {}
     if rows % mesh.rows:
+        sizes = ", ".join(f"{axis}={mesh.along(axis)}" for axis in ROW_AXES)
         raise UsageError(
-            f"--batch: {rows} rows over data={mesh.data}, fsdp={mesh.fsdp}, expert={mesh.expert} "
-            f"(expected a multiple of {mesh.rows}, such as {-(-rows // mesh.rows) * mesh.rows})"
+            f"--batch: {rows} rows over {sizes} (expected a multiple of {mesh.rows}, such as "
+            f"{-(-rows // mesh.rows) * mesh.rows})"
         )
     row = [("context", "the tokens of a row", length)] if length else []
     for axis, what, count in (*_counts(spec), *row):

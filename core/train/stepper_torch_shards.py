@@ -15,12 +15,11 @@ import torch
 
 from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
-from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.mesh import TOKEN_AXES, Mesh
 from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor
-TOKEN_AXES = ("data", "fsdp", "expert", "context")
 BUCKET_BYTES = 64 << 20
 Stages = tuple[int, ...]
 

@@ -87,6 +87,49 @@ def test_adamw_is_torchs_and_optaxs(run) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_eps_is_torchs(run, kind: str) -> None:
+    """Muon's tensors that AdamW updates have its settings too."""
+    params, grads = problem()
+    settings = {"eps": 1e-2, "beta1": 0.8, "beta2": 0.9}
+    config = OptimizerConfig(kind, settings=settings)
+    ours, _ = run({k: Rule("adamw", 0.1, config) for k in params}, params, grads)
+    theirs = run_torch_class(
+        lambda p: torch.optim.AdamW(p, LR, (0.8, 0.9), 1e-2, 0.1), params, grads
+    )
+    close(ours, theirs, 2e-6)
+
+
+@BOTH
+def test_eps_of_adafactor_is_added_to_the_squares(run) -> None:
+    params, grads = problem({"vector": (20,)})
+    ours, _ = run({k: rule("adafactor", 0.0, eps=0.5) for k in params}, params, grads)
+    p, v = params["vector"].astype(np.float64), 0.0
+    for t, g in enumerate((g["vector"].astype(np.float64) for g in grads), start=1):
+        beta = 1 - t**-0.8
+        v = beta * v + (1 - beta) * (g * g + 0.5)
+        u = g / np.sqrt(v)
+        p = p - LR * u / max(1.0, np.sqrt((u * u).mean()))
+    close(ours, {"vector": p}, 2e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_of_muon_is_torchs(run, nesterov: bool) -> None:
+    params, grads = problem(MATRICES)
+    settings = {"momentum": 0.6, "nesterov": nesterov}
+    ours, _ = run({k: rule("muon", **settings) for k in params}, params, grads)
+    theirs = run_torch_class(
+        lambda p: torch.optim.Muon(p, LR, 0.1, **settings, adjust_lr_fn="match_rms_adamw"),
+        params,
+        grads,
+    )
+    close(ours, theirs, 1e-4)
+    plain, _ = run({k: rule("muon", nesterov=nesterov) for k in params}, params, grads)
+    assert max(np.abs(plain[k] - theirs[k]).max() for k in params) > 1e-4
+
+
+@BOTH
 def test_muon_is_torchs(run) -> None:
     """torch orthogonalises in bfloat16, which moves an update of RMS 0.2 lr by a percent."""
     params, grads = problem(MATRICES)
@@ -196,15 +239,19 @@ def soap_oracle(p, grads, lr, decay, every, largest, b1=0.95, b2=0.95, eps=1e-8)
 
 
 @BOTH
-@pytest.mark.parametrize("largest", [100, 15], ids=["two-sided", "one-sided"])
-def test_soap_is_the_paper(run, largest) -> None:
+@pytest.mark.parametrize(
+    ("largest", "every", "eps"), [(100, 3, 1e-8), (15, 3, 1e-8), (100, 5, 1e-2)],
+    ids=["two-sided", "one-sided", "settings"],
+)  # fmt: skip
+def test_soap_is_the_paper(run, largest, every, eps) -> None:
     """Shapes whose first gradient has full rank on the sides that are turned: a null space has
     no basis of its own."""
     shapes = {"square": (16, 16)} if largest == 100 else {"wide": (12, 20), "tall": (20, 12)}
     params, grads = problem(shapes, steps=12, seed=3)
-    ours, state = run({k: rule("soap", soap_max_dim=largest) for k in params}, params, grads)
+    settings = {"soap_max_dim": largest, "soap_every": every, "eps": eps}
+    ours, state = run({k: rule("soap", **settings) for k in params}, params, grads)
     for name, p in params.items():
-        wanted = soap_oracle(p, [g[name] for g in grads], LR, 0.1, 3, largest)
+        wanted = soap_oracle(p, [g[name] for g in grads], LR, 0.1, every, largest, eps=eps)
         np.testing.assert_allclose(ours[name], wanted, atol=2e-5)
         assert np.abs(wanted - p).max() > 5e-3
     turned = {
