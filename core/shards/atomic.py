@@ -174,7 +174,10 @@ def unsealed(content: Any) -> dict[str, Any]:
     """The entries without their digest; ValueError if they are not those of the digest."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
-    digest = content.pop(JSON_KEY, None)
+    digest, last = content.pop(JSON_KEY, None), next(reversed(content), "")
+    rest = {key: value for key, value in content.items() if key != last}
+    if digest is None and content.get(last) == _json_digest(rest):
+        raise ValueError("the name of the digest is not as it was written (damaged bits)")
     if digest is not None and digest != _json_digest(content):
         raise ValueError("not as it was written (damaged bits)")
     return content

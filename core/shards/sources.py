@@ -31,7 +31,7 @@ from sabia.core.shards.endings import is_stream
 from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
 BATCH_ROWS = 2_000
-DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+DAMAGE = (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error)
 SHOWN = 8  # columns in a message
 TEXT, TEXT_HINT = "text", "; --text-column NAME reads another column"
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"

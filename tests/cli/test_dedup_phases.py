@@ -20,6 +20,7 @@ METHODS = {
     "minhash": ["--engine", "numpy"],
     "substring": ["--span", "80", "--engine", "numpy"],
     "line": ["--unit", "sentences", "--engine", "numpy"],
+    "line paragraph": ["--unit", "paragraph", "--engine", "numpy"],
     "url": ["--keep", "first"],
     "semantic": ["--embeddings", "vector"],
 }
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts, origin = make_texts(random.Random(2), 700, 500)
-    texts = [text.replace("word1", ". Word1") for text in texts]
+    texts = [text.replace("word1", ". Word1").replace("word2", "\n\nword2") for text in texts]
     centres = np.random.default_rng(1).normal(size=(700, 6))
     path = tmp_path_factory.mktemp("shards")
     write(path, texts, 6, vector=centres[origin].tolist(),
@@ -51,7 +52,7 @@ def files(out: Path) -> dict[str, bytes]:
 def test_killed_at_random_moments_and_run_again(
     shards: Path, tmp_path: Path, method: str, how: str
 ) -> None:
-    line = [*SABIA, str(shards), "--method", method, *METHODS[method]]
+    line = [*SABIA, str(shards), "--method", method.split()[0], *METHODS[method]]
     whole, out, scratch = tmp_path / "whole", tmp_path / "out", tmp_path / "s"
     o, r = ("o.parquet", "r.parquet") if how == "file" else ("o", "r")
     more = ["-j", "2"] if how == "file" else []

@@ -3,6 +3,7 @@
 `pytest -q -s -m slow tests/core/test_flips.py | grep '^|'` prints the table of RESULTS.md.
 """
 
+import contextlib
 import random
 import shutil
 from collections import Counter
@@ -18,17 +19,23 @@ from in_process import sabia, stage
 
 from sabia.core import digests
 from sabia.core.errors import BadData
+from sabia.core.generate.cache import CallCache
 from sabia.core.shards.atomic import read_json
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import rows_made
 from sabia.core.shards.outputs import open_file, read_metadata
+from sabia.core.shards.token_rows import shard_bytes
+from sabia.core.shards.token_rows.row_store import open_row_files
+from sabia.core.shards.token_rows.row_writer import IndexedRows
 from sabia.core.text.contamination.benchmark_index import BenchmarkItem, Index
 from sabia.core.text.dedup.removal_pass import RemovalPlan
 from sabia.core.text.dedup.signature_files import Segment
 from sabia.core.text.dedup.sketch_stream import _stored
 from sabia.core.text.dedup.span_cuts import CutPolicy, Cuts
+from sabia.core.text.tokenize.packing import PackedRows, to_batch
 from sabia.core.text.tokenize.token_files import MegatronSink
+from sabia.core.train.token_rows import TokenRows
 from sabia.core.web import page_digests
 from sabia.core.web.frontier import DONE, GIVEN_UP, DiscoveredUrl, Frontier, Visit
 from sabia.core.web.robots import RobotsFile
@@ -279,6 +286,64 @@ def content_of_state(folder: Path) -> Any:
         opened.close()
 
 
+def token_rows(ending: str) -> Callable[[Path], tuple[Path, Read]]:
+    """A shard of token rows, half of them with padding, and what a training reads of it."""
+
+    def make(folder: Path) -> tuple[Path, Read]:
+        path, draw = folder / f"a.{ending}", np.random.default_rng(0)
+        lengths = [draw.integers(1, 33, 2) for _ in range(300)]
+        packed = PackedRows(
+            ids=draw.integers(0, 60_000, (300, 64), dtype=np.int32),
+            piece_rows=np.repeat(np.arange(300), 2), piece_lengths=np.concatenate(lengths),
+            piece_sources=np.repeat(np.arange(300) % 3 // 2, 2),
+        )  # fmt: skip
+        batch = to_batch(packed, ["web", "books"])
+        with contextlib.ExitStack() as stack:
+            if ending == "arrows":
+                target = stack.enter_context(path.open("wb"))
+                stream = IndexedRows(target, batch.schema, pa.ipc.new_stream)
+                file: Any = stack.enter_context(contextlib.closing(stream))
+            else:
+                file = stack.enter_context(open_file(str(path), batch.schema, {}))
+            for start in range(0, 300, 100):
+                file.write(batch.slice(start, 100))
+
+        def read(path: Path) -> Any:
+            shard_bytes._opened.cache_clear()
+            shutil.rmtree(folder.with_name("unpacked"), ignore_errors=True)
+            made = TokenRows(tuple(open_row_files(
+                from_path(str(path), "tokens"), folder.with_name("unpacked"), 1, _refuse
+            )))  # fmt: skip
+            arrays = made.batch(np.arange(len(made)))
+            content = {name: array.tobytes() for name, array in arrays.items()}
+            return content, made.source_names, made.source_sizes, made.tokens, made.row_length
+
+        return path, read
+
+    return make
+
+
+def _refuse(_row: dict[str, Any], reason: str, shard: str) -> None:
+    raise AssertionError(f"{shard}: {reason}")
+
+
+def calls(folder: Path) -> tuple[Path, Read]:
+    """Replies of a model; one that is damaged is requested again."""
+    cache = CallCache(folder)
+    replies = {f"{n:064x}": {"text": " ".join(WORDS[: n % 9]), "tokens": n} for n in range(300)}
+    cache.append(replies.items())
+    cache.close()
+
+    def read(path: Path) -> Any:
+        cache = CallCache(path)
+        kept = {key: reply for key in replies if (reply := cache.get(key)) is not None}
+        if kept.keys() != replies.keys() and kept.items() <= replies.items():
+            raise BadData(f"{path}: a call is made again")
+        return kept
+
+    return folder, read
+
+
 KINDS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "Parquet, 12,000 rows": shard(12_000, "parquet"),
     "Parquet, 300 rows": shard(300, "parquet"),
@@ -292,6 +357,10 @@ KINDS: dict[str, Callable[[Path], tuple[Path, Read]]] = {
     "index of dedup": dedup_index,
     "index of benchmarks": contamination_index,
     "Megatron files": megatron,
+    "token rows, Arrow file": token_rows("arrow"),
+    "token rows, Arrow stream": token_rows("arrows"),
+    "token rows, Parquet": token_rows("parquet"),
+    "replies of a model": calls,
     "state of a crawl": frontier(stopped=False),
     "state of a killed crawl": frontier(stopped=True),
     **{f"sketch of {method}": scratch(method, "sketch") for method in METHODS},

@@ -77,7 +77,8 @@ class RowBatch:
 
     at: position of the first id int64[n]; size int64[n] tokens; bounds int64[n + 1] of a row's
     documents in `lengths` int32; mask: position of the first bit int64[n], None where every token
-    counts; order int64[n]: the rows by source; digests uint64[n] or ids, strings of 32 characters.
+    counts, or all but the padding does; order int64[n]: the rows by source; digests uint64[n] or
+    ids, strings of 32 characters.
     """
 
     shard: ShardBytes
@@ -92,6 +93,7 @@ class RowBatch:
     source: np.ndarray  # number of each row's source, uint16[n]
     digests: np.ndarray | None
     ids: bytes
+    padding: bool = False
     has_hashes: bool | None = None  # whether its ids are hashes; None: not known yet
 
     @property
@@ -130,6 +132,8 @@ class RowBatch:
         size = int(self.size[row])
         ids = np.frombuffer(self.shard.read(int(self.at[row]), 4 * size), "<i4")
         lengths = self.lengths[self.bounds[row] : self.bounds[row + 1]]
+        if self.padding:
+            return ids, lengths, np.arange(size) < lengths.sum()
         if self.mask is None:
             return ids, lengths, None
         byte, start = divmod(int(self.mask[row]), 8)
@@ -274,7 +278,7 @@ class RowFile:
         check_lengths(begin, np.diff(bounds), np.diff(documents), lengths)
         mask = None
         column = columns.get("loss_mask")
-        if column is not None and not layout.nodes[2 * column.node + 1]:
+        if column is not None and not self.index.padding and not layout.nodes[2 * column.node + 1]:
             bits = self._bounds("loss_mask", *chunk)
             if (np.diff(bits) != np.diff(bounds)).any():
                 raise BadData("token rows: a loss_mask is not as long as its input_ids")
@@ -288,7 +292,7 @@ class RowFile:
             shard=self._arrow.bytes, first=begin, at=first_id + 4 * bounds[:-1],
             size=np.diff(bounds), bounds=documents - documents[0], lengths=lengths, mask=mask,
             order=np.arange(rows), sources=[], source=np.zeros(rows, np.int64), digests=digests,
-            ids=b"" if self._digests else self._ids(*chunk),
+            ids=b"" if self._digests else self._ids(*chunk), padding=self.index.padding,
         )  # fmt: skip
 
     def _bounds(self, name: str, layout: BatchLayout, start: int, rows: int) -> np.ndarray:

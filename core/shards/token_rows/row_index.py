@@ -44,7 +44,8 @@ class RowIndex:
 
     sources: their names, None for rows without one. row_length: tokens of the longest row.
     single: no row holds more than one document. largest_id: None if it is not known. content: a
-    hash of the digests of the record batches, '' without them.
+    hash of the digests of the record batches, '' without them. padding: every mask leaves out what
+    follows the documents of its row, and nothing else.
     """
 
     entries: np.ndarray
@@ -54,6 +55,7 @@ class RowIndex:
     single: bool
     largest_id: int | None = None
     content: str = ""
+    padding: bool = False
     rejected: Sequence[Any] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,8 +67,11 @@ class RowIndex:
 
     @classmethod
     def from_text(cls, text: str | bytes) -> "RowIndex":
-        """What `to_text` gave; ValueError if it is not as it was written."""
-        parts = unsealed(json.loads(text))
+        """What `to_text` gave; BadData if it is not as it was written."""
+        try:
+            parts = unsealed(json.loads(text))
+        except ValueError as error:
+            raise BadData("the index of rows is not as it was written (damaged bits)") from error
         entries = np.frombuffer(base64.b64decode(parts["entries"]), "<i8").reshape(-1, 4)
         return cls(**parts | {"entries": entries, "sources": tuple(parts["sources"])})
 
@@ -171,7 +176,7 @@ def stored_index(shard: ShardBytes) -> RowIndex | None:
     """The index in the metadata of the last batch of an Arrow file or stream; None if there is
     none, or if it is that of the last of several streams.
 
-    Raises BadData and ValueError where it is damaged.
+    Raises BadData where it is damaged.
     """
     arrow = ArrowShard(shard)
     has_digests = KEY in (arrow.schema.metadata or {})  # streams of other programs are not searched

@@ -103,7 +103,7 @@ class IndexedRows(ArrowRows):
         self._target, self._is_stream = _Counting(target), new is pa.ipc.new_stream
         super().__init__(self._target, schema, new)
         self._index, self._batches, self._content = IndexBuilder(), 0, xxh3_128()
-        self._in_place = True
+        self._in_place = self._padding = True
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -118,9 +118,12 @@ class IndexedRows(ArrowRows):
             self._in_place = self._in_place and _has_no_nulls(batch)
             if self._in_place:
                 add_to_index(self._index, position if self._is_stream else self._batches, batch)
+                self._padding = self._padding and _masks_padding(batch)
         elif self._in_place:
             stream = {"position": position} if self._is_stream else {}
-            index = self._index.index(content=self._content.hexdigest(), about=stream)
+            index = self._index.index(
+                content=self._content.hexdigest(), padding=self._padding, about=stream
+            )
             about = about | {INDEX: index.to_text().encode()}
         digest = super()._write(batch, about)
         self._content.update(digest)
@@ -151,6 +154,22 @@ def _has_no_nulls(batch: pa.RecordBatch) -> bool:
         if column.null_count or column.flatten().null_count:
             return False
     return True
+
+
+def _masks_padding(batch: pa.RecordBatch) -> bool:
+    """Whether every mask leaves out what follows the documents of its row, and nothing else."""
+    masks, documents = batch.column("loss_mask"), batch.column("document_lengths")
+    if masks.null_count:
+        return False
+    sizes, counts = np.diff(int32s(masks.offsets)), np.diff(int32s(documents.offsets))
+    if (sizes != np.diff(int32s(batch.column("input_ids").offsets))).any():
+        return False
+    total = np.concatenate([[0], np.cumsum(int32s(documents.flatten()), dtype=np.int64)])
+    ends = np.cumsum(counts)
+    used = total[ends] - total[ends - counts]  # [n] tokens of a row's documents
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    inside = np.arange(int(sizes.sum())) - first < np.repeat(used, sizes)
+    return bool((inside == bools(masks.flatten())).all())
 
 
 def _mask(batch: pa.RecordBatch, bounds: np.ndarray) -> np.ndarray | None:

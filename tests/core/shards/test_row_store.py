@@ -156,6 +156,29 @@ def test_damaged_rows_are_found_when_they_are_read(tmp_path: Path) -> None:
     assert all(np.array_equal(same[name], whole[name]) for name in whole)
 
 
+@pytest.mark.parametrize("form", [".arrow", "digests"])
+def test_masks_of_padding_are_those_of_the_documents(tmp_path: Path, form: str) -> None:
+    """Masks that follow from the checked lengths are not read; other masks are."""
+    draw = np.random.default_rng(2)
+    lengths = [draw.integers(1, 9, n).tolist() for n in draw.integers(1, 4, 200)]
+    sizes = [sum(of_row) + int(draw.integers(0, 3)) for of_row in lengths]
+    for number, other in enumerate((False, True)):
+        masks = [
+            [n < sum(of_row) for n in range(size)]
+            for of_row, size in zip(lengths, sizes, strict=True)
+        ]
+        masks[77][0] = not other
+        rows = [
+            {"input_ids": [*range(size)], "document_lengths": of_row, "loss_mask": mask,
+             "id": str(size), "source": "web"}
+            for of_row, size, mask in zip(lengths, sizes, masks, strict=True)
+        ]  # fmt: skip
+        table = pa.Table.from_pylist(rows, schemas.KINDS["tokens"])
+        made = opened(write(table, tmp_path / f"{number}", form), tmp_path / "cache")
+        assert made.files[0].index.padding is (form == ".arrow" and not other)
+        same_batches(made, read_token_rows(table.to_batches()))
+
+
 def test_ids_that_are_not_hashes_are_no_digests(tmp_path: Path) -> None:
     table = records(np.random.default_rng(0), 40)
     for number, ids in enumerate(([f"{n:032x}" for n in range(40)], ["z" * 32] * 40, ["x"] * 40,
