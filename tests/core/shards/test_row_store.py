@@ -18,6 +18,7 @@ from sparse_rows import SCHEMA, sparse_rows
 from sabia.core import file_hashes
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
+from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
