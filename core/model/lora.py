@@ -87,6 +87,14 @@ def init_lora(spec: ModelSpec, config: LoraConfig, seed: int) -> dict[str, np.nd
     return {t.name: init_tensor(t, seed) for t in lora_tensors(spec, config)}
 
 
+def merged(params: Params, config: LoraConfig) -> dict[str, Array]:
+    """The model's parameters, W + alpha/rank · B A where there is an adapter; without adapters."""
+    model = {name: p for name, p in params.items() if not name.endswith((A, B))}
+    for name in (name for name in model if name + A in params):
+        model[name] = model[name] + config.scale * (params[name + B] @ params[name + A])
+    return model
+
+
 class LoraOps(WrappedOps):
     """Operations whose `linear` adds the adapter that `params` holds for the named matrix.
 

@@ -14,8 +14,17 @@ from sabia.core.options.option import (
 )
 from sabia.core.options.shared import Trainer
 from sabia.core.options.table import Options
-from sabia.core.options.training import Checkpoints, Optimizer, PrecisionOptions, Schedule
+from sabia.core.options.training import (
+    Adapters,
+    Guards,
+    Logging,
+    Optimizer,
+    PrecisionOptions,
+    RunOptions,
+    Schedule,
+)
 
+LIMITED = needs(on_spike=("skip", "stop"))
 OFF_POLICY = needs(updates=MORE_THAN_ONE)  # the ratio is 1 in the first update of a step
 
 
@@ -105,9 +114,10 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, PolicyLoss, Schedule, Checkpoints, JudgeOptions, group="Model",
+    Trainer, Reward, Rollouts, PolicyLoss, Schedule, Adapters, RunOptions, JudgeOptions,
+    group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
-    without=("decay_shape",),
+    without=("decay_shape", "row_sigmas", "max_skipped"),
 ):  # fmt: skip
     """Options of `sabia grpo`."""
 
@@ -115,11 +125,11 @@ class GrpoOptions(
     """Its tokenizer needs a chat template."""
     backend: str = changed(Trainer.backend, choices=("torch",))
     """The sampling engine runs on torch only."""
-    mesh: str = changed(
-        Trainer.mesh, help="Data-parallel processes, such as data=4", metavar="data=N"
-    )
-    """Each process holds the whole model and needs a device of its own; no other axis is
-    supported. The default is the number of processes that were started."""
+    mesh: str = Trainer.mesh
+    """The axes are those of `sabia pretrain`. Each process samples its share of the prompts with
+    the whole policy, which it gathers before each step: a mesh splits the memory of training, not
+    that of sampling. Along `data` alone each process trains on its own samples; on other meshes all
+    processes share them. The default is `data` with the number of processes that were started."""
 
     max_unknown: float = changed(JudgeOptions.max_unknown, group="Reward", only=JUDGED)
 
@@ -140,11 +150,40 @@ class GrpoOptions(
     precision: str = PrecisionOptions.precision
     """The formats are described in `sabia pretrain`. Samples are generated in bf16, and in fp32
     with `fp32`."""
+    remat: str = PrecisionOptions.remat
+    """Each sample then has a row with its prompt."""
     micro_tokens: int = quantity(
         "whole", "Tokens per forward and backward pass on a device", "16K", group="Parallelism",
         recorded=False,
     )  # fmt: skip
     """A smaller number needs less memory; the update does not depend on it."""
+    validation: str = text("Prompt records to validate on", "PATH", group="Data", recorded=False)
+    """The validation reward is the mean reward of one greedy sample of each prompt."""
+    eval_every: int = changed(Logging.eval_every, only=needs("validation"))
+    on_spike: str = changed(
+        Guards.on_spike, default="off", choices=("off", "skip", "stop"),
+        help="At a loss spike: do nothing (off), leave the update out (skip), or stop",
+    )  # fmt: skip
+    """A spike is an update whose loss or gradient norm is an outlier compared with the last
+    `--spike-window` updates, or is not finite. `skip` does not apply it and goes on; the run fails
+    after `--max-rewinds` of them. `stop` fails. `off` applies every finite update, and fails at
+    others."""
+    spike_sigmas: float = changed(Guards.spike_sigmas, only=LIMITED)
+    """σ, the robust standard deviation, is at least 2% of the median loss and 10 times the median
+    gradient norm."""
+    spike_window: int = changed(
+        Guards.spike_window, only=LIMITED,
+        help="Number of last applied updates that an update is compared with",
+    )  # fmt: skip
+    spike_min_steps: int = changed(
+        Guards.spike_min_steps, only=LIMITED, help="Updates before spikes are detected"
+    )
+    """At most `--spike-window`."""
+    max_rewinds: int = changed(
+        Guards.max_rewinds, only=needs(on_spike="skip"),
+        help="Updates that may be left out before the run fails",
+    )  # fmt: skip
+    """They are counted from the last start of the run."""
     max_judge_tokens: int | None = quantity(
         "whole", "Maximum tokens of the judge; stop before using more", only=JUDGED, group="Judge",
         recorded=False,

@@ -343,18 +343,13 @@ class Logging(Options, group="Logging"):
     training uses hardware for 8 or 4 bits."""
 
 
+class RunOptions(Checkpoints, Storage, Guards, Logging):
+    """What every training run takes, whatever it trains on."""
+
+
 class Training(
-    MeshOptions,
-    Duration,
-    Schedule,
-    Optimizer,
-    Adapters,
-    PrecisionOptions,
-    Checkpoints,
-    Storage,
-    Guards,
-    Logging,
-):
+    MeshOptions, Duration, Schedule, Optimizer, Adapters, PrecisionOptions, RunOptions
+):  # fmt: skip
     """The options of pretrain and sft; what is recorded decides the weights."""
 
     def check(self) -> None:

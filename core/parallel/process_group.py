@@ -194,6 +194,17 @@ def barrier(world: World, backend: str, name: str) -> None:
     multihost_utils.sync_global_devices(name)
 
 
+def gather_objects(world: World, value: Any) -> list[Any]:
+    """The values of all torch processes, in rank order; every process calls it."""
+    if world.size == 1:
+        return [value]
+    import torch
+
+    values: list[Any] = [None] * world.size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
 def agree(world: World, backend: str, flag: bool) -> bool:
     """The logical and of all processes' flags; every process calls it."""
     if world.size == 1:

@@ -44,8 +44,11 @@ class Group:
         return np.array(scores, np.float64)
 
 
-def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
-    """The arrays of all training samples; None if every group has zero advantage."""
+def make_batch(groups: Sequence[Group], options: GrpoOptions, most: int = 0) -> Batch | None:
+    """The arrays of all training samples; None if every group has zero advantage.
+
+    most: samples of a row (0: --group).
+    """
     rewards = np.stack([group.rewards for group in groups])
     advantage = grpo.advantages(rewards, options.advantage == "std")
     live = grpo.informative_groups(rewards)
@@ -59,23 +62,39 @@ def make_batch(groups: Sequence[Group], options: GrpoOptions) -> Batch | None:
         for g, group in enumerate(groups) if live[g]
     ]  # fmt: skip
     training = [(prompt, samples) for prompt, samples in training if samples]
-    return _arrays(training, options) if training else None
+    return _arrays(training, options, most or options.group) if training else None
 
 
 def empty_batch(options: GrpoOptions) -> Batch:
     """One row of weight 0, for a process that has no training samples in a step."""
     completion = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = _arrays([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options)
+    batch = _arrays([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options, 1)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
 
 
-def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions) -> Batch:
+def own_rows(batch: Batch, part: int, parts: int, step: int) -> Batch:
+    """Rows part, part + parts, … of a batch of one sample a row.
+
+    It is filled up with rows of weight 0 so that all parts have equally many, and its rows to a
+    multiple of `step` tokens.
+    """
+    rows, length = (-n % m for n, m in zip(batch["input_ids"].shape, (parts, step), strict=True))
+    own = {}
+    for name, array in batch.items():
+        wider = length if name == "input_ids" else 0
+        widths = [(0, rows), (0, wider), *[(0, 0)] * (array.ndim - 2)]
+        filled = np.pad(array, widths, constant_values=-1 if name == "targets" else 0)
+        own[name] = filled[part::parts]
+    return own
+
+
+def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions, most: int) -> Batch:
     """The batch of (prompt, its samples with their advantages)."""
     narrow = max(2, *(len(sample.tokens) for _, samples in training for sample, _ in samples))
     width = max(len(prompt.ids) for prompt, _ in training)
-    fan = _fan(width, narrow, options)
+    fan = _fan(width, narrow, options, most)
     rows = [
         (prompt, samples[start : start + fan])
         for prompt, samples in training
@@ -106,9 +125,9 @@ def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions) -> Batch:
     }
 
 
-def _fan(width: int, narrow: int, options: GrpoOptions) -> int:
+def _fan(width: int, narrow: int, options: GrpoOptions, most: int) -> int:
     """Samples per row: as many as fit into a micro-batch, if that saves a quarter of the work."""
-    fan = min(options.group, max(1, (options.micro_tokens - width) // narrow))
+    fan = min(most, max(1, (options.micro_tokens - width) // narrow))
     # a row of its own costs width + narrow tokens; g samples of a row share the prompt's width
     saved = width * (1 - 1 / fan) / (width + narrow)
     return fan if saved >= MIN_SAVED else 1
@@ -148,10 +167,15 @@ def micro_rows(batch: Batch, options: GrpoOptions) -> int:
     return max(1, options.micro_tokens // row_tokens(batch))
 
 
-def with_slots(batch: Batch, rows: int) -> Batch:
-    """The batch with the number of each row's micro-batch of `rows` rows, one-hot [R, M]."""
+def micro_batches(batch: Batch, rows: int) -> int:
+    """Micro-batches of `rows` rows in a batch."""
+    return -(-len(batch["targets"]) // rows)
+
+
+def with_slots(batch: Batch, rows: int, width: int) -> Batch:
+    """The batch with the number of each row's micro-batch of `rows` rows, one-hot [R, width]."""
     number = np.arange(len(batch["targets"])) // rows
-    return batch | {"slot": np.eye(number[-1] + 1, dtype=np.float32)[number]}
+    return batch | {"slot": np.eye(width, dtype=np.float32)[number]}
 
 
 def split(batch: Batch, parts: int, seed: tuple[int, int]) -> list[Batch]:

@@ -7,8 +7,8 @@ other options decide the weights.
 from typing import Any
 
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
-from sabia.core.recipes.training_config import optimizer_settings, parse_part
-from sabia.core.train.checkpoint import parse_interval
+from sabia.core.options.training import Adapters, Guards
+from sabia.core.recipes.training_config import check_run_texts, optimizer_settings, parse_part
 from sabia.core.train.losses.grpo import CORRECTION_CAP
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
@@ -43,7 +43,7 @@ def schedule_config(options: GrpoOptions) -> ScheduleConfig:
 def check_texts(options: GrpoOptions) -> None:
     """Parse options that are needed late, before the data is read. Raises UsageError."""
     schedule_config(options)
-    parse_interval(options.save_every)
+    check_run_texts(options)
 
 
 def _phases(options: GrpoOptions) -> tuple[int, int]:
@@ -56,6 +56,10 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     """The options that decide the weights; the model is identified by its content."""
     recorded = (name for name, option in options.table.items() if option.recorded)
     values = {name: getattr(options, name) for name in recorded}
+    for name in (*Adapters.table, *Guards.table):
+        # absent at their defaults, so that runs of versions without these options can be resumed
+        if name in values and values[name] == options.table[name].default_value():
+            del values[name]
     loss = {name: values.pop(name) for name in PolicyLoss.table if name != "updates"}
     judge = {key: values.pop(name) for name, key in JUDGE.items()}
     for name in ("model", "weight_decay", "betas", "eps", "clip_norm"):

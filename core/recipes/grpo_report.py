@@ -3,7 +3,7 @@
 The sums of all processes are added as one vector (`SUMS`), so the figures are of all samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,18 @@ from sabia.core.train.losses.grpo import informative_groups
 
 SUMS = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
-    *("made", "seconds", "processes", "stop", "save"),
+    *("made", "seconds", "processes", "computed"),
 )
 HEADER_EVERY = 20
 COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 
 
-def step_sums(
-    groups: Sequence[Group], made: int, seconds: float, stop: bool, save: bool
-) -> np.ndarray:
-    """Sums over this process's samples, in the order of SUMS; `made` tokens took `seconds`."""
+def step_sums(groups: Sequence[Group], made: int, seconds: float, computed: float) -> np.ndarray:
+    """Sums over this process's samples, in the order of SUMS; `made` tokens took `seconds`.
+
+    computed: tokens in the forward passes of training.
+    """
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
     verdicts = [v for group in groups for grade in group.grades for _, v, _ in grade.verdicts]
@@ -44,21 +45,17 @@ def step_sums(
         "made": made,
         "seconds": seconds,
         "processes": 1,
-        "stop": stop,
-        "save": save,
+        "computed": computed,
     }
     return np.array([values[name] for name in SUMS], np.float64)
 
 
-def metrics_row(
-    step: int, lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
     t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
     made = [update for update in updates if update["updated"]]
     trained = sum(update.get("tokens", 0.0) for update in updates)
     row = {
-        "step": step,
         "reward": t["reward"] / max(t["graded"], 1),
         "live_groups": t["live"] / t["groups"],
         "samples": int(t["samples"]),
@@ -92,11 +89,12 @@ class StepTable:
     """Writes rows on stderr under a header, and warns once when the reward collapses."""
 
     rows: int = 0
+    samples: int = 0
     rewards: list[float] = field(default_factory=list)
     warned: bool = False
 
     def show(self, row: dict[str, Any]) -> None:
-        """Print the row of one more step."""
+        """Print the row of one more step; warn once when the reward has collapsed."""
         if self.rows % HEADER_EVERY == 0:
             notes.note("  ".join(f"{name:>7}" for name in COLUMNS))
         self.rows += 1
@@ -111,11 +109,15 @@ class StepTable:
             f"{row['tokens_per_s']:>7,.0f}",
         )
         notes.note("  ".join(cells))
-        self.check_collapse(row["reward"])
+        self.check_collapse()
 
-    def check_collapse(self, reward: float) -> None:
-        """Record a step's reward; warns once it is far below the first rewards of the run."""
-        self.rewards.append(reward)
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count the samples of a step and record its reward."""
+        self.samples += row["samples"]
+        self.rewards.append(row["reward"])
+
+    def check_collapse(self) -> None:
+        """Warn once if the last rewards are far below the first ones of the run."""
         if self.warned or len(self.rewards) < 2 * COLLAPSE_STEPS:
             return
         first = float(np.mean(self.rewards[:COLLAPSE_STEPS]))
@@ -126,3 +128,8 @@ class StepTable:
                 f"reward has collapsed from {first:.3f} to {now:.3f}: the updates destroy the "
                 "policy; stop, and try a tenth of --lr from the same model"
             )
+
+    def describe(self) -> list[str]:
+        """Parts of the summary of a run."""
+        first, last = self.rewards[0], self.rewards[-1]
+        return [f"{self.samples:,} samples", f"reward {first:.3f} → {last:.3f}"]

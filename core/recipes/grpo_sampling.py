@@ -5,7 +5,7 @@ are read from there, and only the rest is generated.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sabia.core.generate.engine import Engine
@@ -15,11 +15,13 @@ from sabia.core.judge.llm import Judge
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
+from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo_batch import Group
 from sabia.core.recipes.grpo_journal import Journal, Key
 from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule
 
+GRADING_S = 3600.0  # a judge may take this much longer than the hang time-out
 Owners = Mapping[str, Prompt]  # request id → its prompt
 
 
@@ -61,6 +63,16 @@ class Sampler:
             for name, prompt in owners.items()
         ]
 
+    def greedy_rewards(self, prompts: Sequence[Prompt]) -> list[float | None]:
+        """The reward of one greedy sample of each prompt; None where grading failed."""
+        requests = [
+            Request(prompt.ids, self.options.max_new_tokens, 0.0, id=f"validation-{number}")
+            for number, prompt in enumerate(prompts)
+        ]
+        samples = self.engine.generate(requests)
+        grades = self.grader.grade(_cases(prompts, samples))
+        return [grade.score for grade in grades]
+
     def _sampled(
         self, step: int, owners: Owners, known: dict[Key, Completion]
     ) -> dict[Key, Completion]:
@@ -91,15 +103,19 @@ class Sampler:
         self, step: int, owners: Owners, samples: Mapping[Key, Completion]
     ) -> dict[Key, tuple[Completion, Grade]]:
         prompts = [owners[name] for name, _ in samples]
-        cases = [
-            Case(prompt.messages, completion.text, prompt.answer, prompt.rubric)
-            for prompt, completion in zip(prompts, samples.values(), strict=True)
-        ]
-        grades = self.grader.grade(cases)
+        watchdog.enter_phase(step + 1, "grading", GRADING_S)
+        grades = self.grader.grade(_cases(prompts, samples.values()))
         self.guard.add(grades)
         pairs = list(zip(samples.values(), grades, strict=True))
         self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs)
         return dict(zip(samples, pairs, strict=True))
+
+
+def _cases(prompts: Iterable[Prompt], samples: Iterable[Completion]) -> list[Case]:
+    return [
+        Case(prompt.messages, completion.text, prompt.answer, prompt.rubric)
+        for prompt, completion in zip(prompts, samples, strict=True)
+    ]
 
 
 @contextlib.contextmanager

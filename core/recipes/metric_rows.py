@@ -19,19 +19,22 @@ from sabia.core.shards.outputs import open_stdout
 from sabia.core.train.telemetry import metrics_path, read_rows
 
 BY_SOURCE = ("loss_by_source", "validation_by_source")
-COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu",
-           "mfu_6nd", "gemm_share", "goodput", "memory_bytes", "device_memory_bytes", "expert_load",
-           "experts_idle", "seconds", "validation_loss", "validation_tokens")  # fmt: skip
+RUN_COLUMNS = ("mfu", "mfu_6nd", "gemm_share", "goodput", "memory_bytes", "device_memory_bytes")
+COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", *RUN_COLUMNS,
+           "expert_load", "experts_idle", "seconds", "validation_loss",
+           "validation_tokens")  # fmt: skip
 GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
                 "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
-                "tokens_per_s", "seconds")  # fmt: skip
+                "tokens_per_s", "seconds", "tokens", *RUN_COLUMNS, "validation_reward",
+                "validation_prompts")  # fmt: skip
 COUNTS = {"tokens", "memory_bytes", "device_memory_bytes", "experts_idle", "validation_tokens",
-          *GRPO_COLUMNS[:7]}  # fmt: skip
+          "validation_prompts", *GRPO_COLUMNS[:7]}  # fmt: skip
 BATCH_ROWS = 10_000
 TABLE_ROWS = 12
 SHOWN = {
     "step": "{:,}", "reward": "{:.4f}", "loss": "{:.4f}", "validation_loss": "{:.4f}",
+    "validation_reward": "{:.4f}",
     "live_groups": "{:.2f}", "length": "{:.1f}", "lr": "{:.3g}", "grad_norm": "{:.3g}",
     "tokens": "{:,}", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}", "gemm_share": "{:.1%}",
 }  # fmt: skip

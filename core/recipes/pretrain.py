@@ -17,8 +17,9 @@ from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.mixture import mix_search
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
 from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
+from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.samples_read import row_names, write_read_rows
-from sabia.core.recipes.training_run import RunCall, Task
+from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
@@ -33,7 +34,7 @@ from sabia.kernels.runtime.cache_folder import writable_cache_folder
 
 def run(job: Job, options: PretrainOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
-    directory, world = training_run.open_run(job, options)
+    directory, world = open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
     identity = _identity(job, options, sources, tokenizer, directory)
@@ -120,7 +121,7 @@ def _task(
 
 def list_read(job: Job, options: PretrainOptions) -> None:
     """Write the rows that the run in -o has read, one per sample, in order, without training."""
-    directory, _ = training_run.open_run(job, options)
+    directory, _ = open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
     identity = _identity(job, options, sources, tokenizer, directory)

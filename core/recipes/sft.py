@@ -21,7 +21,8 @@ from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.chat_rows import FOLDER, chat_rows
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
-from sabia.core.recipes.training_run import RunCall, Task
+from sabia.core.recipes.run_call import RunCall, open_run
+from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -30,7 +31,7 @@ from sabia.core.train.token_rows import TokenRows
 
 def run(job: Job, options: SftOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
-    directory, world = training_run.open_run(job, options)
+    directory, world = open_run(job, options)
     sources = open_inputs(job, "chat")
     model, tokenizer_path = weights_fingerprint(options.model), options.tokenizer or options.model
     flag = "--tokenizer" if options.tokenizer else "--model"

@@ -15,7 +15,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig
 from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
 from sabia.core.options.table import Options
-from sabia.core.options.training import Guards, Training
+from sabia.core.options.training import Adapters, RunOptions, Training
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec
@@ -51,11 +51,16 @@ def check_texts(options: Training) -> None:
     Raises UsageError, and MissingBackend for a service whose package is missing.
     """
     optimizer_config(options)
+    check_run_texts(options)
+    if "stage_micro_batches" in options.given and parse_mesh(options.mesh).get("pipe", 1) == 1:
+        raise UsageError("--stage-micro-batches: only with the mesh axis pipe, such as pipe=2")
+
+
+def check_run_texts(options: RunOptions) -> None:
+    """The part of `check_texts` that every training run needs."""
     parse_interval(options.save_every)
     parse_steps(options.profile)
     parse_services(options.track)
-    if "stage_micro_batches" in options.given and parse_mesh(options.mesh).get("pipe", 1) == 1:
-        raise UsageError("--stage-micro-batches: only with the mesh axis pipe, such as pipe=2")
 
 
 def optimizer_settings(options: Options) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def optimizer_settings(options: Options) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def guard_config(options: Guards) -> GuardConfig:
+def guard_config(options: RunOptions) -> GuardConfig:
     """The definition of a loss spike, and what to do about it."""
     return GuardConfig(
         options.on_spike,
@@ -102,7 +107,7 @@ def initial_stds(options: Training, spec: ModelSpec) -> Mapping[str, float]:
     return mup(spec, options.mup_base, optimizer_config(options)).stds if options.mup_base else {}
 
 
-def lora_config(options: Training) -> LoraConfig | None:
+def lora_config(options: Adapters) -> LoraConfig | None:
     """The adapters, None where the model itself is trained."""
     if not options.lora_rank:
         return None

@@ -1,64 +1,121 @@
 """The training loop: batches, steps, validation, metrics, checkpoints, graceful shutdown.
 
-The rows of step s are samples s·B … s·B + B - 1 of the run's data order, so the position is one
-integer and a run can be stopped at any step and resumed by any number of processes, on either
-backend. All processes make the same decisions to save, to stop and to rewind, because control flags
-are summed with the losses of the step. A step that exceeds the limits of the spike guard makes no
-update: the run repeats it without the outlier rows, or goes back to its last valid checkpoint (see
-`core.train.guards`).
+A run takes batches from a `Source` and its figures from an `Objective`; the loss is the stepper's.
+The position of a run is the number of its steps, so it can be stopped at any step and resumed by
+any number of processes, on either backend. All processes make the same decisions to save, to stop
+and to rewind, because control flags are summed with the losses of the step. A step that exceeds the
+limits of the spike guard makes no update: the run goes on without it, or repeats it without the
+outlier rows, or goes back to its last valid checkpoint (see `core.train.guards`).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from sabia.core import notes, stop
-from sabia.core.errors import BadData, Failed, Interrupted
-from sabia.core.options.training import Training
+from sabia.core.errors import BadData, Failed, Interrupted, SabiaError
+from sabia.core.options.training import RunOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import agree, barrier
 from sabia.core.parallel.world import World
 from sabia.core.train import checkpoint, telemetry
 from sabia.core.train.checkpoint import Interval
-from sabia.core.train.guards import GuardConfig, SpikeGuard, outliers
+from sabia.core.train.guards import GuardConfig, SpikeGuard
 from sabia.core.train.optimizer.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
-from sabia.core.train.row_source import Entry, NameRows, RowSource, skipped_rows
+from sabia.core.train.row_source import RowSource
 from sabia.core.train.run_directory import RunDirectory, refuse_another
-from sabia.core.train.stepper import Stepper
-from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.stepper import Batch, Stepper
 from sabia.core.train.tracking import Tracker
+
+Results = Sequence[dict[str, Any]]  # of Stepper.step, one for each update of a step
+
+
+class Source(Protocol):
+    """The batches of a run; every process calls the same methods in the same order."""
+
+    def open(self, run: Path, leads: bool) -> None:
+        """Read what an earlier start has recorded in the run directory."""
+
+    def batches(self, step: int) -> Iterable[Batch]:
+        """This process's arrays of each update of a step (from 0)."""
+
+    def sums(self) -> np.ndarray:
+        """Numbers of this process about the batches just read, to be summed over processes."""
+
+    def new_stage(self, step: int) -> bool:
+        """Whether losses from this step on are not comparable with those before."""
+
+    def describe(self, step: int) -> str:
+        """The rows of a step, for messages."""
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Entries of a checkpoint's manifest; those of `data` are the position."""
+
+    def load(self, name: str, manifest: Mapping[str, Any], step: int) -> None:
+        """Continue at a checkpoint; raises BadData if it is not of this source."""
+
+    def close(self) -> None:
+        """End what `batches` has started."""
+
+
+class Display(Protocol):
+    """Shows a metrics row per step."""
+
+    def show(self, row: telemetry.Row) -> None:
+        """Show the row of one more step."""
+
+
+class Objective(Protocol):
+    """The figures of a run."""
+
+    def display(self, total: int, done: int) -> AbstractContextManager[Display]:
+        """What shows the steps on the terminal."""
+
+    def tokens(self, results: Results, sums: np.ndarray) -> tuple[int, int]:
+        """(tokens with a loss, tokens in the forward passes) of a step, over all processes."""
+
+    def figures(self, results: Results, sums: np.ndarray, lr: float) -> telemetry.Row:
+        """The metrics of every step."""
+
+    def details(self, results: Results, sums: np.ndarray) -> telemetry.Row:
+        """More metrics, of the steps that are logged."""
+
+    def summary(self, row: telemetry.Row) -> dict[str, Any]:
+        """The last figures of a run, from the row of its last step."""
+
+    def validate(self, step: int) -> telemetry.Row:
+        """Metrics on held-out data; {} without such data."""
 
 
 @dataclass
 class TrainingRun:
-    """One run of `steps` steps; `meta`: entries of its checkpoints besides step and position.
+    """One run of `steps` steps; `meta`: entries of its checkpoints besides step and position."""
 
-    name_rows: row numbers → names of the rows in messages and records.
-    """
-
-    options: Training
+    options: RunOptions
     steps: int
     schedule: ScheduleConfig
     interval: Interval
     guard_config: GuardConfig
     backend: str
     stepper: Stepper
-    source: RowSource
+    source: Source
+    objective: Objective
     run: RunDirectory
     world: World
     meter: telemetry.Meter
     meta: dict[str, Any]
-    validation: TokenRows | None = None
     tracker: Tracker = field(default_factory=lambda: Tracker(()))
-    name_rows: NameRows = lambda numbers: [f"row {number}" for number in numbers]
     step: int = 0
+    saved_step: int = 0
     tokens: int = 0
-    rewinds: int = 0
+    remedies: int = 0  # rewinds, and updates left out
     working_s: float = 0.0  # seconds of the steps that were not undone
     seconds_before: float = 0.0
     last: dict[str, Any] = field(default_factory=dict)
@@ -70,8 +127,7 @@ class TrainingRun:
         after a stop signal (state saved), Failed if a step is refused and there is no remedy.
         """
         self.guard = SpikeGuard(self.guard_config)
-        # a rewind does not undo skipping, so the record in the run directory counts
-        self.source.skipped |= {int(entry["row"]) for entry in skipped_rows(self.run.path)}
+        self.source.open(self.run.path, self.world.leads)
         self.started, self.first_started = time.monotonic(), self.run.started_at()
         traced = parse_steps(self.options.profile)
         self.profile = Profile(traced, self.backend, self.run.path, self.world.rank)
@@ -100,10 +156,10 @@ class TrainingRun:
             self.meter.start()
             with (
                 stop.polling("training"),
-                telemetry.progress_line(self.steps, self.step, "training") as line,
+                self.objective.display(self.steps, self.step) as display,
             ):
                 while self.step < self.steps:
-                    self._one_step(line)
+                    self._one_step(display)
             watchdog.enter_phase(self.step, "waiting for the upload", 86400.0)
             self.saver.close()
         except BaseException:
@@ -128,33 +184,27 @@ class TrainingRun:
     def _restore(self, saved: checkpoint.Checkpoint) -> None:
         manifest = saved.manifest
         location = self.options.checkpoint_url or str(saved.path)
-        refuse_another(location, manifest["identity"], self.meta["identity"], "--checkpoint-url")
+        identity = manifest.get("identity", self.meta["identity"])  # absent in old ones of grpo
+        refuse_another(location, identity, self.meta["identity"], "--checkpoint-url")
         if manifest["model"] != self.meta["model"]:
             raise BadData(f"checkpoint {saved.path.name} is of another model; --force starts over")
-        # another batch size would read other rows
-        if manifest["data"]["rows"] != saved.step * self.source.batch_rows:
-            raise BadData(f"checkpoint {saved.path.name}: its data position is not of this batch")
+        self.source.load(saved.path.name, manifest, saved.step)
         self.stepper.load(checkpoint.Reader(saved).read)
         self.guard.load(manifest.get("guard", {}))
-        # skipped rows that skipped.jsonl lacks, as in a new directory
-        lost = [row for row in manifest["left_out"] if int(row["row"]) not in self.source.skipped]
-        if lost:
-            self.source.skip(lost, self.run.path if self.world.leads else None)
-        self.step, self.tokens = saved.step, int(manifest["data"]["tokens"])
+        self.step = self.saved_step = saved.step
+        self.tokens = int(manifest["data"].get("tokens", 0))
         self.working_s = float(manifest.get("working_s", 0.0))
         self.seconds_before = float(manifest["seconds"]) - (time.monotonic() - self.started)
 
     def _save(self) -> None:
         watchdog.enter_phase(self.step, "saving", 3600.0)
         self.log.sync()
-        # the position in the data order: rows read so far
-        position = {"rows": self.step * self.source.batch_rows, "tokens": self.tokens}
+        state = self.source.state(self.step)
+        data = {**self.meta.get("data", {}), **state.pop("data"), "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
-        meta["guard"] = self.guard.state()
-        meta["left_out"] = skipped_rows(self.run.path) if self.world.leads else []
-        meta["data"] = {**meta.get("data", {}), **position}
+        meta |= {"guard": self.guard.state(), "data": data, **state}
         self.saver.save(self.step, self.stepper.pieces(), meta)
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def _save_is_due(self) -> bool:
         """Whether to save after this step; only the leader decides."""
@@ -165,34 +215,37 @@ class TrainingRun:
 
     # -- steps
 
-    def _one_step(self, line: telemetry.ProgressLine) -> None:
+    def _one_step(self, display: Display) -> None:
         self.saver.poll()
-        rows = self.source.batch_rows
-        if self.step in {-(-stage.start // rows) for stage in self.source.order.stages}:
-            self.guard.reset()  # the first step of another data mix, whose losses differ
+        if self.source.new_stage(self.step):
+            self.guard.reset()
         since = time.monotonic()
         self.profile.before(self.step + 1)
-        watchdog.enter_phase(self.step + 1, "reading")
-        batch = self.source.batch(self.step)
         lr = learning_rate(self.step, self.schedule)
-        # summed over all processes with the losses, so that all decide alike
-        flags = np.array([stop.requested(), self._save_is_due()], np.float64)
-        watchdog.enter_phase(self.step + 1, "stepping")
-        result = self.stepper.step(batch, lr, flags, limits=self.guard.limits(), number=self.step)
-        stopping, saving = result.pop("extra_sums")
-        # a batch without weight makes no update, but is no spike
-        if not result["updated"] and result["weight"] > 0:
-            self._handle_refused_step(result)
-            return
+        results: list[dict[str, Any]] = []
+        sums = np.zeros(0)
+        for batch in self._batches():
+            extra = None
+            if not results:  # the sums are the same for all processes, so that all decide alike
+                flags = np.array([stop.requested(), self._save_is_due()], np.float64)
+                extra = np.concatenate((flags, self.source.sums()))
+            watchdog.enter_phase(self.step + 1, "stepping")
+            result = self.stepper.step(
+                batch, lr, extra, limits=self.guard.limits(), number=self.step
+            )
+            sums = sums if extra is None else result.pop("extra_sums")
+            # a batch without weight makes no update, but is no spike
+            if result["weight"] > 0:
+                if result["updated"]:
+                    self.guard.accept(result)
+                elif self._repeats(result):
+                    return
+            results.append(result)
         self.working_s += time.monotonic() - since
-        if result["weight"] > 0:
-            self.guard.accept(result)
         self.step += 1
-        tokens = int(result.get("tokens", result["weight"]))
-        self.tokens += tokens
-        self.meter.tokens += tokens
+        stopping, saving = sums[:2]
         self.profile.after(self.step)
-        self._report(result, lr, line)
+        self._report(results, sums[2:], lr, display)
         done, every = self.step == self.steps, self.options.eval_every
         if done or (every and self.step % every == 0):
             self._validate()
@@ -204,10 +257,20 @@ class TrainingRun:
                 "same command again to resume"
             )
 
+    def _batches(self) -> Iterable[Batch]:
+        watchdog.enter_phase(self.step + 1, "reading")
+        try:
+            yield from self.source.batches(self.step)
+        except SabiaError:
+            # the steps so far are not lost; several processes would have to agree to save
+            if self.step > self.saved_step and self.world.size == 1:
+                self._save()
+            raise
+
     # -- refused steps
 
-    def _handle_refused_step(self, result: dict[str, Any]) -> None:
-        """Skip the outlier rows and repeat the step, or go back to the last valid checkpoint."""
+    def _repeats(self, result: dict[str, Any]) -> bool:
+        """Handle an update that was refused; whether its step is repeated, without outlier rows."""
         config, step = self.guard_config, self.step
         max_loss, max_norm = self.guard.limits()
         limits_text = f"at most {max_loss:.4g} and {max_norm:.4g}"
@@ -215,31 +278,41 @@ class TrainingRun:
             f"step {step + 1}: loss {result['loss']:.4g}, gradient norm {result['grad_norm']:.4g} "
             f"(expected {limits_text if np.isfinite(max_loss) else 'finite numbers'})"
         )
+        if config.action == "skip":
+            self._count_remedy(f"{message} after {config.rewinds} updates that were left out")
+            notes.warn(f"{message}: the update is left out")
+            return False
         if config.action != "rewind":
             raise self._failure(message)
-        outlier_rows = self._outlier_rows(range(step, step + 1))
+        source = self.source
+        assert isinstance(source, RowSource), "only rows can be left out"
+        outliers = source.outliers(range(step, step + 1), config.row_sigmas)
         # no outliers, or more than half of the rows: the model itself has diverged
-        if not 0 < len(outlier_rows) <= self.source.batch_rows / 2:
-            self.rewinds += 1
-            if self.rewinds > config.rewinds:
-                raise self._failure(f"{message} after {config.rewinds} rewinds")
+        if not 0 < len(outliers) <= source.batch_rows / 2:
+            self._count_remedy(f"{message} after {config.rewinds} rewinds")
             if not self._rewind():
                 raise self._failure(f"{message}, and no checkpoint to go back to")
             # the rows from the checkpoint to the refused step, judged by the restored model
-            outlier_rows = self._outlier_rows(range(self.step, step + 1)) or self._all_rows(step)
-        self.source.skip(outlier_rows, self.run.path if self.world.leads else None)
+            since = range(self.step, step + 1)
+            outliers = source.outliers(since, config.row_sigmas) or source.all_rows(step)
+        source.skip(outliers)
         notes.warn(
-            f"{message}: on from step {self.step + 1:,} without {len(outlier_rows)} rows: "
-            + self._named([entry["row"] for entry in outlier_rows])
+            f"{message}: on from step {self.step + 1:,} without {len(outliers)} rows: "
+            + source.named([entry["row"] for entry in outliers])
         )
-        if len(self.source.skipped) > config.max_skipped_share * len(self.source.rows):
-            raise self._failure(f"{message}; {len(self.source.skipped):,} rows are left out by now")
+        if len(source.skipped) > config.max_skipped_share * len(source.rows):
+            raise self._failure(f"{message}; {len(source.skipped):,} rows are left out by now")
+        return True
+
+    def _count_remedy(self, message: str) -> None:
+        self.remedies += 1
+        if self.remedies > self.guard_config.rewinds:
+            raise self._failure(message)
 
     def _failure(self, message: str) -> Failed:
-        rows = self._named(self.source.numbers(self.step))
         return Failed(
-            f"{message}; its rows: {rows}. The step made no update; look at these rows, or try a "
-            "lower --lr or --on-spike rewind"
+            f"{message}; its rows: {self.source.describe(self.step)}. The step made no update; "
+            "look at these rows, or try a lower --lr or another --on-spike"
         )
 
     def _rewind(self) -> bool:
@@ -254,78 +327,32 @@ class TrainingRun:
         self.meter.start()
         return True
 
-    def _outlier_rows(self, steps: range) -> list[Entry]:
-        """The rows of these steps whose current losses are outliers."""
-        numbers = np.concatenate([self.source.numbers(step) for step in steps])
-        losses = []
-        for step in steps:
-            watchdog.enter_phase(step + 1, "computing row losses")
-            losses.append(self.source.row_losses(step))
-        loss = np.concatenate(losses)  # [rows of all steps]
-        groups = self.source.rows.source_of(numbers)
-        step_of_row = np.repeat(np.array(steps), self.source.batch_rows)  # [rows of all steps]
-        is_outlier = outliers(loss, groups, self.guard_config.row_sigmas)
-        return self._entries(numbers[is_outlier], step_of_row[is_outlier], loss[is_outlier])
-
-    def _all_rows(self, step: int) -> list[Entry]:
-        numbers = self.source.numbers(step)
-        return self._entries(numbers, np.full(len(numbers), step), np.full(len(numbers), np.nan))
-
-    def _entries(self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> list[Entry]:
-        """The records of skipped rows; a row that occurs twice has one record."""
-        # reversed, so that the first occurrence of a row counts
-        index_of_row = {int(number): index for index, number in reversed([*enumerate(numbers)])}
-        names = self.name_rows(list(index_of_row))
-        entries: list[Entry] = []
-        for (row, i), name in zip(index_of_row.items(), names, strict=True):
-            loss = float(losses[i]) if np.isfinite(losses[i]) else None  # JSON has no NaN
-            entries.append({"row": row, "name": name, "step": int(steps[i]) + 1, "loss": loss})
-        return entries
-
-    def _named(self, numbers: Sequence[int] | np.ndarray) -> str:
-        # at most 8 names
-        first = [int(number) for number in numbers[:8]]
-        more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
-        return ", ".join(self.name_rows(first)) + more
-
     # -- metrics
 
-    def _report(self, result: dict[str, Any], lr: float, line: telemetry.ProgressLine) -> None:
-        row: dict[str, Any] = {"step": self.step, "loss": _cross_entropy(result), "lr": lr}
-        row |= {"grad_norm": result["grad_norm"], "tokens": self.tokens}
+    def _report(self, results: Results, sums: np.ndarray, lr: float, display: Display) -> None:
         every = self.options.log_every
-        if self.step % every == 0 or self.step in (1, self.steps):
+        logged = self.step % every == 0 or self.step in (1, self.steps)
+        trained, computed = self.objective.tokens(results, sums)
+        self.tokens += trained
+        self.meter.tokens += computed
+        row = {"step": self.step, **self.objective.figures(results, sums, lr)}
+        row["tokens"] = self.tokens
+        if logged:
             row |= self.meter.read() | {"seconds": round(self._seconds(), 3)}
             row |= telemetry.memory_bytes(self.backend) | watchdog.figures()
             # seconds of the steps that count, as a share of all time since the first start
             row["goodput"] = self.working_s / max(time.time() - self.first_started, 1e-9)
-            if "expert_load" in result:
-                row |= telemetry.expert_metrics(result["expert_load"])
-            if "nll" in result:
-                row["objective"] = result["loss"]
-            row |= _by_source("loss_by_source", result, self.source.rows)
+            row |= self.objective.details(results, sums)
             self._write_metrics(row)
-        self.last |= {"loss": row["loss"]}
-        line.show(row)
+        display.show(row)
+        self.last |= self.objective.summary(row)
 
     def _validate(self) -> None:
-        if self.validation is None:
-            return
         since = time.monotonic()
-        loss_sum = weight = 0.0
-        by_source: dict[str, Any] = {"source_loss": 0.0, "source_weight": 0.0}
-        for batch in self.source.validation(self.validation):
-            watchdog.enter_phase(self.step, "validating")
-            sums = self.stepper.evaluate(batch)
-            weight += sums["weight"]
-            loss_sum += _cross_entropy(sums) * sums["weight"] if sums["weight"] else 0.0
-            # in float64, because the sums are over many batches
-            by_source = {k: v + sums[k].astype(np.float64) for k, v in by_source.items()}
-        loss = loss_sum / max(weight, 1.0)
-        row = {"step": self.step, "validation_loss": loss, "validation_tokens": int(weight)}
-        self._write_metrics(row | _by_source("validation_by_source", by_source, self.validation))
-        self.last |= {"validation_loss": loss}
-        notes.note(f"step {self.step:,}: validation loss {loss:.4f}")
+        row = self.objective.validate(self.step)
+        if row:
+            self._write_metrics({"step": self.step, **row})
+            self.last |= self.objective.summary(row)
         # validation is not training time
         self.meter.since += time.monotonic() - since
 
@@ -335,16 +362,3 @@ class TrainingRun:
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
-
-
-def _cross_entropy(result: dict[str, Any]) -> float:
-    """The mean cross-entropy, without auxiliary losses."""
-    return float(result["nll"] / result["weight"]) if "nll" in result else float(result["loss"])
-
-
-def _by_source(label: str, sums: dict[str, Any], rows: TokenRows) -> dict[str, Any]:
-    """{label: {source: mean loss}} if there are several sources."""
-    if len(rows.reported_sources) < 2:
-        return {}
-    named = zip(rows.reported_sources, sums["source_loss"], sums["source_weight"], strict=True)
-    return {label: {name: float(loss / weight) for name, loss, weight in named if weight > 0}}

@@ -7,7 +7,7 @@ the next step while the current one is computed.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core.errors import BadData
+from sabia.core.parallel.health import watchdog
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.order import DataOrder
+from sabia.core.train.guards import outliers
 from sabia.core.train.stepper import Batch, Stepper
 from sabia.core.train.token_rows import TokenRows, check_ids
 
@@ -36,7 +39,8 @@ def skipped_rows(directory: Path) -> list[Entry]:
 class RowSource:
     """Batches of `batch_rows` for one process; `skipped`: numbers of skipped rows.
 
-    `close` ends the thread that reads ahead; without `read_ahead` there is none.
+    `close` ends the thread that reads ahead; without `read_ahead` there is none. names: row numbers
+    → names of the rows in messages and records. See core.train.loop.Source.
     """
 
     rows: TokenRows
@@ -45,8 +49,47 @@ class RowSource:
     stepper: Stepper
     skipped: set[int] = field(default_factory=set)
     read_ahead: bool = False
+    names: NameRows = lambda numbers: [f"row {number}" for number in numbers]
+    _run: Path | None = None  # the run directory
+    _records: bool = False  # whether this process records skipped rows
     _next: tuple[int, Future[dict[str, np.ndarray]]] | None = None  # a step, and its batch
     _thread: ThreadPoolExecutor | None = None
+
+    def open(self, run: Path, leads: bool) -> None:
+        """See Source; a rewind does not undo skipping: the record in the run directory counts."""
+        self._run, self._records = run, leads
+        self.skipped |= {int(entry["row"]) for entry in skipped_rows(run)}
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """See Source: one update a step."""
+        yield self.batch(step)
+
+    def sums(self) -> np.ndarray:
+        """See Source."""
+        return np.zeros(0)
+
+    def new_stage(self, step: int) -> bool:
+        """See Source: the first step of another data mix."""
+        return step in {-(-stage.start // self.batch_rows) for stage in self.order.stages}
+
+    def describe(self, step: int) -> str:
+        """See Source."""
+        return self.named(self.numbers(step))
+
+    def state(self, step: int) -> dict[str, Any]:
+        """See Source: the rows read so far."""
+        left_out = skipped_rows(self._run) if self._run and self._records else []
+        return {"data": {"rows": step * self.batch_rows}, "left_out": left_out}
+
+    def load(self, name: str, manifest: Mapping[str, Any], step: int) -> None:
+        """See Source."""
+        # another batch size would read other rows
+        if manifest["data"]["rows"] != step * self.batch_rows:
+            raise BadData(f"checkpoint {name}: its data position is not of this batch")
+        # skipped rows that skipped.jsonl lacks, as in a new directory
+        lost = [row for row in manifest["left_out"] if int(row["row"]) not in self.skipped]
+        if lost:
+            self.skip(lost)
 
     def numbers(self, step: int) -> np.ndarray:
         """Row numbers of a step, for all processes, int64[batch_rows]."""
@@ -117,10 +160,45 @@ class RowSource:
         # an infinite or undefined loss of a row with tokens counts as infinite
         return np.where((weight > 0) & ~np.isfinite(mean), np.inf, mean)
 
-    def skip(self, entries: Sequence[Entry], directory: Path | None) -> None:
-        """Skip rows from now on; they are recorded if `directory` is given."""
+    def skip(self, entries: Sequence[Entry]) -> None:
+        """Skip rows from now on; one process records them in the run directory."""
         self.skipped |= {int(entry["row"]) for entry in entries}
-        if directory is not None:
-            known = skipped_rows(directory)
+        if self._run is not None and self._records:
+            known = skipped_rows(self._run)
             lines = [json.dumps(entry) + "\n" for entry in (*known, *entries)]
-            write_atomic(directory / FILE, "".join(lines))
+            write_atomic(self._run / FILE, "".join(lines))
+
+    def outliers(self, steps: range, sigmas: float) -> list[Entry]:
+        """The rows of these steps whose current losses are outliers."""
+        numbers = np.concatenate([self.numbers(step) for step in steps])
+        losses = []
+        for step in steps:
+            watchdog.enter_phase(step + 1, "computing row losses")
+            losses.append(self.row_losses(step))
+        loss = np.concatenate(losses)  # [rows of all steps]
+        groups = self.rows.source_of(numbers)
+        step_of_row = np.repeat(np.array(steps), self.batch_rows)  # [rows of all steps]
+        is_outlier = outliers(loss, groups, sigmas)
+        return self._entries(numbers[is_outlier], step_of_row[is_outlier], loss[is_outlier])
+
+    def all_rows(self, step: int) -> list[Entry]:
+        """The records of all rows of a step."""
+        numbers = self.numbers(step)
+        return self._entries(numbers, np.full(len(numbers), step), np.full(len(numbers), np.nan))
+
+    def _entries(self, numbers: np.ndarray, steps: np.ndarray, losses: np.ndarray) -> list[Entry]:
+        """The records of skipped rows; a row that occurs twice has one record."""
+        # reversed, so that the first occurrence of a row counts
+        index_of_row = {int(number): index for index, number in reversed([*enumerate(numbers)])}
+        names = self.names(list(index_of_row))
+        entries: list[Entry] = []
+        for (row, i), name in zip(index_of_row.items(), names, strict=True):
+            loss = float(losses[i]) if np.isfinite(losses[i]) else None  # JSON has no NaN
+            entries.append({"row": row, "name": name, "step": int(steps[i]) + 1, "loss": loss})
+        return entries
+
+    def named(self, numbers: Sequence[int] | np.ndarray) -> str:
+        """The names of rows, at most 8 of them."""
+        first = [int(number) for number in numbers[:8]]
+        more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+        return ", ".join(self.names(first)) + more

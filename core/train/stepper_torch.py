@@ -37,7 +37,11 @@ from sabia.core.train.stepper_torch_shards import Shards
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 ALIGNED = 64  # bytes, as torch allocates on a CPU
-WITHOUT_TOKENS = ("source",)  # arrays of a batch whose second axis is never that of tokens
+WITHOUT_TOKENS = (
+    "source",
+    "completion_at",
+    "slot",
+)  # arrays of a batch whose second axis is never that of tokens
 
 
 class TorchStepper:
@@ -194,13 +198,21 @@ class TorchStepper:
         """See Stepper.gradients."""
         gradients, sums = self._gradients(batch, number)
         weight = _fetch(self._global(sums))["weight"]
-        whole = {
-            name: self.shards.whole(name, gradient, self.groups).cpu().numpy() / weight
-            for name, gradient in gradients.items()
-        }
+        whole = self._whole(gradients)
         self._forget_gradients()
+        return {name: gradient.cpu().numpy() / weight for name, gradient in whole.items()}
+
+    def whole_params(self) -> dict[str, Tensor]:
+        """All parameters, unsharded, on this process's device; every process calls it."""
+        return self._whole({name: p.detach() for name, p in self.params.items()})
+
+    @torch.no_grad()
+    def _whole(self, shards: Tensors) -> Tensors:
+        """Whole tensors of all stages."""
+        whole = {name: self.shards.whole(name, x, self.groups) for name, x in shards.items()}
         if self._pipeline is not None:
-            whole = self._pipeline.joined(whole)
+            joined = self._pipeline.joined({name: x.cpu() for name, x in whole.items()})
+            whole = {name: x.to(self.device) for name, x in joined.items()}
         return whole
 
     def _micro_batches(self, batch: Batch) -> list[Tensors]:

@@ -28,7 +28,8 @@ from sabia.core.recipes.classifier.labels import Labels, labels_of, usable
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel
 from sabia.core.recipes.classifier.token_windows import TextReader
 from sabia.core.recipes.rejected_rows import opened_rejects
-from sabia.core.recipes.training_run import RunCall, Task
+from sabia.core.recipes.run_call import RunCall, open_run
+from sabia.core.recipes.training_run import Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
@@ -63,7 +64,7 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     """Train and measure by the options; raises what its parts raise."""
     epochs = 0 if options.steps else options.epochs or EPOCHS
     trained_by = options.replace(epochs=float(epochs))
-    directory, world = training_run.open_run(job, trained_by)
+    directory, world = open_run(job, trained_by)
     if parse_mesh(job.mesh).get("context", 1) > 1:
         raise UsageError("--mesh: context with a classifier (expected another axis, such as data)")
     sources = open_inputs(job, "document")

@@ -23,6 +23,7 @@ from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.progress import progress
 from sabia.core.recipes import training_run
 from sabia.core.recipes.mixture.proxy_runs import FILE, Proxies
+from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
@@ -37,7 +38,7 @@ ANSWER = "mixture.json"
 
 def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]) -> None:
     """Search; writes the result and the proxies into -o, the last two as rows to stdout."""
-    directory, world = training_run.open_run(job)
+    directory, world = open_run(job)
     if world.size > 1:
         raise UsageError("--search-mix trains small models in one process (expected one process)")
     if len(task.rows.source_names) < 2:
@@ -49,7 +50,7 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
         figures = {"proxies": count, "sources": ", ".join(task.rows.source_names)}
         figures |= training_run.describe_plan(task, plan, job.mesh)
         flops, n = count * plan.tokens * plan.flops_per_token, parameter_count(task.spec)
-        training_run.show_plan(job, options, flops, n, 0, figures)
+        show_plan(job, options, flops, n, 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

@@ -147,6 +147,7 @@ def sample_logprobs(
 def _row_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
     """Hidden states [R, C, D] that predict the samples, from whole rows."""
     x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
+    x = ops.relayout(x, ("batch", "sequence", None), ("batch", None, None))  # [R, T, D]
     rows = ops.arange(x.shape[0], x)[:, None]  # [R, 1]
     return x[rows, ops.integers(batch["completion_at"], x)]
 
@@ -203,4 +204,14 @@ def grpo_loss(
     sums["gap_max"] = gap.max() * batch["slot"][0]
     if "ref" in flat:
         sums["k3"] = (_k3(constant, flat["ref"], mask, ops) * mask).sum()
-    return (losses * flat["weights"]).sum(), flat["share"].sum(), sums
+    total, share = (losses * flat["weights"]).sum(), flat["share"].sum()
+    own = _own_share(batch, ops)
+    if own == 1:
+        return total, share, sums
+    return total * own, share * own, {name: x * own for name, x in sums.items()}
+
+
+def _own_share(batch: Batch, ops: Ops) -> float:
+    """1 / processes that hold tokens of the same rows: each computes the losses of all samples."""
+    ids = batch.get("input_ids")
+    return 1.0 if ids is None else ids.shape[1] / ops.whole_segments(ids).shape[1]

@@ -240,11 +240,13 @@ def test_too_high_a_rate_is_said(config, prompts, tmp_path, capsys):
     """The negative control: learn the digit, then destroy the policy with a rate of 1."""
     table = StepTable()
     for reward in (0.45, 0.46, 0.47, 0.44, 0.3, 0.2, 0.18, 0.1, 0.05):
-        table.check_collapse(reward)
+        table.add({"reward": reward, "samples": 1})
+        table.check_collapse()
     assert capsys.readouterr().err.count("collapsed from 0.460") == 1
     steady = StepTable()
     for reward in (0.1, 0.05, 0.02, 0.0, 0.0, 0.0, 0.4, 0.3):
-        steady.check_collapse(reward)
+        steady.add({"reward": reward, "samples": 1})
+        steady.check_collapse()
     assert not steady.warned  # .1 to 0 is noise of a small group
 
 
@@ -334,7 +336,7 @@ def test_shares_are_those_of_the_samples(config, aggregation):
 def test_parts_and_micro_batches(config):
     batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
     assert micro_rows(batch, config.replace(micro_tokens=16)) == 2
-    assert with_slots(batch, 2)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
+    assert with_slots(batch, 2, 4)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
     parts = split(batch, 3, (0, 1))
     assert [len(part["targets"]) for part in parts] == [2, 2, 1]
     halves = np.concatenate([part["advantage"].ravel() for part in parts])
@@ -373,7 +375,7 @@ def test_a_shared_prompt_has_the_gradients_of_repeated_ones(config, sampled):
     found = {}
     for name, micro_tokens in (("rows", 20), ("fanned", 10_000)):
         changed = config.replace(group=4, micro_tokens=micro_tokens)
-        batch = with_slots(make_batch(groups, changed), 1000)
+        batch = with_slots(make_batch(groups, changed), 1000, 1)
         assert ("prompt_ids" in batch) == (name == "fanned")
         ops = load_ops("torch")
         tensors = {k: p.requires_grad_() for k, p in ops.to_device(params, "float32").items()}

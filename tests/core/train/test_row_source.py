@@ -46,8 +46,8 @@ def test_batches_that_are_read_ahead_are_the_same() -> None:
         if step == 3:
             entries = [{"row": int(number)} for number in plain.numbers(4)[:3]]
             entries += [{"row": int(plain.numbers(3)[1])}]
-            plain.skip(entries, None)
-            ahead.skip(entries, None)
+            plain.skip(entries)
+            ahead.skip(entries)
         a, b = plain.batch(step), ahead.batch(step)
         assert list(a) == list(b)
         for name, array in a.items():

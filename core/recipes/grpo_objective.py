@@ -1,0 +1,59 @@
+"""The figures of a GRPO run: rewards and samples of each step, and rewards of held-out prompts."""
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sabia.core import notes
+from sabia.core.recipes.grpo_prompts import Prompt
+from sabia.core.recipes.grpo_report import SUMS, StepTable, metrics_row
+from sabia.core.recipes.grpo_source import SampleSource
+from sabia.core.train.loop import Results
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """See core.train.loop.Objective; held_out: prompts to validate on."""
+
+    source: SampleSource
+    table: StepTable
+    held_out: Sequence[Prompt]
+
+    def display(self, total: int, done: int) -> AbstractContextManager[StepTable]:
+        """See Objective: a row per step."""
+        return contextlib.nullcontext(self.table)
+
+    def tokens(self, results: Results, sums: np.ndarray) -> tuple[int, int]:
+        """See Objective."""
+        trained = sum(result.get("tokens", 0.0) for result in results)
+        return int(trained), int(sums[SUMS.index("computed")])
+
+    def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, Any]:
+        """See Objective."""
+        row = metrics_row(lr, sums, results)
+        self.table.add(row)
+        return row
+
+    def details(self, results: Results, sums: np.ndarray) -> dict[str, Any]:
+        """See Objective: the rate of sampling."""
+        return {"tokens_per_s": metrics_row(0.0, sums, results)["tokens_per_s"]}
+
+    def summary(self, row: dict[str, Any]) -> dict[str, Any]:
+        """See Objective."""
+        if "validation_reward" in row:
+            return {"validation_reward": row["validation_reward"]}
+        rewards = self.table.rewards
+        return {"samples": self.table.samples, "reward_first": rewards[0], "reward": rewards[-1]}
+
+    def validate(self, step: int) -> dict[str, Any]:
+        """See Objective: the mean reward of one greedy answer to each prompt."""
+        if not self.held_out:
+            return {}
+        rewards = self.source.greedy_rewards(self.held_out)
+        reward = rewards[0] / max(rewards[1], 1.0)
+        notes.note(f"step {step:,}: validation reward {reward:.4f}")
+        return {"validation_reward": reward, "validation_prompts": int(rewards[1])}

@@ -1,0 +1,158 @@
+"""The samples of a GRPO run as the source of its training: one rollout a step, its updates.
+
+Every process samples its share of the prompts with the whole policy. On a mesh along `data` alone a
+process trains on its own samples. On other meshes all processes exchange the samples and take equal
+parts of the same batch, because those that share weights or tokens must make the same passes.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sabia.core import stop
+from sabia.core.model.lora import LoraConfig, merged
+from sabia.core.options.grpo import GrpoOptions
+from sabia.core.parallel.health import watchdog
+from sabia.core.parallel.process_group import gather_objects
+from sabia.core.recipes.grpo_batch import (
+    Batch,
+    Group,
+    empty_batch,
+    make_batch,
+    micro_batches,
+    micro_rows,
+    own_rows,
+    row_tokens,
+    score,
+    split,
+    with_slots,
+)
+from sabia.core.recipes.grpo_prompts import Prompt
+from sabia.core.recipes.grpo_report import StepTable, step_sums
+from sabia.core.recipes.grpo_sampling import Sampler
+from sabia.core.train.stepper_torch import TorchStepper
+
+
+@dataclass
+class SampleSource:
+    """See core.train.loop.Source; `reference`: the initial parameters, where --beta needs them."""
+
+    options: GrpoOptions
+    stepper: TorchStepper
+    sampler: Sampler
+    table: StepTable
+    reference: dict[str, Any] | None
+    lora: LoraConfig | None
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        mesh, self.world = self.stepper.mesh, self.sampler.world
+        self.engine, self.step = self.sampler.engine, 0
+        self.engine.on_step = self._on_step
+        self.shared = mesh.size > mesh.data  # processes must make the same passes
+
+    def open(self, run: Any, leads: bool) -> None:
+        """See Source."""
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """See Source: --updates batches, all of the samples of one rollout."""
+        started, self.step = time.monotonic(), step
+        try:
+            self.engine.params = self.sampling_params()
+            groups = self.sampler.groups(step)
+        except BaseException:
+            self.sampler.journal.close()
+            raise
+        seconds = time.monotonic() - started
+        updates = self._updates(groups, step)
+        computed = 1.0 * sum(len(part["targets"]) * row_tokens(part) for part in updates)
+        if self.shared:  # equal on the processes that share rows
+            computed *= self.stepper.mesh.rows / self.world.size
+        self._sums = step_sums(groups, self.sampler.made, seconds, computed)
+        yield from updates
+
+    def sums(self) -> np.ndarray:
+        """See Source: in the order of grpo_report.SUMS."""
+        return self._sums
+
+    def _updates(self, groups: list[Group], step: int) -> list[Batch]:
+        options, ops = self.options, self.engine.ops
+        if self.shared:
+            every = gather_objects(self.world, groups)  # prompt n is of process n mod size
+            groups = [every[n % len(every)][n // len(every)] for n in range(options.prompts)]
+        # samples of a prompt share a row only where one process computes it in one pass
+        fan = 1 if self.shared or options.remat != "none" else 0
+        empty = empty_batch(options)
+        batch = make_batch(groups, options, fan) or empty
+        if self.shared:
+            batch = own_rows(batch, *self.stepper.row_part, self.stepper.mesh.context)
+        rows = self.stepper.micro_batch = micro_rows(batch, options)
+        score_with = partial(
+            score, self.stepper.spec, batch=batch, ops=ops, temperature=options.temperature,
+            rows=rows,
+        )  # fmt: skip
+        if self.reference is not None:
+            batch["ref"] = score_with(self.reference)
+        if options.updates > 1:
+            batch["old"] = score_with(self.engine.params)
+        parts = split(batch, options.updates, (self.sampler.seed, step))
+        # batches of weight 0 with the arrays of `batch`: all processes update equally often
+        empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}
+        parts += [empty] * (options.updates - len(parts))
+        most = max(micro_batches(part, rows) for part in parts)
+        width = max(gather_objects(self.world, most))  # sums over processes have one shape
+        return [with_slots(part, rows, width) for part in parts]
+
+    def sampling_params(self) -> dict[str, Any]:
+        """The policy, whole, in the precision of its training, adapters merged."""
+        plain = not self.shared and self.lora is None
+        params = self.stepper.params if plain else self.stepper.whole_params()
+        if self.lora is not None:
+            params = merged(params, self.lora)
+        if self.options.precision == "fp32":
+            return params
+        narrow = {t.name for t in self.stepper.spec.tensors() if t.dtype_class == "weight"}
+        return {k: p.detach().bfloat16() if k in narrow else p for k, p in params.items()}
+
+    def greedy_rewards(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
+        """(sum of rewards, samples with a reward) of one greedy sample of each prompt."""
+        self.engine.params = self.sampling_params()
+        rewards = self.sampler.greedy_rewards(prompts[self.world.rank :: self.world.size])
+        every = gather_objects(self.world, rewards)
+        valid = [reward for part in every for reward in part if reward is not None]
+        return sum(valid), float(len(valid))
+
+    def _on_step(self) -> None:
+        """Between two tokens: end the sampling at a stop signal (several processes: after it)."""
+        watchdog.enter_phase(self.step + 1, "sampling")
+        if self.world.size == 1:
+            stop.check()
+
+    def new_stage(self, step: int) -> bool:
+        """See Source: no."""
+        return False
+
+    def describe(self, step: int) -> str:
+        """See Source: the prompts of the step."""
+        names = [prompt.id for prompt in self.sampler.schedule.of_step(step)]
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    def state(self, step: int) -> dict[str, Any]:
+        """See Source."""
+        data = {"prompts": step * self.options.prompts, "samples": self.table.samples}
+        return {"data": data, "rewards": self.table.rewards}
+
+    def load(self, name: str, manifest: Mapping[str, Any], step: int) -> None:
+        """See Source."""
+        self.table.samples = int(manifest["data"]["samples"])
+        self.table.rewards = list(manifest["rewards"])
+
+    def close(self) -> None:
+        """See Source."""
+        with contextlib.suppress(OSError):
+            self.sampler.journal.close()

@@ -1,0 +1,328 @@
+"""A training run in its directory: the call, the processes, the files at its end.
+
+`in_directory` joins the processes of the launcher, trains or resumes, and writes `final/` from the
+last checkpoint, one tensor at a time. What is trained on is the caller's: token rows
+(core.recipes.training_run) or samples (core.recipes.grpo).
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sabia.core import notes, units
+from sabia.core.errors import UsageError
+from sabia.core.model import kernel_report
+from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
+from sabia.core.model.precision import Precision
+from sabia.core.model.precision_backends import describe
+from sabia.core.model.storage.peft_adapters import save_adapter
+from sabia.core.options.training import RunOptions, Training
+from sabia.core.parallel import process_group
+from sabia.core.parallel.health.watchdog import WatchdogConfig
+from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
+from sabia.core.parallel.world import World, detect
+from sabia.core.recipes import training_config
+from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.peaks import find_peaks
+from sabia.core.shards.dry_run import planned
+from sabia.core.shards.job import Job
+from sabia.core.spec import ModelSpec
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
+from sabia.core.train.convert import export_checkpoint
+from sabia.core.train.loop import Objective, Source, TrainingRun
+from sabia.core.train.optimizer.config import OptimizerConfig
+from sabia.core.train.optimizer.schedule import ScheduleConfig
+from sabia.core.train.peak import measure_peak_flops, peak_multiplier
+from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.stepper import Stepper
+from sabia.core.train.telemetry import Meter
+from sabia.core.train.tracking import Tracker, open_sink, parse_services
+
+STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
+CHECKPOINT_BYTES_PER_PARAMETER = 12  # fp32 parameter, two moments
+
+
+@dataclass(frozen=True)
+class RunCall:
+    """A call of a trainer: the run's identity and directory, and this process among the others.
+
+    identity: everything that decides the weights.
+    """
+
+    job: Job
+    identity: Mapping[str, Any]
+    directory: RunDirectory
+    world: World
+
+    def already_done(self) -> bool:
+        """True (and the metrics are written) if the same run has finished before."""
+        path = self.directory.path
+        if self.job.force or not self.directory.finished(self.identity):
+            return False
+        if self.job.dry_run:
+            print(f"{path}: already finished, nothing to do")
+        elif self.world.leads:
+            notes.note(f"{path}: already finished; --force trains it again")
+            self.write_rows()
+        return True
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the directory, in the leading process."""
+        return self.directory.locked() if self.world.leads else contextlib.nullcontext()
+
+    def write_rows(self) -> None:
+        """Write the metrics to stdout, in the leading process."""
+        if self.world.leads:
+            write_metric_rows(self.job, self.directory.path, self.world.launcher)
+
+
+def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, World]:
+    """The run directory of -o and the world of this process; raises UsageError."""
+    if options is not None:
+        training_config.check_texts(options)
+    if job.to_stdout or job.to_file or "://" in str(job.out):
+        raise UsageError(
+            f"-o: {job.out or 'missing'} (expected a local directory for the run; its metrics go "
+            "to stdout)"
+        )
+    world = detect()
+    if world.size > 1 and (not job.inputs or "-" in job.inputs):
+        raise UsageError("several processes cannot share stdin; give the inputs as paths")
+    if not world.leads:
+        notes.configure(job.command, quiet=True)
+    return RunDirectory(Path(str(job.out))), world
+
+
+@dataclass(frozen=True)
+class Made:
+    """What `final/` is made of besides the checkpoint: the model, its tokenizer ('': none), the
+    directory of the model that the run began with ('': none), adapters."""
+
+    spec: ModelSpec
+    tokenizer: str
+    model: str
+    lora: LoraConfig | None
+
+
+def in_directory(
+    call: RunCall,
+    options: RunOptions,
+    made: Made,
+    check: Callable[[Mesh], None],
+    make_run: Callable[[Mesh], TrainingRun],
+    describe: Callable[[Mapping[str, Any]], list[str]],
+) -> None:
+    """Join the processes, train or resume in the run directory, export, record the end.
+
+    check: raises UsageError for a mesh that does not fit. describe: last figures → parts of the
+    summary.
+    """
+    job, identity, directory, world = call.job, call.identity, call.directory, call.world
+    watchdog_config = WatchdogConfig(
+        must_match={"run": _digest(identity)},
+        hang_timeout_s=options.hang_timeout,
+        directory=directory.path,
+    )
+    stdout = process_group.library_output_to_stderr(world)
+    with stdout, joined(job, world, watchdog_config) as mesh, call.locked():
+        check(mesh)
+        if world.leads:
+            directory.begin(identity, job.force, options.checkpoint_url)
+        process_group.barrier(world, job.backend, "begin")
+        figures = make_run(mesh).train()
+        if world.leads:
+            export(directory, made, options.export_dtype)
+            directory.finish(identity, **figures)
+            parts = [f"{figures['step']:,} steps", *describe(figures)]
+            took = units.format_duration(figures["seconds"])
+            line = f"{', '.join(parts)} ({took}) → {directory.final}"
+            notes.summarize(line, dict(figures) | {"final": str(directory.final)})
+        process_group.barrier(world, job.backend, "end")
+
+
+def show_plan(
+    job: Job, options: Any, flops: float, parameters: int, written: int, figures: dict[str, Any]
+) -> None:
+    """Show the plan of a run of so many FLOPs; time is that of its products at the measured rate.
+
+    options: with precision, keep_checkpoints and peak_flops, where the command has it.
+    """
+    given = getattr(options, "peak_flops", None)
+    peak = given or measure_peak_flops(job.backend, options.precision)
+    planned(
+        job,
+        cpu_seconds=flops / peak,
+        memory_bytes=parameters * STATE_BYTES_PER_PARAMETER,
+        bytes_written=written,
+        figures=figures,
+        basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products alone), "
+        f"{STATE_BYTES_PER_PARAMETER} bytes of state a parameter without activations"
+        + (f", {options.keep_checkpoints} checkpoints and final/" if written else ""),
+    ).show(job)
+
+
+def _digest(identity: Mapping[str, Any]) -> str:
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@contextlib.contextmanager
+def joined(job: Job, world: World, config: WatchdogConfig | None = None) -> Iterator[Mesh]:
+    """Join the processes; yield the mesh of all devices."""
+    wanted = math.prod(parse_mesh(job.mesh).values())
+    if job.backend == "torch":
+        start = f"torchrun --nproc-per-node {wanted}, srun -n {wanted}"
+        how = f"torch runs one process per device: {start}"
+        mesh = make_mesh(job.mesh, world.size, how)
+        with process_group.join_torch(world, config):
+            yield mesh
+        return
+    with process_group.join_jax(world, wanted, config):
+        import jax
+
+        devices = jax.device_count()
+        one_cpu = world.size == 1 and jax.devices()[0].platform == "cpu"
+        # a CPU that has more virtual devices than the mesh leaves the rest unused
+        yield make_mesh(job.mesh, min(wanted, devices) if one_cpu else devices)
+
+
+def make_meter(
+    call: RunCall, options: Any, mesh: Mesh, flops_per_token: float, flops_6nd: float, what: str
+) -> Meter:
+    """The speed of a run on a mesh; notes `what` the run is and what its peaks are."""
+    job, world = call.job, call.world
+    peaks = find_peaks(job.backend, options.precision, options.peak_flops, warns=world.leads)
+    notes.note(f"{what}; {peaks.description}")
+    times = peak_multiplier(job.backend, mesh.size, world.size)
+    published, measured = peaks.published * times, peaks.measured * times
+    return Meter(flops_per_token, flops_6nd, published, measured, warned=not world.leads)
+
+
+def note_kernels(
+    job: Job, spec: ModelSpec, precision: Precision, length: int, packed: bool
+) -> None:
+    """Note what computes the products and the kernels on this process's device."""
+    if job.backend == "jax":
+        import jax
+
+        device: Any = jax.local_devices()[0]
+    else:
+        import torch
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    notes.note(describe(precision, device))
+    notes.note(kernel_report.describe(spec, job.backend, precision.compute, length, packed))
+
+
+def make_run(
+    call: RunCall, options: RunOptions, mesh: Mesh, stepper: Stepper, source: Source,
+    objective: Objective, meter: Meter, schedule: ScheduleConfig, meta: dict[str, Any],
+) -> TrainingRun:  # fmt: skip
+    """A run of `schedule.steps` steps with the options' checkpoints, guards and services."""
+    world, identity = call.world, dict(call.identity)
+    # the leading process sends metrics to services
+    services = parse_services(options.track) if world.leads else ()
+    sinks = (call.directory.path, _digest(identity), identity)
+    return TrainingRun(
+        options=options,
+        steps=schedule.steps,
+        schedule=schedule,
+        interval=parse_interval(options.save_every, options.mtbf or 0.0, mesh.size),
+        guard_config=training_config.guard_config(options),
+        backend=call.job.backend,
+        stepper=stepper,
+        source=source,
+        objective=objective,
+        run=call.directory,
+        world=world,
+        meter=meter,
+        tracker=Tracker([partial(open_sink, name, *sinks) for name in services]),
+        meta=meta | {"identity": identity},
+    )
+
+
+def manifest(
+    call: RunCall, spec: ModelSpec, optimizer: OptimizerConfig, schedule: ScheduleConfig,
+    precision: str, mesh: Mesh, data: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """The metadata of a run's checkpoints; `data`: what the position is a position in."""
+    return {
+        "model": spec_hash(spec),
+        "config": dict(spec.config),
+        "optimizer": optimizer.record(),
+        "schedule": asdict(schedule),
+        "rng": {"seed": call.job.seed},
+        "data": data,
+        "backend": call.job.backend,
+        "precision": precision,
+        "mesh": {axis: n for axis, n in asdict(mesh).items() if n > 1},
+        "version": version("sabia"),
+    }
+
+
+def spec_hash(spec: ModelSpec) -> str:
+    """A hash of the model's table of tensors: specs with equal hashes can share a checkpoint."""
+    table = repr([(t.name, t.shape) for t in spec.tensors()])
+    return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
+
+
+def last_checkpoint(directory: RunDirectory) -> Checkpoint:
+    """The last checkpoint of a finished run."""
+    checkpoint = latest(directory.checkpoints)
+    assert checkpoint is not None, "a finished run has a checkpoint"
+    return checkpoint
+
+
+def export(directory: RunDirectory, made: Made, dtype: str) -> None:
+    """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
+
+    Adapters are also written separately, to `adapter/`.
+    """
+    checkpoint = last_checkpoint(directory)
+    if made.lora is not None:
+        _export_adapter(directory, made, Reader(checkpoint), made.lora)
+    with _tokenizer_directory(made.tokenizer) as tokenizer:
+        export_checkpoint(
+            Reader(checkpoint),
+            made.spec,
+            directory.final,
+            dtype,
+            tokenizer_from=tokenizer,
+            lora=made.lora,
+            kept_from=made.model or None,
+        )
+
+
+def _export_adapter(directory: RunDirectory, made: Made, reader: Reader, lora: LoraConfig) -> None:
+    spec = made.spec
+    if spec.classifier is not None:
+        notes.note(
+            "no adapter/: the adapters of a classifier are useless without its head (use final/)"
+        )
+        return
+    if any(not isinstance(tensor.hf, str) for tensor in targeted(spec, lora)):
+        notes.note("no adapter/: an adapted matrix is part of a fused one in the model's files")
+        return
+    params = {t.name: np.asarray(reader[f"param/{t.name}"]) for t in lora_tensors(spec, lora)}
+    save_adapter(directory.path / "adapter", spec, params, lora, made.model)
+
+
+@contextlib.contextmanager
+def _tokenizer_directory(path: str) -> Iterator[Path | None]:
+    if not path or Path(path).is_dir():
+        yield Path(path) if path else None
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        load_tokenizer(path).save(scratch)
+        yield Path(scratch)

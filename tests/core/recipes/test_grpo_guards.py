@@ -1,0 +1,125 @@
+"""What grpo has from the common training run: guards, validation, adapters, services."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from sabia.core.errors import Failed
+from sabia.core.generate.chat import render
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.requests import Request
+from sabia.core.model.storage import hub
+from sabia.core.options.grpo import GrpoOptions
+from sabia.core.recipes import grpo
+from sabia.core.shards.job import Job
+from sabia.core.spec import from_config, new_config
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
+from sabia.core.train.guards import SpikeGuard
+from sabia.core.train.telemetry import metrics_path, read_rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.set_num_threads(1)
+    place = tmp_path_factory.mktemp("guards")
+    tokenizer = train_bpe(["user assistant which digit? 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
+    tokenizer.save(place / "t")
+    spec = from_config(
+        new_config(hidden=32, layers=1, vocab=tokenizer.vocab_size, heads=2, context=64)
+    )
+    hub.save_model(place / "model", spec, hub.init_params(spec, 0), tokenizer_from=place / "t")
+    record = {"messages": [{"role": "user", "content": "which digit?"}], "answer": "[0-9a-m]"}
+    rows = [json.dumps({**record, "id": f"p{i}"}) for i in range(6)]
+    (place / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    return place
+
+
+def run(folder, out, **changes):
+    values = {"reward": "regex", "steps": 4, "prompts": 2, "group": 8, "max_new_tokens": 3,
+              "warmup": "1", "peak_flops": 1e12} | changes  # fmt: skip
+    options = GrpoOptions(model=str(folder / "model"), **values)
+    grpo.run(
+        Job("grpo", inputs=(str(folder / "prompts.jsonl"),), out=str(out), to="jsonl"), options
+    )
+    return read_rows(metrics_path(out))
+
+
+def limits_at(monkeypatch, *calls):
+    """Let the guard refuse the updates of these numbers, from 0."""
+    count = iter(range(1000))
+
+    def limits(self):
+        return (np.inf, 0.0) if next(count) in calls else (np.inf, np.inf)
+
+    monkeypatch.setattr(SpikeGuard, "limits", limits)
+
+
+def test_a_spike_is_left_out(folder, tmp_path, monkeypatch, capsys):
+    plain = run(folder, tmp_path / "plain")
+    limits_at(monkeypatch, 1)
+    rows = run(folder, tmp_path / "skip", on_spike="skip")
+    assert [row["updates"] for row in rows] == [1, 0, 1, 1]
+    assert rows[0]["reward"] == plain[0]["reward"]
+    assert rows[1]["reward"] == plain[1]["reward"]  # the third step samples without the second
+    said = capsys.readouterr().err
+    assert "step 2: " in said
+    assert "the update is left out" in said
+
+
+def test_a_spike_stops_the_run(folder, tmp_path, monkeypatch):
+    limits_at(monkeypatch, 2)
+    with pytest.raises(Failed, match=r"step 3: .* its rows: p\d, p\d"):
+        run(folder, tmp_path / "stop", on_spike="stop")
+
+
+def test_too_many_spikes_fail(folder, tmp_path, monkeypatch):
+    limits_at(monkeypatch, *range(1000))
+    with pytest.raises(Failed, match="after 8 updates that were left out"):
+        run(folder, tmp_path / "run", on_spike="skip", steps=20)
+
+
+def test_the_validation_reward_is_that_of_greedy_answers(folder, tmp_path):
+    out = tmp_path / "run"
+    rows = run(folder, out, validation=str(folder / "prompts.jsonl"), eval_every=2, lr=5e-3)
+    validated = [row for row in rows if "validation_reward" in row]
+    assert [row["step"] for row in validated] == [0, 2, 4]
+    assert all(row["validation_prompts"] == 6 for row in validated)
+    spec, params = hub.load_model(out / "final")
+    tokenizer = load_tokenizer(folder / "model")
+    question = [{"role": "user", "content": "which digit?"}]
+    ids = tokenizer.encode(render(question, tokenizer, True))
+    (answer,) = Engine(spec, params, tokenizer).generate([Request(ids, 3, 0.0)])
+    right = any(letter in "0123456789abcdefghijklm" for letter in answer.text)
+    assert validated[-1]["validation_reward"] == float(right)
+
+
+def test_only_adapters_are_trained_and_sampled_from(folder, tmp_path):
+    rows = run(folder, tmp_path / "run", lora_rank=2, lora_targets="attn.[qv]$", lr=5e-2)
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-4  # the sampler has the adapters
+    before = hub.load_model(folder / "model")[1]
+    after = hub.load_model(tmp_path / "run" / "final")[1]
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {"layers.0.attn.q", "layers.0.attn.v"}
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_metrics_have_what_those_of_pretrain_have(folder, tmp_path):
+    rows = run(folder, tmp_path / "run", log_every=3, profile="2:2")
+    assert [row["step"] for row in rows] == [1, 3, 4]
+    common = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "mfu", "mfu_6nd",
+              "seconds", "memory_bytes", "goodput"}  # fmt: skip
+    assert common <= rows[-1].keys()
+    assert list((tmp_path / "run" / "profile").glob("*.json*"))
+
+
+def test_a_new_directory_goes_on_from_a_url(folder, tmp_path):
+    url = f"file://{tmp_path / 'url'}"
+    run(folder, tmp_path / "whole", checkpoint_url=url)
+    run(folder, tmp_path / "again", checkpoint_url=url)
+    names = ("whole", "again")
+    weights = [(tmp_path / n / "final" / "model.safetensors").read_bytes() for n in names]
+    assert weights[0] == weights[1]
+    assert not list((tmp_path / "again" / "samples").glob("*.parquet"))
