@@ -293,6 +293,7 @@ class RowFile:
             size=np.diff(bounds), bounds=documents - documents[0], lengths=lengths, mask=mask,
             order=np.arange(rows), sources=[], source=np.zeros(rows, np.int64), digests=digests,
             ids=b"" if self._digests else self._ids(*chunk), padding=self.index.padding,
+            has_hashes=self.index.hashes or None,
         )  # fmt: skip
 
     def _bounds(self, name: str, layout: BatchLayout, start: int, rows: int) -> np.ndarray:

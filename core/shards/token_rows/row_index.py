@@ -45,7 +45,8 @@ class RowIndex:
     sources: their names, None for rows without one. row_length: tokens of the longest row.
     single: no row holds more than one document. largest_id: None if it is not known. content: a
     hash of the digests of the record batches, '' without them. padding: every mask leaves out what
-    follows the documents of its row, and nothing else.
+    follows the documents of its row, and nothing else. hashes: the first id of every batch is the
+    `row_hash` of its row, so that all ids are.
     """
 
     entries: np.ndarray
@@ -56,6 +57,7 @@ class RowIndex:
     largest_id: int | None = None
     content: str = ""
     padding: bool = False
+    hashes: bool = False
     rejected: Sequence[Any] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 

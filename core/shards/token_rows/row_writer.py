@@ -16,7 +16,7 @@ from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
 from sabia.core.shards import records
 from sabia.core.shards.arrow_arrays import bools, int32s
-from sabia.core.shards.token_rows.row_file import check_lengths, row_digest
+from sabia.core.shards.token_rows.row_file import check_lengths, row_digest, row_hash
 from sabia.core.shards.token_rows.row_index import INDEX, LISTS, IndexBuilder, encoded
 
 ENDING = ".rows.arrow"
@@ -103,7 +103,7 @@ class IndexedRows(ArrowRows):
         self._target, self._is_stream = _Counting(target), new is pa.ipc.new_stream
         super().__init__(self._target, schema, new)
         self._index, self._batches, self._content = IndexBuilder(), 0, xxh3_128()
-        self._in_place = self._padding = True
+        self._in_place = self._padding = self._hashes = True
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, BATCH_ROWS):
@@ -119,11 +119,13 @@ class IndexedRows(ArrowRows):
             if self._in_place:
                 add_to_index(self._index, position if self._is_stream else self._batches, batch)
                 self._padding = self._padding and _masks_padding(batch)
+                self._hashes = self._hashes and _first_is_hash(batch)
         elif self._in_place:
             stream = {"position": position} if self._is_stream else {}
             index = self._index.index(
-                content=self._content.hexdigest(), padding=self._padding, about=stream
-            )
+                content=self._content.hexdigest(), padding=self._padding, hashes=self._hashes,
+                about=stream,
+            )  # fmt: skip
             about = about | {INDEX: index.to_text().encode()}
         digest = super()._write(batch, about)
         self._content.update(digest)
@@ -154,6 +156,14 @@ def _has_no_nulls(batch: pa.RecordBatch) -> bool:
         if column.null_count or column.flatten().null_count:
             return False
     return True
+
+
+def _first_is_hash(batch: pa.RecordBatch) -> bool:
+    """Whether the id of the first row is its hash; the rows of a batch have ids of one kind."""
+    if "id" not in batch.schema.names:
+        return False
+    ids, lengths = (int32s(batch.column(name)[0].values) for name in tuple(LISTS)[:2])
+    return bool(batch.column("id")[0].as_py() == row_hash(ids, lengths))
 
 
 def _masks_padding(batch: pa.RecordBatch) -> bool:
