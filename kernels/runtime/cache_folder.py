@@ -30,6 +30,11 @@ compile_listeners: list[Callable[[str], None]] = []
 choice_listeners: list[Callable[[str], None]] = []
 
 
+def has_compiled(kernel: str) -> bool:
+    """Whether the cache has a compiled function of the kernel."""
+    return any(compiled_folder().glob(f"{kernel}.*.bin"))
+
+
 def compiled_share(done: int, total: int, seconds: float) -> str:
     """How much of `total` functions is compiled after some seconds, and how long the rest takes."""
     total = max(total, done)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sabia.kernels.runtime.cache_folder import FUNCTIONS, choice_listeners, compiled_folder
+from sabia.kernels.runtime.cache_folder import FUNCTIONS, choice_listeners, has_compiled
 
 PLAIN_S = 1.0  # CPU seconds of the reference before a process compiles
 FUNCTION_S = 0.3  # CPU seconds to compile a function
@@ -72,6 +72,11 @@ def is_only_cached() -> bool:
     return getattr(_thread, "only_cached", False)
 
 
+def compile_seconds(kernel: str) -> float:
+    """About how many CPU seconds it takes to compile a kernel."""
+    return FUNCTION_S * FUNCTIONS[kernel]
+
+
 class FirstRun:
     """The state of one kernel in this process: CPU seconds of its plain form, and the process that
     compiles it."""
@@ -88,10 +93,10 @@ class FirstRun:
         of them and the caller should compute plainly; `size` is what `name` has to compute, in
         bytes or rows."""
         speeds = self._speeds.get(name, [])[1:]  # the first call also makes tables
-        large = size * min(speeds, default=0.0) > FUNCTION_S * FUNCTIONS[self.kernel]
+        large = size * min(speeds, default=0.0) > compile_seconds(self.kernel)
         if large or (self._compiler is not None and self._compiler.poll() is not None):
             return function()
-        self._seen = self._seen or any(compiled_folder().glob(f"{self.kernel}.*.bin"))
+        self._seen = self._seen or has_compiled(self.kernel)
         if not self._seen:
             raise NotCompiled(self.kernel)
         with only_cached():

@@ -4,10 +4,11 @@ Three engines: `kernel`, our compiled encoder with a cache of pre-tokens (bpe_en
 by far, which supports the common kinds of BPE; `tiktoken`, two to five times as fast as
 `tokenizers` for byte-level BPE whose ids are in the order of its merges; and `tokenizers`, the
 reference. `auto` takes the first engine that supports the tokenizer and gives the same ids on a
-probe, the first documents; the kernel only where the probe is full, as compiling or loading it
-takes longer than encoding a small input. The choice depends only on the tokenizer and the
-documents. Special tokens written in a document stay ordinary text. A regular expression that gives
-up on a text (it would backtrack too long) is a panic of these libraries, which costs one document.
+probe, the first documents; the kernel only where the probe is full, as loading it takes longer than
+encoding a small input, and, while it is not compiled on this machine, only where the others would
+take longer than compiling it. Special tokens written in a document stay ordinary text. A regular
+expression that gives up on a text (it would backtrack too long) is a panic of these libraries,
+which costs one document.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.bpe_patterns import Unsupported, byte_level_pattern
 from sabia.core.text.tokenize.bpe_tables import byte_of_character
 from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.kernels.runtime.cache_folder import has_compiled
 from sabia.kernels.runtime.dispatch import numba_available
+from sabia.kernels.runtime.first_runs import compile_seconds
 
 if TYPE_CHECKING:
     from sabia.core.text.tokenize.bpe_encoder import KernelEncoder
@@ -157,24 +160,37 @@ class DeferredEncoder(Encoder):
 
 
 def choose_encoder(
-    tokenizer: Tokenizer, texts: Sequence[str], engine: str = "auto"
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    engine: str = "auto",
+    total: Callable[[], int | None] = lambda: None,
 ) -> EncoderChoice:
     """The fastest engine that gives the ids of `tokenizers` on all `texts`, or the one requested.
 
-    Raises UsageError where the requested engine cannot be used.
+    total: the bytes of all documents, where they are known. Raises UsageError where the requested
+    engine cannot be used.
     """
     plain = Encoder(tokenizer, "tokenizers")
     if engine == "tokenizers":
         return EncoderChoice(plain, "tokenizers, as requested")
-    wanted = [] if engine == "auto" else [engine]
-    if engine == "auto":
-        wanted = ["kernel", "tiktoken"] if _is_full(texts) and numba_available() else ["tiktoken"]
     probe = _Probe(plain, texts)
+    wanted = [engine]
+    if engine == "auto":
+        wanted = ["tiktoken"]
+        if _is_full(texts) and numba_available():
+            if not has_compiled("bpe") and (size := total()) is not None:
+                _, speed = probe.test(Encoder(tokenizer, "tiktoken"))
+                first = "tiktoken" if speed > probe.plain_speed else "tokenizers"
+                if size / 1e6 / max(speed, probe.plain_speed) < compile_seconds("bpe"):
+                    reason = f"{first}: faster here than to compile the kernel, with the same ids"
+                    return EncoderChoice(Encoder(tokenizer, first), reason)
+            wanted = ["kernel", "tiktoken"]
     refusals = []
     for name in wanted:
         encoder = Encoder(tokenizer, name)
-        refusal, speeds = probe.test(encoder)
+        refusal, speed = probe.test(encoder)
         if not refusal:
+            speeds = f"{speed:.1f} MB/s, tokenizers {probe.plain_speed:.1f}"
             reason = f"{name}: same ids on {len(texts)} probed documents ({speeds})"
             return EncoderChoice(encoder, reason)
         refusals.append(f"{name} {refusal}")
@@ -190,18 +206,23 @@ class _Probe:
     plain: Encoder
     texts: Sequence[str]
 
-    def test(self, encoder: Encoder) -> tuple[str, str]:
-        """(why the encoder cannot be used or "", speeds)."""
+    @property
+    def plain_speed(self) -> float:
+        """Megabytes per CPU second of `tokenizers`."""
+        return float(self._reference[1][1])
+
+    def test(self, encoder: Encoder) -> tuple[str, float]:
+        """(why the encoder cannot be used or "", its megabytes per CPU second, else 0)."""
         try:
             encoder.prepare()
         except Unsupported as error:
-            return f"cannot: {error}" if encoder.engine == "kernel" else str(error), ""
-        texts, (expected, plain_mb_s) = self._reference
+            return f"cannot: {error}" if encoder.engine == "kernel" else str(error), 0.0
+        texts, (expected, _) = self._reference
         actual, mb_s = _timed(encoder, texts)
         differing = _differing(expected, actual)
         if differing:
-            return f"differs on {differing} of {len(texts)} probed documents", ""
-        return "", f"{mb_s:.1f} MB/s, tokenizers {plain_mb_s:.1f}"
+            return f"differs on {differing} of {len(texts)} probed documents", 0.0
+        return "", mb_s
 
     @cached_property
     def _reference(self) -> tuple[Sequence[str], Any]:

@@ -106,9 +106,21 @@ def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[S
     if any(source.stream is not None for source in sources):
         return DeferredEncoder(tokenizer, options.encoder)
     texts = probe_texts(batch for _, batch in batches_of(sources, ["text"]))
-    choice = choose_encoder(tokenizer, texts, options.encoder)
+    choice = choose_encoder(tokenizer, texts, options.encoder, partial(_bytes_of, sources))
     notes.note(f"encoder {choice.reason}")
     return choice.encoder
+
+
+def _bytes_of(sources: Sequence[Source]) -> int | None:
+    """Bytes of all documents; None where a source is compressed as a whole."""
+    total = 0
+    for source in sources:
+        plain = source.name.endswith((".jsonl", ".arrow"))
+        size = source.size() if plain else source.decoded_bytes()
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def _report(

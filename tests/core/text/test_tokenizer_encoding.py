@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.text.tokenize import encoders
 from sabia.core.text.tokenize.encoders import Encoder, choose_encoder, tiktoken_encoding
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -110,3 +111,19 @@ def test_the_kernel_is_taken_where_there_is_enough_to_encode():
     )
     with pytest.raises(UsageError, match="--encoder kernel: kernel cannot: normalizer Lowercase"):
         choose_encoder(lower, TEXTS, "kernel")
+
+
+def test_a_kernel_that_is_not_compiled_is_taken_where_that_pays(monkeypatch):
+    monkeypatch.setattr(encoders, "has_compiled", lambda kernel: False)
+    monkeypatch.setattr(encoders, "compile_seconds", lambda kernel: 10.0)
+    found = {}
+    for size in (1_000_000, 10**12):
+        found[size] = choose_encoder(trained(), TEXTS * 5, total=lambda size=size: size)
+    assert [choice.encoder.engine for choice in found.values()] == ["tiktoken", "kernel"]
+    assert "faster here than to compile" in found[1_000_000].reason
+    assert rows(found[1_000_000].encoder, HARD) == rows(found[10**12].encoder, HARD)
+    nfc = changed(normalizer={"type": "NFC"})  # tiktoken cannot express it
+    choice = choose_encoder(nfc, TEXTS * 5, total=lambda: 1_000_000)
+    assert choice.encoder.engine == "tokenizers"
+    monkeypatch.setattr(encoders, "has_compiled", lambda kernel: True)
+    assert choose_encoder(nfc, TEXTS * 5, total=lambda: 1).encoder.engine == "kernel"
