@@ -29,7 +29,7 @@ class PolicyObjective:
 
     def tokens(self, results: Results, sums: np.ndarray) -> tuple[int, int]:
         """See Objective."""
-        trained = sum(result.get("tokens", 0.0) for result in results)
+        trained = sum(result.extras.get("tokens", 0.0) for result in results)
         return int(trained), int(sums[SUMS.index("computed")])
 
     def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, Any]:

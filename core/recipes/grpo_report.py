@@ -14,6 +14,7 @@ from sabia.core.generate.requests import LENGTH
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo_batch import Group
 from sabia.core.train.losses.grpo import informative_groups
+from sabia.core.train.stepper import StepResult
 
 SUMS = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
@@ -50,11 +51,11 @@ def step_sums(groups: Sequence[Group], made: int, seconds: float, computed: floa
     return np.array([values[name] for name in SUMS], np.float64)
 
 
-def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> dict[str, Any]:
     """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
     t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
-    made = [update for update in updates if update["updated"]]
-    trained = sum(update.get("tokens", 0.0) for update in updates)
+    made = [update for update in updates if update.updated]
+    trained = sum(update.extras.get("tokens", 0.0) for update in updates)
     row = {
         "reward": t["reward"] / max(t["graded"], 1),
         "live_groups": t["live"] / t["groups"],
@@ -67,21 +68,23 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[dict[str, Any]]) 
         "trained_tokens": int(trained),
         "clip_fraction": _share(updates, "clipped", trained),
         "logprob_gap": _share(updates, "gap", trained),
-        "logprob_gap_max": max(0.0, *(float(np.max(update["gap_max"])) for update in updates)),
+        "logprob_gap_max": max(
+            0.0, *(float(np.max(update.extras["gap_max"])) for update in updates)
+        ),
         "updates": len(made),
         "lr": lr,
         "tokens_per_s": t["made"] / max(t["seconds"] / t["processes"], 1e-9),
     }
     if made:
-        row["loss"] = float(np.mean([update["loss"] for update in made]))
-        row["grad_norm"] = float(np.mean([update["grad_norm"] for update in made]))
-    if any("k3" in update for update in updates):
+        row["loss"] = float(np.mean([update.loss for update in made]))
+        row["grad_norm"] = float(np.mean([update.grad_norm for update in made]))
+    if any("k3" in update.extras for update in updates):
         row["kl"] = _share(updates, "k3", trained)
     return row
 
 
-def _share(updates: Sequence[dict[str, Any]], name: str, tokens: float) -> float:
-    return sum(float(update.get(name, 0.0)) for update in updates) / max(tokens, 1.0)
+def _share(updates: Sequence[StepResult], name: str, tokens: float) -> float:
+    return sum(float(update.extras.get(name, 0.0)) for update in updates) / max(tokens, 1.0)
 
 
 @dataclass

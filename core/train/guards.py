@@ -17,7 +17,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -68,10 +67,10 @@ class SpikeGuard:
         # median + sigmas · max(1.4826 MAD, MIN_SPREAD median)
         return median + self.config.sigmas * max(spread, MIN_SPREAD[name] * abs(median))
 
-    def accept(self, figures: Mapping[str, Any]) -> None:
+    def accept(self, loss: float, grad_norm: float) -> None:
         """Record the loss and gradient norm of an accepted step."""
-        for name, values in self.accepted.items():
-            values.append(float(figures[name]))
+        self.accepted["loss"].append(float(loss))
+        self.accepted["grad_norm"].append(float(grad_norm))
 
     def reset(self) -> None:
         """Forget all steps, because those of another data mix are not comparable."""

@@ -31,10 +31,10 @@ from sabia.core.train.optimizer.schedule import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
 from sabia.core.train.row_source import RowSource
 from sabia.core.train.run_directory import RunDirectory, refuse_another
-from sabia.core.train.stepper import Batch, Stepper
+from sabia.core.train.stepper import Batch, Stepper, StepResult
 from sabia.core.train.tracking import Tracker
 
-Results = Sequence[dict[str, Any]]  # of Stepper.step, one for each update of a step
+Results = Sequence[StepResult]  # one for each update of a step
 
 
 class Source(Protocol):
@@ -222,7 +222,7 @@ class TrainingRun:
         since = time.monotonic()
         self.profile.before(self.step + 1)
         lr = learning_rate(self.step, self.schedule)
-        results: list[dict[str, Any]] = []
+        results: list[StepResult] = []
         sums = np.zeros(0)
         for batch in self._batches():
             extra = None
@@ -233,11 +233,12 @@ class TrainingRun:
             result = self.stepper.step(
                 batch, lr, extra, limits=self.guard.limits(), number=self.step
             )
-            sums = sums if extra is None else result.pop("extra_sums")
+            if result.extra_sums is not None:
+                sums = result.extra_sums
             # a batch without weight makes no update, but is no spike
-            if result["weight"] > 0:
-                if result["updated"]:
-                    self.guard.accept(result)
+            if result.weight > 0:
+                if result.updated:
+                    self.guard.accept(result.loss, result.grad_norm)
                 elif self._repeats(result):
                     return
             results.append(result)
@@ -269,13 +270,13 @@ class TrainingRun:
 
     # -- refused steps
 
-    def _repeats(self, result: dict[str, Any]) -> bool:
+    def _repeats(self, result: StepResult) -> bool:
         """Handle an update that was refused; whether its step is repeated, without outlier rows."""
         config, step = self.guard_config, self.step
         max_loss, max_norm = self.guard.limits()
         limits_text = f"at most {max_loss:.4g} and {max_norm:.4g}"
         message = (
-            f"step {step + 1}: loss {result['loss']:.4g}, gradient norm {result['grad_norm']:.4g} "
+            f"step {step + 1}: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g} "
             f"(expected {limits_text if np.isfinite(max_loss) else 'finite numbers'})"
         )
         if config.action == "skip":

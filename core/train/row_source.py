@@ -153,8 +153,8 @@ class RowSource:
         # [B, batch_rows]: row r is its own source
         source = np.eye(self.batch_rows, dtype=np.float32)[part::parts]
         sums = self.stepper.evaluate(self.batch(step) | {"source": source})
-        weight = np.asarray(sums["source_weight"], np.float64)
-        loss = np.asarray(sums["source_loss"], np.float64)
+        weight = np.asarray(sums.extras["source_weight"], np.float64)
+        loss = np.asarray(sums.extras["source_loss"], np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = np.where(weight > 0, loss / weight, np.nan)
         # an infinite or undefined loss of a row with tokens counts as infinite

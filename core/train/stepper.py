@@ -24,6 +24,7 @@ from sabia.core.train.losses.next_token import Loss
 from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules
 
 Batch = Mapping[str, np.ndarray]
+LEAST_WEIGHT = 1e-30  # what a batch without weight is divided by
 ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # name, offset, shape
 
 
@@ -41,6 +42,41 @@ class LazyState(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Sums over the tokens of all processes: loss is the mean by `weight`; extras: the sums that
+    the loss returns besides, by name."""
+
+    loss: float
+    weight: float
+    extras: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StepResult(Evaluation):
+    """A step: grad_norm before clipping; whether it updated the parameters; extra_sums, numbers of
+    each process summed over all."""
+
+    grad_norm: float
+    updated: bool
+    extra_sums: np.ndarray | None = None
+
+    @classmethod
+    def of_sums(
+        cls, sums: dict[str, Any], updated: bool, extra_sums: np.ndarray | None
+    ) -> "StepResult":
+        """From the sums of loss and weight, the norm of the summed gradient, and extras."""
+        loss, weight, norm = (sums.pop(name) for name in ("loss", "weight", "grad_norm"))
+        divisor = max(weight, LEAST_WEIGHT)
+        return cls(loss / divisor, weight, sums, norm / divisor, updated, extra_sums)
+
+
+def evaluation(sums: dict[str, Any]) -> Evaluation:
+    """From the sums of loss and weight, and extras."""
+    loss, weight = sums.pop("loss"), sums.pop("weight")
+    return Evaluation(loss / max(weight, LEAST_WEIGHT), weight, sums)
 
 
 class Stepper(Protocol):
@@ -63,16 +99,15 @@ class Stepper(Protocol):
         *,
         limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
-    ) -> dict[str, Any]:
+    ) -> StepResult:
         """Update once from this process's rows; `number`: index of the step, from 0.
 
-        Returns loss (mean by global weight), weight, grad_norm (before clipping), updated (bool),
-        the extras of the loss, summed, and `extra_sums`, numbers of this process, summed over all
-        processes. Nothing is updated if loss or grad_norm exceeds its limit.
+        extra_sums: numbers of this process. Nothing is updated if loss or grad_norm exceeds its
+        limit.
         """
 
-    def evaluate(self, batch: Batch) -> dict[str, Any]:
-        """loss, weight and extras over all processes, without gradients."""
+    def evaluate(self, batch: Batch) -> Evaluation:
+        """The loss over all processes, without gradients."""
 
     def gradients(self, batch: Batch) -> dict[str, np.ndarray]:
         """Unsharded gradients of the mean loss, by name; for comparisons."""

@@ -33,7 +33,16 @@ from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
-from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
+from sabia.core.train.stepper import (
+    Batch,
+    Evaluation,
+    LazyState,
+    ReadPiece,
+    Setup,
+    StepResult,
+    evaluation,
+    piece_reader,
+)
 
 Array = jax.Array
 Tree = dict[str, Array]
@@ -134,22 +143,22 @@ class JaxStepper:
         *,
         limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
-    ) -> dict[str, Any]:
+    ) -> StepResult:
         """See Stepper.step."""
         settings = {"lr": np.float32(lr), "limits": np.array(limits, np.float32)}
         settings["number"] = np.int32(number)
         update = self._function("update", self._precision(number))
         self._state, sums = update(self._state, self._sharded_batch(batch), settings)
         fetched = _fetch(sums)
-        fetched["updated"] = bool(fetched["updated"])
+        updated = bool(fetched.pop("updated"))
         if extra_sums is not None:
-            fetched["extra_sums"] = _sum_over_processes(extra_sums, self.setup.world)
-        return _means(fetched, ("loss", "grad_norm"))
+            extra_sums = _sum_over_processes(extra_sums, self.setup.world)
+        return StepResult.of_sums(fetched, updated, extra_sums)
 
-    def evaluate(self, batch: Batch) -> dict[str, Any]:
+    def evaluate(self, batch: Batch) -> Evaluation:
         """See Stepper.evaluate."""
         measure = self._function("measure", self.setup.precision.precision)
-        return _means(_fetch(measure(self._state.params, self._sharded_batch(batch))), ("loss",))
+        return evaluation(_fetch(measure(self._state.params, self._sharded_batch(batch))))
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
@@ -338,8 +347,3 @@ def _padded(value: np.ndarray, rows: int) -> np.ndarray:
 def _fetch(sums: Mapping[str, Array]) -> dict[str, Any]:
     sums = jax.device_get(dict(sums))
     return {k: float(v) if np.ndim(v) == 0 else np.asarray(v) for k, v in sums.items()}
-
-
-def _means(sums: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    weight = max(sums["weight"], 1e-30)
-    return sums | {name: sums[name] / weight for name in names}

@@ -10,6 +10,7 @@ make the same update as one.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,16 @@ from sabia.core.train.checkpoint.pieces_torch import lazy
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
-from sabia.core.train.stepper import Batch, LazyState, ReadPiece, Setup, piece_reader
+from sabia.core.train.stepper import (
+    Batch,
+    Evaluation,
+    LazyState,
+    ReadPiece,
+    Setup,
+    StepResult,
+    evaluation,
+    piece_reader,
+)
 from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards
 
@@ -104,25 +114,25 @@ class TorchStepper:
         *,
         limits: tuple[float, float] = NO_LIMITS,
         number: int = 0,
-    ) -> dict[str, Any]:
+    ) -> StepResult:
         """See Stepper.step."""
         gradients, sums = self._gradients(batch, number)
         if extra_sums is not None:
             own = torch.as_tensor(extra_sums, dtype=torch.float32, device=self.device)
             sums["extra_sums"] = own
         fetched = _fetch(self._global(sums, gradients))
-        weight = max(fetched["weight"], 1e-30)
-        fetched |= {name: fetched[name] / weight for name in ("loss", "grad_norm")}
-        loss, norm = fetched["loss"], fetched["grad_norm"]
+        totals, loads = fetched.pop("extra_sums", None), fetched.get("expert_load")
+        result = StepResult.of_sums(fetched, False, totals)
+        loss, norm = result.loss, result.grad_norm
         within = loss <= limits[0] and norm <= limits[1]  # False for NaN
-        fetched["updated"] = fetched["weight"] > 0 and within and math.isfinite(loss + norm)
-        if fetched["updated"]:
+        if result.weight > 0 and within and math.isfinite(loss + norm):
             clip = self.setup.optimizer.clip_norm
             scale = clip / norm if clip and norm > clip else 1.0  # g · min(1, clip / ‖g‖)
-            self._update(gradients, lr, scale / weight)
-            self._balance(fetched.get("expert_load"))
+            self._update(gradients, lr, scale / result.weight)
+            self._balance(loads)
+            result = replace(result, updated=True)
         self._forget_gradients()
-        return fetched
+        return result
 
     def _gradients(self, batch: Batch, number: int) -> tuple[Tensors, Tensors]:
         """Gradients of this process's shards over all tokens, and this process's own sums."""
@@ -189,10 +199,10 @@ class TorchStepper:
             parameter.grad = None
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> dict[str, Any]:
+    def evaluate(self, batch: Batch) -> Evaluation:
         """See Stepper.evaluate."""
-        sums = _fetch(self._global(self._passes(batch, self._loss(None), 0, train=False)))
-        return sums | {"loss": sums["loss"] / max(sums["weight"], 1e-30)}
+        sums = self._passes(batch, self._loss(None), 0, train=False)
+        return evaluation(_fetch(self._global(sums)))
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""

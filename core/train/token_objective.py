@@ -1,5 +1,6 @@
 """The figures of a run over token rows: losses by source, loads of experts, validation."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from sabia.core.parallel.health import watchdog
 from sabia.core.train import telemetry
 from sabia.core.train.loop import Results
 from sabia.core.train.row_source import RowSource
+from sabia.core.train.stepper import Evaluation
 from sabia.core.train.token_rows import TokenRows
 
 
@@ -28,23 +30,23 @@ class TokenObjective:
     def tokens(self, results: Results, sums: np.ndarray) -> tuple[int, int]:
         """See Objective."""
         (result,) = results
-        count = int(result["tokens"] if "tokens" in result else result["weight"])
+        count = int(result.extras.get("tokens", result.weight))
         return count, count
 
     def figures(self, results: Results, sums: np.ndarray, lr: float) -> telemetry.Row:
         """See Objective."""
         (result,) = results
-        return {"loss": _cross_entropy(result), "lr": lr, "grad_norm": result["grad_norm"]}
+        return {"loss": _cross_entropy(result), "lr": lr, "grad_norm": result.grad_norm}
 
     def details(self, results: Results, sums: np.ndarray) -> telemetry.Row:
         """See Objective."""
         (result,) = results
         row: telemetry.Row = {}
-        if "expert_load" in result:
-            row |= telemetry.expert_metrics(result["expert_load"])
-        if "nll" in result:
-            row["objective"] = result["loss"]
-        return row | _by_source("loss_by_source", result, self.source.rows)
+        if "expert_load" in result.extras:
+            row |= telemetry.expert_metrics(result.extras["expert_load"])
+        if "nll" in result.extras:
+            row["objective"] = result.loss
+        return row | _by_source("loss_by_source", result.extras, self.source.rows)
 
     def summary(self, row: telemetry.Row) -> dict[str, Any]:
         """See Objective."""
@@ -59,22 +61,23 @@ class TokenObjective:
         for batch in self.source.validation(self.validation):
             watchdog.enter_phase(step, "validating")
             sums = stepper.evaluate(batch)
-            weight += sums["weight"]
-            loss_sum += _cross_entropy(sums) * sums["weight"] if sums["weight"] else 0.0
+            weight += sums.weight
+            loss_sum += _cross_entropy(sums) * sums.weight if sums.weight else 0.0
             # in float64, because the sums are over many batches
-            by_source = {k: v + sums[k].astype(np.float64) for k, v in by_source.items()}
+            by_source = {k: v + sums.extras[k].astype(np.float64) for k, v in by_source.items()}
         loss = loss_sum / max(weight, 1.0)
         notes.note(f"step {step:,}: validation loss {loss:.4f}")
         row = {"validation_loss": loss, "validation_tokens": int(weight)}
         return row | _by_source("validation_by_source", by_source, self.validation)
 
 
-def _cross_entropy(result: dict[str, Any]) -> float:
+def _cross_entropy(result: Evaluation) -> float:
     """The mean cross-entropy, without auxiliary losses."""
-    return float(result["nll"] / result["weight"]) if "nll" in result else float(result["loss"])
+    extras = result.extras
+    return float(extras["nll"] / result.weight) if "nll" in extras else float(result.loss)
 
 
-def _by_source(label: str, sums: dict[str, Any], rows: TokenRows) -> dict[str, Any]:
+def _by_source(label: str, sums: Mapping[str, Any], rows: TokenRows) -> dict[str, Any]:
     """{label: {source: mean loss}} if there are several sources."""
     if len(rows.reported_sources) < 2:
         return {}

@@ -56,7 +56,7 @@ def ours(options: argparse.Namespace, place: Path):
     def step(batch: dict[str, np.ndarray]) -> float:
         if not options.packed:
             batch = {k: v for k, v in batch.items() if k not in ("segments", "positions")}
-        return stepper.step(batch, LR)["loss"]
+        return stepper.step(batch, LR).loss
 
     return step
 

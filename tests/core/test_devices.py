@@ -54,10 +54,10 @@ def trained(name: str, **settings: Any) -> list[float]:
     losses = []
     for number in range(2):
         data = mesh_cases.batch(spec, number, rows=2)
-        losses.append(stepper.step(data, 1e-3, np.ones(2), number=number)["loss"])
+        losses.append(stepper.step(data, 1e-3, np.ones(2), number=number).loss)
         pieces = {piece.name: np.asarray(piece.array) for piece in stepper.pieces()}
         stepper.load(dict(stepper.state()))
-        losses.append(stepper.evaluate(data)["loss"])
+        losses.append(stepper.evaluate(data).loss)
         assert all(np.isfinite(array).all() for array in pieces.values())
     assert stepper.gradients(data)
     return losses

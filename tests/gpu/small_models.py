@@ -96,7 +96,7 @@ def load_params(stepper: Stepper, params: Mapping[str, np.ndarray]) -> None:
 def curve(stepper: Stepper, spec: ModelSpec, steps: int, tiny: bool) -> Iterator[float]:
     """The loss of each training step, as it is made."""
     for number in range(steps):
-        yield stepper.step(batch(spec, number, tiny), LEARNING_RATE, number=number)["loss"]
+        yield stepper.step(batch(spec, number, tiny), LEARNING_RATE, number=number).loss
 
 
 def points(steps: int) -> tuple[int, int, int]:
@@ -124,7 +124,7 @@ def reference(name: str, tiny: bool, steps: int) -> dict[str, np.ndarray]:
             if other is not stepper:
                 load_params(other, now)
             head = f"{point}/{precision}"
-            arrays[f"{head}/loss"] = np.array(other.evaluate(data)["loss"])
+            arrays[f"{head}/loss"] = np.array(other.evaluate(data).loss)
             gradients = other.gradients(data)
             arrays |= {f"{head}/gradient/{key}": value for key, value in gradients.items()}
     return arrays | {"curve": np.array(made)}

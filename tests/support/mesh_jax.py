@@ -29,7 +29,7 @@ def run(kind: str, mesh: str) -> tuple[list[float], dict]:
     stepper = make_stepper("jax", spec, params, mesh_cases.loss(spec), mesh=make_mesh(mesh, size))
     gradients = stepper.gradients(mesh_cases.batch(spec, 0))
     lr, batches = LR.get(kind, 3e-3), (mesh_cases.batch(spec, n) for n in range(STEPS))
-    return [stepper.step(rows, lr)["loss"] for rows in batches], gradients
+    return [stepper.step(rows, lr).loss for rows in batches], gradients
 
 
 def main(kind: str, *meshes: str) -> None:

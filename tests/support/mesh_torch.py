@@ -75,11 +75,11 @@ def run(kind: str, mesh: Mesh, world: World, setting: str) -> tuple[list[float],
     rows = partial(batch, one, drop=settings.get("drop", ()))
     gradients = one.gradients(rows(0))
     found = [one.step(rows(n), LR.get(kind, 3e-3), np.ones(1), number=n) for n in range(STEPS)]
-    assert {row["extra_sums"][0] for row in found} == {world.size}
-    assert all(row["updated"] for row in found)
-    if "expert_load" in found[0]:
-        gradients["expert_load"] = found[0]["expert_load"]
-    return [row["loss"] for row in found], gradients
+    assert {row.extra_sums[0] for row in found} == {world.size}
+    assert all(row.updated for row in found)
+    if "expert_load" in found[0].extras:
+        gradients["expert_load"] = found[0].extras["expert_load"]
+    return [row.loss for row in found], gradients
 
 
 @lru_cache(None)
@@ -144,8 +144,8 @@ def packed(kind: str, mesh: str, world: World) -> list[float]:
             here = segments == number
             part = {k: whole[k][row, here][None] for k in ("input_ids", "targets", "loss_mask")}
             alone_found = alone.evaluate(part)
-            total += alone_found["loss"] * alone_found["weight"]
-    return [found["loss"] * found["weight"], total]
+            total += alone_found.loss * alone_found.weight
+    return [found.loss * found.weight, total]
 
 
 def updates(kind: str, mesh: str, world: World) -> dict[str, float]:

@@ -41,7 +41,7 @@ def found(backend: str, name: str, mesh: str) -> dict[str, np.ndarray]:
     loss, placed = partial(next_token_loss, **terms), make_mesh(mesh, 8 if mesh else 1)
     stepper = make_stepper(backend, spec, params, loss, mesh=placed)
     batch = mesh_cases.batch(spec, 0, rows=2 if not mesh else 8)
-    return stepper.gradients(batch) | {"loss": np.array(stepper.evaluate(batch)["loss"])}
+    return stepper.gradients(batch) | {"loss": np.array(stepper.evaluate(batch).loss)}
 
 
 def main(backend: str, file: str, *models: str) -> None:

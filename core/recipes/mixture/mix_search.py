@@ -32,6 +32,7 @@ from sabia.core.shards.order import parse_weights
 from sabia.core.shards.outputs import open_output
 from sabia.core.spec import parameter_count
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
+from sabia.core.train.stepper import Evaluation
 
 ANSWER = "mixture.json"
 
@@ -135,10 +136,10 @@ def _reweighted(proxies: Proxies) -> np.ndarray:
             expected = _row_losses(reference.evaluate(batch))
             row_weight = row_weights(weights.weights, source, tokens)
             batch["loss_mask"] = batch["loss_mask"] * row_weight[:, None]
-            figures = stepper.step(batch, proxies.rate(step), number=step)
+            result = stepper.step(batch, proxies.rate(step), number=step)
             # excess of a source = Σ over its rows of tokens · max(loss - reference loss, 0) / its
             # tokens
-            excess = np.maximum(_row_losses(figures) - expected, 0.0)
+            excess = np.maximum(_row_losses(result) - expected, 0.0)
             total = np.bincount(source, excess * tokens, minlength=count)
             seen = np.bincount(source, tokens, minlength=count)
             weights.update(np.divide(total, seen, out=np.full(count, np.nan), where=seen > 0))
@@ -146,10 +147,10 @@ def _reweighted(proxies: Proxies) -> np.ndarray:
     return weights.mean
 
 
-def _row_losses(figures: dict[str, Any]) -> np.ndarray:
+def _row_losses(result: Evaluation) -> np.ndarray:
     """Mean loss of each row, float64[B], of a step with one source per row."""
-    weight = np.asarray(figures["source_weight"], np.float64)
-    loss = np.asarray(figures["source_loss"], np.float64)
+    weight = np.asarray(result.extras["source_weight"], np.float64)
+    loss = np.asarray(result.extras["source_loss"], np.float64)
     return np.divide(loss, weight, out=np.zeros_like(loss), where=weight > 0)
 
 

@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -129,8 +128,8 @@ class Proxies:
             index = np.arange(start, start + size)
             batch = self.batch(stepper, numbers[np.minimum(index, len(numbers) - 1)])
             batch["loss_mask"] = batch["loss_mask"] * (index < len(numbers))[:, None]
-            figures: dict[str, Any] = stepper.evaluate(batch)
-            if figures["weight"] > 0:
-                total += figures["loss"] * figures["weight"]
-                weight += figures["weight"]
+            measured = stepper.evaluate(batch)
+            if measured.weight > 0:
+                total += measured.loss * measured.weight
+                weight += measured.weight
         return total / weight if weight else float("nan")

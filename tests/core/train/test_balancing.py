@@ -11,6 +11,7 @@ from sabia.core.model.storage.hub import init_params
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.stepper import StepResult
 from sabia.core.train.stepper_factory import make_stepper
 
 SHAPE = {"hidden": 32, "layers": 2, "vocab": 97, "heads": 4, "ffn": 64, "experts": 6, "chosen": 2}
@@ -37,7 +38,7 @@ def stepper(micro_batch: int = 0, **terms: float) -> Any:
     )
 
 
-def in_jax() -> dict[str, Any]:
+def in_jax() -> StepResult:
     """What a step of a stepper with all terms returns, by jax's own gradient."""
     jax = pytest.importorskip("jax", reason="the jax backend")
     ops = load_ops("jax")
@@ -50,31 +51,34 @@ def in_jax() -> dict[str, Any]:
     run = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=options)
     (total, found), grads = run(ops.to_device(PARAMS))
     norm = np.sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
-    weight = float(found["weight"])
-    return found | {"loss": float(total) / weight, "grad_norm": norm / weight}
+    sums = {**found, "weight": float(found["weight"]), "loss": float(total), "grad_norm": norm}
+    return StepResult.of_sums(sums, True, None)
 
 
 def test_terms_are_sums_over_rows_whatever_the_micro_batch_and_backend() -> None:
     whole = stepper(**TERMS).step(batch(), 1e-3)
     for parts in (stepper(micro_batch=1, **TERMS).step(batch(), 1e-3), in_jax()):
-        for name in ("loss", "weight", "grad_norm", "nll", "expert_load"):
-            np.testing.assert_allclose(parts[name], whole[name], rtol=2e-5, err_msg=name)
-    assert whole["expert_load"].shape == (2, 6)
-    assert whole["expert_load"].sum(1).tolist() == [2 * (12 + 5 + 9)] * 2
+        for name in ("loss", "weight", "grad_norm"):
+            assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=2e-5), name
+        for name in ("nll", "expert_load"):
+            found, wanted = parts.extras[name], whole.extras[name]
+            np.testing.assert_allclose(found, wanted, rtol=2e-5, err_msg=name)
+    assert whole.extras["expert_load"].shape == (2, 6)
+    assert whole.extras["expert_load"].sum(1).tolist() == [2 * (12 + 5 + 9)] * 2
 
 
 def test_each_term_adds_its_coefficient_times_its_mean() -> None:
     plain = stepper().evaluate(batch())
-    assert "nll" not in plain
-    total = plain["loss"]
+    assert "nll" not in plain.extras
+    total = plain.loss
     for name, coefficient in TERMS.items():
         one, two = (stepper(**{name: c}).evaluate(batch()) for c in (coefficient, 2 * coefficient))
-        assert one["nll"] / one["weight"] == pytest.approx(plain["loss"], rel=1e-6)
-        added = one["loss"] - plain["loss"]
-        assert two["loss"] - plain["loss"] == pytest.approx(2 * added, rel=1e-4)
+        assert one.extras["nll"] / one.weight == pytest.approx(plain.loss, rel=1e-6)
+        added = one.loss - plain.loss
+        assert two.loss - plain.loss == pytest.approx(2 * added, rel=1e-4)
         assert added > 0.5 * coefficient * {"balance": 1, "router_z": 3, "z_loss": 20}[name] / 2
         total += added
-    assert stepper(**TERMS).evaluate(batch())["loss"] == pytest.approx(total, rel=1e-6)
+    assert stepper(**TERMS).evaluate(batch()).loss == pytest.approx(total, rel=1e-6)
 
 
 def test_the_bias_follows_the_load_in_every_kind_of_array() -> None:

@@ -39,7 +39,7 @@ def test_limits_are_of_the_steps_in_the_window() -> None:
             spread = 1.4826 * np.median(np.abs(last - np.median(last)))
             expected = np.median(last) + 6 * max(spread, 0.02 * np.median(last))
             assert guard.limits()[0] == pytest.approx(expected, rel=1e-12)
-        guard.accept({"loss": loss, "grad_norm": 1.0})
+        guard.accept(loss, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def guard(steps: int, action: str = "rewind") -> SpikeGuard:
     found = SpikeGuard(GuardConfig(action, 8.0, 64, 32, 8.0, 8, 0.1))
     noise = np.random.default_rng(0).normal(0, 0.05, steps)
     for step in range(steps):
-        found.accept({"loss": 3.0 + noise[step], "grad_norm": 1.0 + noise[step]})
+        found.accept(3.0 + noise[step], 1.0 + noise[step])
     return found
 
 
@@ -31,7 +31,7 @@ def test_limits_come_from_the_last_steps() -> None:
     assert guard(200, action="off").limits() == NO_LIMITS
     bad = guard(128)
     for _ in range(20):  # bad steps that were taken do not widen the limits much
-        bad.accept({"loss": 50.0, "grad_norm": 9.0})
+        bad.accept(50.0, 9.0)
     assert bad.limits()[0] < 4.2
 
 

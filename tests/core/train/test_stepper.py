@@ -71,12 +71,12 @@ def test_backends_agree_over_twenty_steps() -> None:
     torch_one, jax_one = stepper("torch"), stepper("jax", micro_batch=3)
     for step in range(20):
         a, b = (one.step(batch(step), 1e-2, np.array([2.0, 0.0])) for one in (torch_one, jax_one))
-        assert abs(a["loss"] - b["loss"]) <= 1e-5
-        assert abs(a["grad_norm"] - b["grad_norm"]) <= 1e-4 * a["grad_norm"]
-        assert a["weight"] == b["weight"] == batch(step)["loss_mask"].sum()
-        np.testing.assert_allclose(a["source_loss"], b["source_loss"], rtol=1e-5)
-        assert a["extra_sums"].tolist() == b["extra_sums"].tolist() == [2.0, 0.0]
-    assert a["loss"] < 4.4
+        assert abs(a.loss - b.loss) <= 1e-5
+        assert abs(a.grad_norm - b.grad_norm) <= 1e-4 * a.grad_norm
+        assert a.weight == b.weight == batch(step)["loss_mask"].sum()
+        np.testing.assert_allclose(a.extras["source_loss"], b.extras["source_loss"], rtol=1e-5)
+        assert a.extra_sums.tolist() == b.extra_sums.tolist() == [2.0, 0.0]
+    assert a.loss < 4.4
     for name, array in torch_one.state().items():
         np.testing.assert_allclose(array, jax_one.state()[name], atol=2e-5, err_msg=name)
 
@@ -87,10 +87,10 @@ def test_handover_with_optimizer_state(first: str, second: str) -> None:
     for step in range(5):
         one.step(batch(step), 1e-2)
     handed = copied(one)
-    wanted = [one.step(batch(step), 1e-2)["loss"] for step in range(5, 10)]
+    wanted = [one.step(batch(step), 1e-2).loss for step in range(5, 10)]
     other = stepper(second)
     other.load(handed)
-    found = [other.step(batch(step), 1e-2)["loss"] for step in range(5, 10)]
+    found = [other.step(batch(step), 1e-2).loss for step in range(5, 10)]
     assert np.abs(np.array(wanted) - np.array(found)).max() <= 1e-5
 
 
@@ -101,8 +101,8 @@ def test_micro_batches_divide_once_by_the_global_weight(backend: str) -> None:
     data["loss_mask"][:6] *= np.arange(LENGTH) < 3
     whole, parts = stepper(backend), stepper(backend, micro_batch=3)
     a, b = whole.step(data, 1e-2), parts.step(data, 1e-2)
-    assert abs(a["loss"] - b["loss"]) <= 1e-6
-    assert abs(a["grad_norm"] - b["grad_norm"]) <= 1e-6
+    assert abs(a.loss - b.loss) <= 1e-6
+    assert abs(a.grad_norm - b.grad_norm) <= 1e-6
     for name in PARAMS:  # m is (1 - beta1) times the clipped gradient
         found = whole.state()[f"m/{name}"], parts.state()[f"m/{name}"]
         np.testing.assert_allclose(*found, atol=2e-8, rtol=1e-5, err_msg=name)
@@ -127,7 +127,7 @@ def test_first_update_is_the_formula(backend: str) -> None:
     """After one step m and v are known in closed form, and so is the update (decay marked)."""
     config = OptimizerConfig("adamw", 0.3, 0.05, settings={"beta1": 0.8, "beta2": 0.9, "eps": 1e-6})
     one = stepper(backend, optimizer=config)
-    norm = one.step(batch(2), 0.01)["grad_norm"]
+    norm = one.step(batch(2), 0.01).grad_norm
     raw = gradients(batch(2))
     assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in raw.values())), rel=1e-5)
     assert norm > config.clip_norm
@@ -152,7 +152,7 @@ def test_nothing_happens_without_weight_or_with_nan(backend: str) -> None:
     empty["loss_mask"] = np.zeros_like(empty["loss_mask"])
     broken["loss_mask"] = broken["loss_mask"] * np.float32("nan")
     for data in (empty, broken):
-        assert one.step(data, 0.1)["updated"] is False
+        assert one.step(data, 0.1).updated is False
     for name, array in one.state().items():
         assert np.array_equal(array, before[name]), name
 
@@ -160,7 +160,7 @@ def test_nothing_happens_without_weight_or_with_nan(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_bf16_computes_in_bf16_and_keeps_fp32_masters(backend: str) -> None:
     full, narrow = stepper(backend), stepper(backend, precision="bf16")
-    losses = [(full.step(batch(s), 1e-2)["loss"], narrow.step(batch(s), 1e-2)["loss"])
+    losses = [(full.step(batch(s), 1e-2).loss, narrow.step(batch(s), 1e-2).loss)
               for s in range(8)]  # fmt: skip
     differences = [abs(a - b) for a, b in losses]
     assert 1e-5 < max(differences) < 0.05
@@ -175,8 +175,10 @@ def test_evaluate_is_the_loss_before_the_step(backend: str) -> None:
     one = stepper(backend)
     measured = one.evaluate(batch(4))
     stepped = one.step(batch(4), 1e-3)
-    assert measured["loss"] == pytest.approx(stepped["loss"], abs=1e-6)
-    np.testing.assert_allclose(measured["source_loss"], stepped["source_loss"], rtol=1e-5)
+    assert measured.loss == pytest.approx(stepped.loss, abs=1e-6)
+    np.testing.assert_allclose(
+        measured.extras["source_loss"], stepped.extras["source_loss"], rtol=1e-5
+    )
 
 
 def test_packed_loss_is_the_sum_of_separate_losses() -> None:
@@ -192,14 +194,14 @@ def test_packed_loss_is_the_sum_of_separate_losses() -> None:
         alone = {k: v[:, part] for k, v in data.items() if k != "source"}
         del alone["segments"], alone["positions"]
         found = one.evaluate(alone)
-        total += found["loss"] * found["weight"]
-    assert whole["loss"] * whole["weight"] == pytest.approx(total, abs=1e-3)
+        total += found.loss * found.weight
+    assert whole.loss * whole.weight == pytest.approx(total, abs=1e-3)
 
 
 def test_variable_shapes_in_torch() -> None:
     one = stepper()
     for rows, length in ((3, 12), (8, 24), (1, 8)):
-        assert np.isfinite(one.step(batch(0, rows, length), 1e-3)["loss"])
+        assert np.isfinite(one.step(batch(0, rows, length), 1e-3).loss)
 
 
 def test_a_loss_of_ones_own() -> None:
@@ -211,9 +213,9 @@ def test_a_loss_of_ones_own() -> None:
 
     found = make_stepper("torch", SPEC, PARAMS, own_loss, micro_batch=4).step(batch(6), 0.0)
     plain = stepper().evaluate(batch(6))
-    assert found["weight"] == 10.0
-    assert found["rows"] == 2.0
-    assert found["loss"] == pytest.approx(2 * plain["loss"] * plain["weight"] / 10, rel=1e-5)
+    assert found.weight == 10.0
+    assert found.extras["rows"] == 2.0
+    assert found.loss == pytest.approx(2 * plain.loss * plain.weight / 10, rel=1e-5)
 
 
 def test_refusals() -> None:
@@ -234,7 +236,7 @@ def test_refusals() -> None:
 def test_compiled_step_agrees() -> None:
     plain, compiled = stepper(), stepper(compiled=True)
     for step in range(3):
-        a, b = (one.step(batch(step), 1e-2)["loss"] for one in (plain, compiled))
+        a, b = (one.step(batch(step), 1e-2).loss for one in (plain, compiled))
         assert abs(a - b) <= 1e-5
 
 

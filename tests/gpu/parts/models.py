@@ -80,7 +80,7 @@ class _Models:
             data = small_models.batch(spec, point, self.tiny)
             head = f"{point}/{'fp32' if precision == 'bf16' else precision}"
             found, expected = stepper.gradients(data), below(arrays, f"{head}/gradient/")
-            loss = stepper.evaluate(data)["loss"]
+            loss = stepper.evaluate(data).loss
             losses.add(f"loss after {point} steps", loss, arrays[f"{head}/loss"], allowed)
             if set(found) != set(expected):
                 raise Failed(f"gradients of {sorted(set(found) ^ set(expected))} on one side only")

@@ -84,7 +84,7 @@ def turns(run: Run, policy: Policy, device: Device) -> Figures:
 
     def ours() -> float:
         nonlocal number
-        loss = stepper.step(batch, LEARNING_RATE, number=number)["loss"]
+        loss = stepper.step(batch, LEARNING_RATE, number=number).loss
         number += 1
         return float(loss)
 

@@ -114,7 +114,7 @@ def steps(run: Run, policy: Policy, device: Device, traced: bool) -> Figures:
 
     def step() -> float:
         nonlocal number
-        loss = stepper.step(batch, rate, number=number)["loss"]
+        loss = stepper.step(batch, rate, number=number).loss
         number += 1
         return float(loss)
 
