@@ -22,6 +22,6 @@ def grpo(job: Job, options: GrpoOptions) -> None:
     likely. The samples are written to samples/ in the run directory. The same command run again
     resumes an interrupted run and does nothing if the run is complete.
     """
-    from sabia.core.recipes.grpo import run
+    from sabia.core.recipes.grpo.policy_run import run
 
     run(job, options)

@@ -137,7 +137,7 @@ def test_torch_and_jax_files_never_import_each_other() -> None:
 
 
 # parts that a later change rebuilds, and whose files keep their names until then
-PENDING = re.compile(r"(model/(ops|precision)|parallel/ops|train/stepper|recipes/grpo)\w*\.py$")
+PENDING = re.compile(r"(model/(ops|precision)|parallel/ops|train/stepper)\w*\.py$")
 
 
 def test_folders_are_small() -> None:

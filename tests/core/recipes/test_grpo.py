@@ -16,8 +16,9 @@ from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.model.backend import load_ops
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
-from sabia.core.recipes import grpo
-from sabia.core.recipes.grpo_batch import (
+from sabia.core.recipes.grpo import policy_run
+from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
+from sabia.core.recipes.grpo.sample_batch import (
     Group,
     empty_batch,
     make_batch,
@@ -26,10 +27,9 @@ from sabia.core.recipes.grpo_batch import (
     split,
     with_slots,
 )
-from sabia.core.recipes.grpo_journal import Journal
-from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule
-from sabia.core.recipes.grpo_report import StepTable
-from sabia.core.recipes.grpo_sampling import Sampler
+from sabia.core.recipes.grpo.sample_journal import Journal
+from sabia.core.recipes.grpo.sampler import Sampler
+from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -115,7 +115,7 @@ def same(a, b):
 
 def test_reward_rises_and_the_run_directory_is_whole(start, config, prompts, tmp_path, capsys):
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
+    policy_run.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert np.mean([row["reward"] for row in rows[:3]]) < 0.5
@@ -133,17 +133,17 @@ def test_reward_rises_and_the_run_directory_is_whole(start, config, prompts, tmp
     assert first["items"][0]["id"] == "regex"
     assert len(first["tokens"]) == len(first["logprobs"])
     assert not list((run / "samples").glob("*.jsonl"))
-    grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
+    policy_run.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
     assert "already finished" in capsys.readouterr().err
     with pytest.raises(UsageError, match="another run"):
-        grpo.run(job_of(prompts, run), config.replace(steps=24, prompts=4, lr=1e-3))
+        policy_run.run(job_of(prompts, run), config.replace(steps=24, prompts=4, lr=1e-3))
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_a_stopped_run_ends_with_the_same_weights(config, prompts, tmp_path, monkeypatch, updates):
     """Stopped after a step, inside the sampling of another, and then left to end."""
     config = config.replace(updates=updates)
-    grpo.run(job_of(prompts, tmp_path / "whole"), config)
+    policy_run.run(job_of(prompts, tmp_path / "whole"), config)
     run = tmp_path / "stopped"
     calls = {"requested": 0, "check": 0}
 
@@ -156,19 +156,19 @@ def test_a_stopped_run_ends_with_the_same_weights(config, prompts, tmp_path, mon
         if calls["check"] == 7:  # four a step: two groups of eight in eight slots, two tokens
             raise Interrupted("stopped")
 
-    monkeypatch.setattr(grpo, "Engine", partial(Engine, slots=8))
+    monkeypatch.setattr(policy_run, "Engine", partial(Engine, slots=8))
     monkeypatch.setattr(stop, "requested", requested)
     with pytest.raises(Interrupted, match="step 3 of 8"):
-        grpo.run(job_of(prompts, run), config)
+        policy_run.run(job_of(prompts, run), config)
     monkeypatch.setattr(stop, "requested", lambda: False)
     monkeypatch.setattr(stop, "check", check)
     with pytest.raises(Interrupted):
-        grpo.run(job_of(prompts, run), config)
+        policy_run.run(job_of(prompts, run), config)
     broken = list((run / "samples").glob(".*.partial.jsonl"))
     kept = [json.loads(line) for path in broken for line in path.read_text().splitlines()]
     assert kept, "finished samples of the broken step are not on the disk"
     monkeypatch.setattr(stop, "check", lambda: None)
-    grpo.run(job_of(prompts, run), config)
+    policy_run.run(job_of(prompts, run), config)
     assert same(weights(run), weights(tmp_path / "whole"))
     assert not same(weights(run), hub.load_model(config.model)[1])
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -177,7 +177,7 @@ def test_a_stopped_run_ends_with_the_same_weights(config, prompts, tmp_path, mon
 
 def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_path, monkeypatch):
     """A kill between checkpoints: the samples of the lost steps are read, the weights are equal."""
-    grpo.run(job_of(prompts, tmp_path / "whole"), config)
+    policy_run.run(job_of(prompts, tmp_path / "whole"), config)
     run = tmp_path / "killed"
     steps = []
 
@@ -188,7 +188,7 @@ def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_pat
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(StepTable, "show", die)
-        grpo.run(job_of(prompts, run), config.replace(save_every="4"))
+        policy_run.run(job_of(prompts, run), config.replace(save_every="4"))
     made = []
     original = Sampler._sampled
 
@@ -198,7 +198,7 @@ def test_samples_past_the_checkpoint_are_not_made_again(config, prompts, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(Sampler, "_sampled", count)
-        grpo.run(job_of(prompts, run), config)
+        policy_run.run(job_of(prompts, run), config)
     assert made == [6, 7]
     assert same(weights(run), weights(tmp_path / "whole"))
 
@@ -210,7 +210,7 @@ def test_micro_batches_give_the_same_gradient(config, prompts, tmp_path, aggrega
     for name, micro_tokens in (("whole", 16384), ("parts", 60)):
         loss = {"aggregation": aggregation, "advantage": "std"}
         changed = config.replace(steps=1, micro_tokens=micro_tokens, **loss)
-        grpo.run(job_of(prompts, tmp_path / name), changed)
+        policy_run.run(job_of(prompts, tmp_path / name), changed)
         first[name] = json.loads((tmp_path / name / "metrics.jsonl").read_text())
     assert first["whole"]["trained_tokens"] > 16
     for name in ("loss", "grad_norm", "trained_tokens", "logprob_gap"):
@@ -224,7 +224,7 @@ def test_micro_batches_give_the_same_gradient(config, prompts, tmp_path, aggrega
 ])  # fmt: skip
 def test_other_settings_run(config, prompts, tmp_path, changes):
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), config.replace(steps=3, **changes))
+    policy_run.run(job_of(prompts, run), config.replace(steps=3, **changes))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(row["loss"]) for row in rows if row["updates"])
     if changes.get("beta"):
@@ -258,7 +258,7 @@ def test_records_that_cannot_be_graded_are_rejected(config, prompts, tmp_path, c
     bad = "".join(json.dumps(row) + "\n" for row in (no_answer, answered, long))
     prompts.write_text(lines + bad)
     run = tmp_path / "run"
-    grpo.run(job_of(prompts, run), config.replace(steps=1))
+    policy_run.run(job_of(prompts, run), config.replace(steps=1))
     reasons = [r["reason"] for r in pq.read_table(f"{run}.rejects").to_pylist()]
     assert len(reasons) == 3
     assert "no answer" in reasons[0]
@@ -266,17 +266,17 @@ def test_records_that_cannot_be_graded_are_rejected(config, prompts, tmp_path, c
     assert "tokens" in reasons[2]
     prompts.write_text(bad)
     with pytest.raises(BadData, match="3 rejected"):
-        grpo.run(job_of(prompts, tmp_path / "none"), config.replace(steps=1))
+        policy_run.run(job_of(prompts, tmp_path / "none"), config.replace(steps=1))
 
 
 def test_refusals(config, prompts, tmp_path):
     with pytest.raises(UsageError, match="directory"):
-        grpo.run(Job(command="grpo", inputs=(str(prompts),)), config)
+        policy_run.run(Job(command="grpo", inputs=(str(prompts),)), config)
     for changes in ({"reward": "vibes"}, {"max_new_tokens": 64}):
         with pytest.raises(UsageError):
-            grpo.run(job_of(prompts, tmp_path / "run"), config.replace(**changes))
+            policy_run.run(job_of(prompts, tmp_path / "run"), config.replace(**changes))
     with pytest.raises(BadData, match="no rubric"):
-        grpo.run(job_of(prompts, tmp_path / "run"), config.replace(reward="rubric"))
+        policy_run.run(job_of(prompts, tmp_path / "run"), config.replace(reward="rubric"))
     for name, value in (("group", "1"), ("overlong", "drop"), ("temperature", "0"),
                         ("backend", "jax")):  # fmt: skip
         with pytest.raises(UsageError, match=f"--{name}"):
@@ -440,11 +440,11 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
     judged = config.replace(reward="rubric", steps=2, **judge)
     run = tmp_path / "run"
     with pytest.raises(Failed, match="no verdict on 50%"):
-        grpo.run(job_of(prompts, run), judged)
+        policy_run.run(job_of(prompts, run), judged)
     assert (tmp_path / "caches" / "sabia" / "calls").is_dir()
     kept = next((run / "samples").glob(".*.partial.jsonl")).read_text()
     assert len(kept.splitlines()) == 16
-    grpo.run(job_of(prompts, run), judged.replace(max_null=0.6))
+    policy_run.run(job_of(prompts, run), judged.replace(max_null=0.6))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["no_reward"] for row in rows] == [8, 8]
     samples = pq.read_table(run / "samples").to_pylist()

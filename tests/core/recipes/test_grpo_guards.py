@@ -12,7 +12,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.recipes import grpo
+from sabia.core.recipes.grpo import policy_run
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -41,7 +41,7 @@ def run(folder, out, **changes):
     values = {"reward": "regex", "steps": 4, "prompts": 2, "group": 8, "max_new_tokens": 3,
               "warmup": "1", "peak_flops": 1e12} | changes  # fmt: skip
     options = GrpoOptions(model=str(folder / "model"), **values)
-    grpo.run(
+    policy_run.run(
         Job("grpo", inputs=(str(folder / "prompts.jsonl"),), out=str(out), to="jsonl"), options
     )
     return read_rows(metrics_path(out))

@@ -11,7 +11,7 @@ from sabia.core.bench.score_rows import schema as score_schema
 from sabia.core.bench.score_rows import scores_of, to_batches
 from sabia.core.generate.requests import Completion
 from sabia.core.judge.verdict import Grade, Verdict
-from sabia.core.recipes.grpo_journal import Journal
+from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_output

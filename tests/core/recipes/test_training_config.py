@@ -7,7 +7,8 @@ from sabia.core.options.grpo import GrpoOptions
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.options.sft import SftOptions
 from sabia.core.options.training import Training
-from sabia.core.recipes import grpo_config, training_config
+from sabia.core.recipes import training_config
+from sabia.core.recipes.grpo import policy_config
 from sabia.core.spec import from_config, new_config
 
 TRAINING = {
@@ -46,12 +47,12 @@ def test_runs_of_earlier_versions_are_the_same_runs() -> None:
 
 
 def test_grpo_runs_of_earlier_versions_are_the_same_runs() -> None:
-    assert grpo_config.identity(GrpoOptions(model="m", micro_tokens=5, save_every="3")) == GRPO
+    assert policy_config.identity(GrpoOptions(model="m", micro_tokens=5, save_every="3")) == GRPO
     judged = GrpoOptions(
         model="m", reward="rubric", judge_url="u", judge_model="j", concurrency=3, warmup="5%",
         advantage="std", updates=2, clip_low=0.1,
     )  # fmt: skip
-    assert grpo_config.identity(judged) == GRPO | {
+    assert policy_config.identity(judged) == GRPO | {
         "reward": "rubric", "warmup": 5, "std": True, "updates": 2,
         "loss": GRPO["loss"] | {"clip_low": 0.1},
         "judge": {"model": "j", "votes": 1, "items_per_call": 1, "reply_format": "text",

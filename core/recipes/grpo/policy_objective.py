@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes
-from sabia.core.recipes.grpo_prompts import Prompt
-from sabia.core.recipes.grpo_report import SUMS, StepTable, metrics_row
-from sabia.core.recipes.grpo_source import SampleSource
+from sabia.core.recipes.grpo.prompt_schedule import Prompt
+from sabia.core.recipes.grpo.sample_source import SampleSource
+from sabia.core.recipes.grpo.step_table import SUMS, StepTable, metrics_row
 from sabia.core.train.loop import Results
 
 

@@ -19,7 +19,8 @@ from sabia.core.model.lora import LoraConfig, merged
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import gather_objects
-from sabia.core.recipes.grpo_batch import (
+from sabia.core.recipes.grpo.prompt_schedule import Prompt
+from sabia.core.recipes.grpo.sample_batch import (
     Batch,
     Group,
     empty_batch,
@@ -32,9 +33,8 @@ from sabia.core.recipes.grpo_batch import (
     split,
     with_slots,
 )
-from sabia.core.recipes.grpo_prompts import Prompt
-from sabia.core.recipes.grpo_report import StepTable, step_sums
-from sabia.core.recipes.grpo_sampling import Sampler
+from sabia.core.recipes.grpo.sampler import Sampler
+from sabia.core.recipes.grpo.step_table import StepTable, step_sums
 from sabia.core.train.stepper_torch import TorchStepper
 
 
@@ -77,7 +77,7 @@ class SampleSource:
         yield from updates
 
     def sums(self) -> np.ndarray:
-        """See Source: in the order of grpo_report.SUMS."""
+        """See Source: in the order of step_table.SUMS."""
         return self._sums
 
     def _updates(self, groups: list[Group], step: int) -> list[Batch]:

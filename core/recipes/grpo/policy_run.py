@@ -24,13 +24,14 @@ from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
-from sabia.core.recipes import grpo_config, training_config
-from sabia.core.recipes.grpo_journal import Journal
-from sabia.core.recipes.grpo_objective import PolicyObjective
-from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule, RejectRow, read_prompts
-from sabia.core.recipes.grpo_report import StepTable
-from sabia.core.recipes.grpo_sampling import Sampler, open_grader
-from sabia.core.recipes.grpo_source import SampleSource
+from sabia.core.recipes import training_config
+from sabia.core.recipes.grpo import policy_config
+from sabia.core.recipes.grpo.policy_objective import PolicyObjective
+from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, RejectRow, read_prompts
+from sabia.core.recipes.grpo.sample_journal import Journal
+from sabia.core.recipes.grpo.sample_source import SampleSource
+from sabia.core.recipes.grpo.sampler import Sampler, open_grader
+from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.recipes.model_source import load_fp32
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import (
@@ -62,7 +63,7 @@ from sabia.core.train.stepper_torch import TorchStepper
 
 def run(job: Job, options: GrpoOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
-    grpo_config.check_texts(options)
+    policy_config.check_texts(options)
     directory, world = open_run(job)
     if options.prompts % world.size:
         raise UsageError(
@@ -78,7 +79,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         "model": model,
         "tokenizer": tokenizer.fingerprint,
         "seed": job.seed,
-        **grpo_config.identity(options),
+        **policy_config.identity(options),
     }
     call = RunCall(job, identity, directory, world)
     if call.already_done():
@@ -169,8 +170,8 @@ def _training(
     params = load_fp32(options.model)
     lora, precision = training_config.lora_config(options), precision_named(options.precision)
     optimizer, schedule = (
-        grpo_config.optimizer_config(options),
-        grpo_config.schedule_config(options),
+        policy_config.optimizer_config(options),
+        policy_config.schedule_config(options),
     )
     loss = partial(grpo_loss, options=options, remat=cast(Remat, options.remat))
     layers: list[Any] = [params] if lora is None else [params, init_lora(spec, lora, job.seed)]

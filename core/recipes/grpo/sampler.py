@@ -17,9 +17,9 @@ from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.world import World
-from sabia.core.recipes.grpo_batch import Group
-from sabia.core.recipes.grpo_journal import Journal, Key
-from sabia.core.recipes.grpo_prompts import Prompt, PromptSchedule
+from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
+from sabia.core.recipes.grpo.sample_batch import Group
+from sabia.core.recipes.grpo.sample_journal import Journal, Key
 
 GRADING_S = 3600.0  # a judge may take this much longer than the hang time-out
 Owners = Mapping[str, Prompt]  # request id → its prompt

@@ -18,7 +18,7 @@ import torch
 from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.recipes.grpo_prompts import Prompt
+from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.train.losses import grpo
 
 WIDTH_STEP = 8

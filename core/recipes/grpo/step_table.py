@@ -12,7 +12,7 @@ import numpy as np
 from sabia.core import notes
 from sabia.core.generate.requests import LENGTH
 from sabia.core.judge.verdict import Verdict
-from sabia.core.recipes.grpo_batch import Group
+from sabia.core.recipes.grpo.sample_batch import Group
 from sabia.core.train.losses.grpo import informative_groups
 from sabia.core.train.stepper import StepResult
 

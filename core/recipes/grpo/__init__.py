@@ -1,0 +1,1 @@
+"""GRPO: prompts, samples and their grades, batches, the run."""
