@@ -123,3 +123,17 @@ def test_a_spike_stops_the_run_where_that_is_asked_for(commands: Commands, tmp_p
     done = commands("pretrain", tokens, *WORDS, "--on-spike", "stop", "-o", tmp_path / "run")
     assert done.returncode == 1
     assert b"step 88: loss" in done.stderr and b"parquet:bad-" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [(("--max-rewinds", 0), b"after 0 rewinds"), (("--max-skipped", "1%"), b"left out by now")],
+)
+def test_a_run_fails_at_its_limits(
+    commands: Commands, tmp_path: Path, option: tuple, message: bytes
+) -> None:
+    tokens = with_noise(tmp_path / "tokens", TOGETHER, True)
+    words = ("pretrain", tokens, *WORDS, "--save-every", 20, *option, "-o", tmp_path / "run")
+    done = commands(*words)
+    assert done.returncode == 1
+    assert message in done.stderr and b"parquet:bad-" in done.stderr
