@@ -30,8 +30,10 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sinks import ParquetSink, Sink
-from sabia.core.shards.sources import Source, rows_of
+from sabia.core.shards.sources import Source, bytes_of, rows_of
 from sabia.core.shards.summary import Summary
+from sabia.kernels.runtime import first_runs
+from sabia.kernels.runtime.cache_folder import has_compiled
 
 
 @dataclass
@@ -100,7 +102,10 @@ def run_map(
         sources = unified(sources, whole=len(owned) == len(sources))
         schema = manifest.schema_of_all(sources)
     output = manifest.named_output(job)
-    work = _Work(job, transform, kind_out, salt, schema, sink, columns, output)
+    size = 0
+    if not all(map(has_compiled, first_runs.SWITCHING)):
+        size = (bytes_of([sources[i] for i in owned]) or 0) // max(1, min(job.jobs, len(owned)))
+    work = _Work(job, transform, kind_out, salt, schema, sink, columns, output, size)
     if job.dry_run:
         _dry_run(work, sources, owned, sampled)
         return Summary()
@@ -116,6 +121,7 @@ def run_map(
                 bar.advance(1, rows=f"{summary.rows_out:,}")
     else:
         summary = _write_part(work, sources, 0)
+    first_runs.expect(0)
     for path in existing.replaced:
         manifest.remove_part(path)
     work.sink.finish(len(sources))
@@ -148,6 +154,7 @@ class _Work:
     sink: Sink
     columns: pa.Schema | None = None  # of the parts to which `--append` adds
     output: str = ""  # see manifest.named_output
+    size: int = 0  # bytes that a process is expected to read; 0: not known
 
     def provenance(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
         """Without inputs and fingerprint before the end of a stream."""
@@ -175,6 +182,7 @@ def _owned_shards(job: Job, count: int) -> list[int]:
 
 def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     """Write one part from its sources, unless it is already there."""
+    first_runs.expect(work.size)
     provenance: outputs.Provenance = partial(work.provenance, sources)
     if all(getattr(source, "stream", None) is None for source in sources):
         provenance = made = work.provenance(sources)

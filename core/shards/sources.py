@@ -318,6 +318,21 @@ def rows_of(sources: Sequence[Source]) -> int | None:
     return None if None in counts else sum(filter(None, counts))
 
 
+def bytes_of(sources: Sequence[Source]) -> int | None:
+    """Bytes of all values; None where they are not known without reading: in streams and in
+    compressed JSON lines."""
+    total = 0
+    for source in sources:
+        if source.stream is not None:
+            return None
+        plain = source.name.endswith((".jsonl", ".arrow"))
+        size = source.size() if plain else source.decoded_bytes()
+        if size is None:
+            return None
+        total += size
+    return total
+
+
 def batches_of(
     sources: Sequence[Source], columns: Sequence[str] | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:

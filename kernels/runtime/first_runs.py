@@ -2,11 +2,13 @@
 
 Compiling a kernel takes seconds, once; its reference in NumPy or Python computes a few hundred
 documents in less. A call of a `SwitchingModule` uses the compiled functions where the cache has
-them. Otherwise the reference computes, some documents at a time; when it has taken PLAIN_S seconds
-of CPU time in this process, a second process compiles the kernel (sabia.kernels.compile), and calls
-use it as soon as its files are there. If that process ends without them, as where no file can be
-written, or if a call has more documents than the reference computes in the time that compiling
-takes, the caller compiles. Both give the same bits.
+them. Otherwise the reference computes, some documents at a time. Where it is known how much the
+process has to compute (`expect`), the caller compiles as soon as that would take the reference
+longer, and nothing is compiled if not. Where it is not known, and the reference has taken PLAIN_S
+seconds of CPU time in this process, a second process compiles the kernel (sabia.kernels.compile),
+and calls use it as soon as its files are there. If that process ends without them, as where no file
+can be written, or if one call has more documents than the reference computes in the time that
+compiling takes, the caller compiles. Both give the same bits.
 """
 
 import contextlib
@@ -72,6 +74,15 @@ def is_only_cached() -> bool:
     return getattr(_thread, "only_cached", False)
 
 
+_expected = 0  # bytes
+
+
+def expect(size: int) -> None:
+    """How many bytes of documents this process has to compute in all; 0: not known."""
+    global _expected
+    _expected = size
+
+
 def compile_seconds(kernel: str) -> float:
     """About how many CPU seconds it takes to compile a kernel."""
     return FUNCTION_S * FUNCTIONS[kernel]
@@ -82,7 +93,7 @@ class FirstRun:
     compiles it."""
 
     def __init__(self, kernel: str) -> None:
-        self.kernel, self.plain_s = kernel, 0.0
+        self.kernel, self.plain_s, self.plain_bytes = kernel, 0.0, 0
         self._speeds: dict[str, list[float]] = {}  # of functions: seconds for a byte or row
         self._compiler: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -106,7 +117,7 @@ class FirstRun:
         """function(), which computes plainly; starts the process that compiles when it is time."""
         _announce()
         with self._lock:
-            if self._compiler is None and self.plain_s >= PLAIN_S:
+            if self._compiler is None and self.plain_s >= PLAIN_S and not _expected:
                 self._compiler = _compiler_of(self.kernel)
         started = time.thread_time()
         result = function()
@@ -136,13 +147,15 @@ class SwitchingModule:
         rest: tuple[Any, ...] | None = arguments
         while rest is not None:
             compiled = functools.partial(self._function, "numba_impl", name, rest)
+            left = _expected - state.plain_bytes if rows.documents else 0
             try:
-                parts.append(state.compiled(name, rows.size(rest), compiled))
+                parts.append(state.compiled(name, max(rows.size(rest), left), compiled))
                 break
             except NotCompiled:
                 part, rest = _divided(rest, rows)
                 plain = functools.partial(self._function, "reference", name, part)
                 parts.append(state.plain(name, rows.size(part), plain))
+                state.plain_bytes += rows.size(part) if rows.documents else 0
         return _joined(parts)
 
     def _function(self, module: str, name: str, arguments: tuple[Any, ...]) -> Any:

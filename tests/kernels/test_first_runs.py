@@ -112,6 +112,25 @@ def test_a_call_with_many_documents_compiles_itself(
         assert (state.plain_s > once) is (wanted == "plain")
 
 
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("share", [1e-9, 1e9])
+def test_what_is_expected_decides_before_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, share: float
+) -> None:
+    """Small calls of a large input compile; those of a small input never start a compiler."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(first_runs, "PLAIN_S", 0.0)
+    monkeypatch.setattr(first_runs, "FUNCTION_S", share)
+    monkeypatch.setattr(first_runs, "_compiler_of", lambda kernel: pytest.fail(kernel))
+    monkeypatch.setattr(first_runs, "_expected", 1 << 40)
+    few = OFFSETS[:9]
+    plain = [*sketch(DATA, few, SketchConfig(), "reference")]
+    state = first_runs.first_run("minhash")
+    for _ in range(4):
+        assert_same(plain, [*sketch(DATA, few, SketchConfig(), AUTO)])
+    assert state.plain_bytes == (few[-1] - few[0]) * (2 if share < 1 else 4)
+
+
 COMMAND = """
 import sys, time
 from sabia.kernels.runtime import cache_folder, first_runs

@@ -22,7 +22,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
 from sabia.core.shards.manifest import check_output
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.shards.sources import Source, batches_of
+from sabia.core.shards.sources import Source, batches_of, bytes_of
 from sabia.core.text.tokenize import mix_writer
 from sabia.core.text.tokenize.document_encoding import ENCODED, encode_shard, pack_shard
 from sabia.core.text.tokenize.encoders import DeferredEncoder, Encoder, choose_encoder, probe_texts
@@ -106,21 +106,9 @@ def _encoder(tokenizer: Tokenizer, options: TokenizeOptions, sources: Sequence[S
     if any(source.stream is not None for source in sources):
         return DeferredEncoder(tokenizer, options.encoder)
     texts = probe_texts(batch for _, batch in batches_of(sources, ["text"]))
-    choice = choose_encoder(tokenizer, texts, options.encoder, partial(_bytes_of, sources))
+    choice = choose_encoder(tokenizer, texts, options.encoder, partial(bytes_of, sources))
     notes.note(f"encoder {choice.reason}")
     return choice.encoder
-
-
-def _bytes_of(sources: Sequence[Source]) -> int | None:
-    """Bytes of all documents; None where a source is compressed as a whole."""
-    total = 0
-    for source in sources:
-        plain = source.name.endswith((".jsonl", ".arrow"))
-        size = source.size() if plain else source.decoded_bytes()
-        if size is None:
-            return None
-        total += size
-    return total
 
 
 def _report(
