@@ -22,6 +22,8 @@ COMMANDS = {
     "quantize": "Quantize a model to 8 and 4 bits.",
     "eval": "Evaluate models on benchmark tasks and compare them.",
     "plan-cluster": "Estimate compute, memory, time and cost of a training run.",
+    "report": "Show the graph of outputs, where tokens are from, and uses of documents.",
+    "doctor": "List outputs that code with a known defect made.",
 }
 # command → its subcommands. The first is the default, in the command's module; the module of any
 # other is sabia.cli.<command>_<subcommand>. An input file with such a name is given as ./name.

@@ -4,10 +4,12 @@ Other programs read these files as they are. In Parquet every page has its CRC-3
 between the last row group and the footer, which no reader looks at, hold: a 64-bit digest of each
 BLOCK of all bytes before them (page headers, which the CRC leaves out, among them), the number of
 these bytes (uint64, little-endian), MARK, and the 128-bit digest of the digests, the number and the
-footer. In Arrow the custom metadata of each record batch holds the digest of the schema, the rows
-before it and the batch; the last batch has no rows and also holds the number of rows. Digests are
-XXH3 (xxhash.com; not cryptographic). Files without digests, which other programs or earlier
-versions wrote, are read with a note. JSON objects with a digest are in `atomic`.
+footer. Before these digests there may be a text about the run that wrote the file, with a digest of
+its own; hashes of the content leave it out (`text_of_run`). In Arrow the custom metadata of each
+record batch holds the digest of the schema, the rows before it and the batch; the last batch has no
+rows and also holds the number of rows. Digests are XXH3 (xxhash.com; not cryptographic). Files
+without digests, which other programs or earlier versions wrote, are read with a note. JSON objects
+with a digest are in `atomic`.
 """
 
 import contextlib
@@ -24,6 +26,7 @@ from sabia.core import notes
 from sabia.core.errors import BadData
 
 MARK = b"sabiaXXB"  # 8 bytes
+RUN_MARK = b"sabiaRUN"  # 8 bytes, before the digest of a text about the run
 BLOCK = 1 << 15
 KEY, ROWS = b"sabia.xxh3", b"sabia.rows"
 BUFFER_BYTES = 1 << 20  # of a column chunk that are read at once: it may have any size
@@ -54,6 +57,7 @@ class ParquetWriter:
         self._writer = pq.ParquetWriter(self._target, schema, write_page_checksum=True, **options)
         self.write_table = self._writer.write_table
         self.add_key_value_metadata = self._writer.add_key_value_metadata
+        self.run = ""  # a text about the run that writes the file
 
     def close(self) -> None:
         """Write the digests and the footer."""
@@ -67,6 +71,9 @@ class ParquetWriter:
         count = target.count.to_bytes(8, "little")
         table = target.digests()
         digest = xxh3_128_digest(table + count + footer)
+        if self.run:
+            text = self.run.encode()
+            target.file.write(RUN_MARK + xxh3_64_digest(text) + text)
         target.file.write(table + count + MARK + digest + footer)
 
 
@@ -189,13 +196,41 @@ def _checked(file: BinaryIO, name: str) -> _Checked | None:
     if mark != MARK:
         return None
     count = int.from_bytes(raw, "little")
-    table = b""
-    if count + -(-count // BLOCK) * 8 == end:
-        file.seek(count)
-        table = file.read(end - count)
+    start, table = end - -(-count // BLOCK) * 8, b""
+    if count <= start:
+        file.seek(start)
+        table = file.read(end - start)
     if xxh3_128_digest(table + raw + footer) != digest:
         raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
     return _Checked(file, name, count, table, digest)
+
+
+def run_span(file: BinaryIO) -> tuple[int, int]:
+    """The first byte of the text about the run in a Parquet file, with its mark, and the first
+    after it; (0, 0) if there is none."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _TAIL))
+    tail = file.read(_TAIL)
+    end = size - _TAIL - int.from_bytes(tail[:4], "little") - 32  # of the table
+    if tail[4:] != b"PAR1" or end < 4:
+        return 0, 0
+    file.seek(end)
+    head = file.read(16)
+    count = int.from_bytes(head[:8], "little")
+    start = end - -(-count // BLOCK) * 8
+    if head[8:] != MARK or not 4 <= count <= start - 16:
+        return 0, 0
+    file.seek(count)
+    return (count, start) if file.read(8) == RUN_MARK else (0, 0)
+
+
+def text_of_run(file: BinaryIO) -> str:
+    """The text about the run that wrote a Parquet file; '' if it has none, or a damaged one."""
+    start, end = run_span(file)
+    file.seek(start)
+    stored = file.read(end - start)
+    text = stored[16:]
+    return text.decode() if stored and xxh3_64_digest(text) == stored[8:16] else ""
 
 
 def footer_digest(file: BinaryIO, name: str) -> str:

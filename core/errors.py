@@ -56,6 +56,12 @@ class MissingBackend(SabiaError):
     exit_code = ExitCode.MISSING
 
 
+class Unavailable(Failed):
+    """A server that has answered this run answers no more; the same command resumes (75)."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class Interrupted(SabiaError):
     """Stopped by a signal after saving all state; the same command resumes (75)."""
 

@@ -1,4 +1,7 @@
-"""The hash of all bytes of a file, computed once: 128-bit XXH3 (xxhash.com; not cryptographic).
+"""The hash of the bytes of a file, computed once: 128-bit XXH3 (xxhash.com; not cryptographic).
+
+What a Parquet file says about the run that wrote it (host, times) is left out, so that equal rows
+have equal hashes.
 
 The hash of a large local file is remembered in `cache_folder("hashes")` with its path, size, times
 and inode, in a small file of its own, so that processes share the cache; an entry that cannot be
@@ -16,6 +19,7 @@ from typing import Any, BinaryIO
 
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
+from sabia.core.digests import run_span
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.kernels.runtime.cache_folder import cache_folder
 
@@ -83,11 +87,19 @@ def _identity(path: str, status: os.stat_result) -> list[Any]:
 
 
 def _digest(file: BinaryIO) -> str:
-    digest, buffer = xxh3_128(), memoryview(bytearray(1 << 20))
+    digest = xxh3_128()
+    start, end = run_span(file)
+    file.seek(0)
+    left = start
+    while left and (block := file.read(min(left, 1 << 20))):
+        digest.update(block)
+        left -= len(block)
+    file.seek(end)
     if not isinstance(file, io.RawIOBase | io.BufferedIOBase):  # of fsspec, without readinto
         while block := file.read(1 << 20):
             digest.update(block)
         return digest.hexdigest()
+    buffer = memoryview(bytearray(1 << 20))
     while count := file.readinto(buffer):
         digest.update(buffer[:count])
     return digest.hexdigest()

@@ -10,6 +10,7 @@ up all of the held-out text. If nothing would be held out, the end of the longes
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from sabia.core.errors import BadData, SabiaError
 from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.lineage.run_record import keep_script
 
 LONG = 50_000
 
@@ -107,6 +109,8 @@ def main() -> None:
     except SabiaError as error:
         print(f"own_data_split: {error}", file=sys.stderr)
         sys.exit(int(error.exit_code))
+    outputs = [str(given.train), str(given.held_out)]
+    keep_script(["python", os.path.abspath(__file__)], outputs, [str(given.documents)])
     if given.stats:
         write_atomic(given.stats, json.dumps(counts) + "\n")
     share = counts["held_out_characters"] / sum(v for n, v in counts.items() if "char" in n)

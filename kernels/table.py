@@ -42,6 +42,8 @@ class Kernel:
 
 _BOTH = {"torch": ("reference", "library", "triton"), "jax": ("reference", "library", "pallas")}
 _OWN = {"torch": ("reference", "triton"), "jax": ("reference", "pallas")}
+_EAGER = {"torch": ("reference", "eager", "triton"), "jax": ("reference", "eager", "pallas")}
+_ALL = ("reference", "eager", "library", "triton")
 _TEXT = {"numpy": ("reference", "numba")}
 _COMPILED = {"numpy": ("numba",)}
 
@@ -49,9 +51,9 @@ KERNELS: Mapping[str, Kernel] = {
     kernel.operation: kernel
     for kernel in (
         Kernel("attention", ("attention", "attention_mask"), _BOTH),
-        Kernel("grouped_matmul", ("grouped_matmul",), _BOTH),
-        Kernel("rms_norm", ("rms_norm",), {**_BOTH, "jax": ("reference", "pallas")}),
-        Kernel("vocabulary_loss", ("linear_cross_entropy",), _OWN),
+        Kernel("grouped_matmul", ("grouped_matmul",), {**_BOTH, "torch": _ALL}),
+        Kernel("rms_norm", ("rms_norm",), {"torch": _ALL, "jax": ("reference", "pallas")}),
+        Kernel("vocabulary_loss", ("linear_cross_entropy",), _EAGER),
         Kernel("quantize", ("quantize",), _OWN),
         Kernel("minhash", ("sketch", "signatures", "jaccard", "gather"), _TEXT),
         Kernel("quality", ("measure",), _TEXT),

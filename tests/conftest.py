@@ -10,6 +10,8 @@ from sabia.core import notes
 
 # Triton reads it when it is imported, which torch.compile may do in any test of a process
 os.environ["TRITON_INTERPRET"] = "1"
+# outputs of equal rows are compared byte for byte
+os.environ.setdefault("SABIA_RUN_RECORD", "0")
 
 COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
 

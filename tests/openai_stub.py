@@ -32,6 +32,7 @@ class Stub:
         self.told_until = collections.defaultdict(float)
         self.early, self.early_all, self.in_flight, self.most_in_flight = 0, 0, 0, 0
         self.headers, self.bodies = [], []
+        self.more_headers = {}
 
     @property
     def requests(self) -> int:
@@ -102,7 +103,8 @@ class Stub:
             request.transport.abort()
             return response
         self.delivered[content] += 1
-        return web.Response(body=payload, content_type="application/json")
+        headers = self.more_headers
+        return web.Response(body=payload, content_type="application/json", headers=headers)
 
     def _refusal(self, fault, content):
         """429-seconds, 429-date, 429-ms, or a bare status."""

@@ -11,12 +11,13 @@ from typing import Any
 
 from sabia.core import notes, stop
 from sabia.core.bench.items import Item, Message, render
-from sabia.core.bench.metrics import exact_match
+from sabia.core.bench.metrics import NO_VERDICT, exact_match
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.chat import render as render_chat
+from sabia.core.generate.chat_variables import server_variables
 from sabia.core.generate.requests import Request
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
@@ -52,9 +53,10 @@ def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
 
 
 def generate(
-    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], options: EvalOptions
-) -> list[Answer]:
-    """Answers by the local engine, in the order of the items.
+    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], options: EvalOptions,
+    variables: Mapping[str, Any],
+) -> list[Answer]:  # fmt: skip
+    """Answers by the local engine, in the order of the items; variables: of the chat template.
 
     Random numbers are a function of seed, task, item and sample, so two models use the same ones.
     Prompts too long for the model are truncated on the left, with a warning.
@@ -66,7 +68,7 @@ def generate(
             f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
             f"{engine.spec.max_positions}"
         )
-    encoded = [prompt_ids(item, tokenizer) for item in items]
+    encoded = [prompt_ids(item, tokenizer, variables) for item in items]
     if cut := sum(len(ids) > prompt_limit for ids in encoded):
         notes.warn(
             f"{task.name}: {cut} of {len(items)} prompts cut on the left to {prompt_limit} tokens"
@@ -88,10 +90,10 @@ def generate(
     return sorted(answers, key=lambda answer: (order[answer.item_id], answer.sample))
 
 
-def prompt_ids(item: Item, tokenizer: Any) -> list[int]:
+def prompt_ids(item: Item, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
     """Token ids of an item's prompt, with a generation prompt if it is a conversation."""
     if item.messages:
-        return tokenizer.encode(render_chat(item.messages, tokenizer, add_generation_prompt=True))
+        return tokenizer.encode(render_chat(item.messages, tokenizer, True, **variables))
     return tokenizer.encode(item.text, bos=True)
 
 
@@ -101,7 +103,7 @@ def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) ->
     cells = [(item, sample) for item in items for sample in range(samples)]
     requests = [
         ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, options.seed,
-                    task.stop, vote=sample)
+                    task.stop, vote=sample, extra=server_variables(options.chat))
         for item, sample in cells
     ]  # fmt: skip
     answers = []
@@ -179,6 +181,6 @@ def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) ->
     for item, answer in pairs:
         right, extracted = exact_match(task, answer.text, str(item.answer))
         detail = detail_of(item, answer, {"extracted": extracted, "answer": item.answer})
-        values = {"exact_match": right}
+        values = {NO_VERDICT: 1.0} if right is None else {"exact_match": right}
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows

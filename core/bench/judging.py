@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
@@ -66,6 +67,8 @@ def judge_items(cases: Sequence[Case], grader: Grader) -> list[JudgedAnswer]:
 
 def _graded(case: Case, grade: Any) -> JudgedAnswer:
     detail = {"items": grade.items(), "response": case.text}
+    if grade.by_judge:
+        detail["judges"] = grade.by_judge
     if grade.score is None:
         return JudgedAnswer({NO_VERDICT: 1.0}, detail)
     points = sum(item["points"] for item in grade.items())
@@ -116,7 +119,8 @@ def judge_points(
         ChatRequest(points_messages(question), max_tokens=max_tokens, seed=0)
         for question in questions
     ]
-    replies = client.chat(requests)
+    readers = [partial(_has_points_of, question.maximum) for question in questions]
+    replies = client.chat(requests, readers)
     return [_pointed(question, reply) for question, reply in zip(questions, replies, strict=True)]
 
 
@@ -127,6 +131,10 @@ def _pointed(question: PointsQuestion, reply: Any) -> JudgedAnswer:
         return JudgedAnswer({NO_VERDICT: 1.0}, detail)
     share = points / question.maximum if question.maximum > 0 else 0.0
     return JudgedAnswer({"points": points, "share": share, MAXIMUM: question.maximum}, detail)
+
+
+def _has_points_of(maximum: float, text: str) -> bool:
+    return read_points(text, maximum) is not None
 
 
 def read_points(text: str, maximum: float) -> float | None:

@@ -19,7 +19,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.model import forward
-from sabia.core.model.backend import load_ops
+from sabia.core.ops.backend import load_ops
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from sabia.core.bench.task import Task
+from sabia.core.judge.bounded_regex import PastLimitError, find
 from sabia.core.judge.verifiers import verify
 
 Aggregate = Literal["mean", "sum", "ratio"]
@@ -96,12 +97,11 @@ def extracted(task: Task, text: str) -> str | None:
     """The answer by the task's pattern (its group 1, if it has one); None without a match."""
     if not task.extract:
         return text.strip()
-    matches = list(re.finditer(task.extract, text, re.MULTILINE))
-    if not matches:
+    match = find(task.extract, text, task.extract_pick)
+    if match is None:
         return None
-    match = matches[0 if task.extract_pick == "first" else -1]
-    picked = match[1] if match.re.groups and match[1] is not None else match[0]
-    return picked.strip()
+    whole, group = match
+    return (whole if group is None else group).strip()
 
 
 def normalised(task: Task, text: str) -> str:
@@ -131,10 +131,16 @@ _NORMALIZERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def exact_match(task: Task, text: str, answer: str) -> tuple[float, str | None]:
-    """(1 or 0, the extracted answer) for a generated text against the reference answer."""
-    answer_text = extracted(task, text)
+def exact_match(task: Task, text: str, answer: str) -> tuple[float | None, str | None]:
+    """(1 or 0, the extracted answer) for a generated text against the reference answer.
+
+    There is no score (None) if a regular expression passes its time limit.
+    """
+    try:
+        answer_text = extracted(task, text)
+    except PastLimitError:
+        return None, None
     if answer_text is None:
         return 0.0, None
     right = verify(task.verifier, normalised(task, answer_text), normalised(task, answer))
-    return float(right), answer_text
+    return None if right is None else float(right), answer_text

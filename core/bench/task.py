@@ -53,7 +53,7 @@ class Task:
     separator: str = "\n\n"
     metric: str = ""
     extract: str = ""
-    extract_pick: str = "last"
+    extract_pick: Literal["first", "last"] = "last"
     normalize: tuple[str, ...] = ()
     verifier: str = "exact"
     max_new_tokens: int = 128

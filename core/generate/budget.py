@@ -3,6 +3,7 @@
 Prices are US dollars per million tokens, for prompt and completion, read from a TOML or JSON table:
 `[model-name]` with `prompt` and `completion`. A call is admitted only if the limits hold even if it
 and all calls in flight use their estimates; the amount charged comes from the usage in the reply.
+The limits are those of a run: of all its processes and starts, which share a `Ledger`.
 """
 
 import json
@@ -11,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sabia.core import units
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.calls import Usage
+from sabia.core.generate.ledger import Ledger, Ticket
 
 MILLION = 1_000_000
 
@@ -56,58 +59,89 @@ def _price(entry: Mapping[str, float]) -> Price:
     return Price(float(entry["prompt"]), float(entry["completion"]))
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What calls have cost; usd: None without a price for every model."""
+
+    requests: int
+    usage: Usage
+    usd: float | None
+
+    def text(self) -> str:
+        """Such as '40 requests, 900 prompt and 80 completion tokens, $0.12'."""
+        cost = "" if self.usd is None else f", {units.format_money(self.usd)}"
+        prompt, completion = self.usage.prompt_tokens, self.usage.completion_tokens
+        tokens = f"{prompt:,} prompt and {completion:,} completion tokens"
+        return f"{self.requests:,} requests, {tokens}{cost}"
+
+
 @dataclass
 class Budget:
-    """Running totals and their limits (None: no limit)."""
+    """Prices by model, limits (None: no limit) and the ledger of the run that they hold for."""
 
-    price: Price | None = None
+    prices: Mapping[str, Price] = field(default_factory=dict)
     max_usd: float | None = None
     max_requests: int | None = None
     max_tokens: int | None = None
-    requests: int = 0
-    used: Usage = field(default_factory=Usage)
-    reserved: Usage = field(default_factory=Usage)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def cost_usd(self, used: Mapping[str, Usage]) -> float | None:
+        """Dollars for the tokens of each model; None without a price for one of them."""
+        if not used.keys() <= self.prices.keys():
+            return None
+        return sum(self.prices[model].cost_usd(usage) for model, usage in used.items())
+
+    def check_prices(self, *models: str) -> None:
+        """Raise UsageError if there is a cap in dollars and a model has no price."""
+        unknown = [model for model in (*models, *self.ledger.used) if model not in self.prices]
+        if self.max_usd is not None and unknown:
+            raise UsageError(f"no price for model {unknown[0]} (a cap in dollars needs its price)")
 
     @property
-    def usd(self) -> float | None:
-        """Dollars spent; None without a price."""
-        return None if self.price is None else self.price.cost_usd(self.used)
+    def spent(self) -> Spent:
+        """What the run has cost so far, with the estimates of calls that were lost."""
+        ledger = self.ledger
+        with ledger.locked():
+            used, requests = dict(ledger.total), sum(ledger.requests.values())
+        return Spent(requests, sum(used.values(), Usage()), self.cost_usd(used))
 
-    def count_request(self) -> None:
-        """Count one request about to be sent; raises BudgetExceeded at the limit."""
-        if self.max_requests is not None and self.requests >= self.max_requests:
-            raise BudgetExceeded(
-                f"request budget reached: {self.requests} sent (cap {self.max_requests}); "
-                "finished calls are kept: raise the cap and run again"
-            )
-        self.requests += 1
-
-    def reserve(self, estimate: Usage) -> bool:
-        """Reserve the estimate of one call; False: wait until a call in flight has finished.
+    def admit(self, model: str, estimate: Usage) -> Ticket | None:
+        """Charge a request that is about to be sent; None: wait until a call in flight has ended.
 
         Raises BudgetExceeded if it would exceed a limit with no call in flight.
         """
-        reason = self._over(self.used + self.reserved + estimate)
-        if reason is None:
-            self.reserved += estimate
-            return True
-        if self.reserved.total_tokens:
-            return False
-        raise BudgetExceeded(f"{reason}; finished calls are kept: raise the cap and run again")
+        ledger = self.ledger
+        with ledger.locked():
+            self._check_requests(sum(ledger.requests.values()))
+            reason = self._over(model, estimate)
+            if reason is not None and ledger.waits():
+                return None
+            if reason is not None:
+                raise self._exceeded(reason)
+            return ledger.charge(model, estimate)
 
-    def settle(self, estimate: Usage, usage: Usage | None) -> None:
-        """Replace a reservation by the usage of the call (None: the call failed)."""
-        self.reserved += Usage(-estimate.prompt_tokens, -estimate.completion_tokens)
-        self.used += usage or Usage()
+    def _check_requests(self, sent: int) -> None:
+        if self.max_requests is not None and sent >= self.max_requests:
+            raise self._exceeded(f"request budget reached: {sent} sent (cap {self.max_requests})")
 
-    def _over(self, usage: Usage) -> str | None:
-        if self.max_tokens is not None and usage.total_tokens > self.max_tokens:
-            used = self.used.total_tokens
-            return f"token budget reached: {used} used, next may exceed {self.max_tokens}"
-        if self.max_usd is not None and self.price is not None:
-            cost = self.price.cost_usd(usage)
-            if cost > self.max_usd:
-                spent = self.price.cost_usd(self.used)
-                reason = f"money budget reached: ${spent:.4f} spent"
+    def _over(self, model: str, estimate: Usage) -> str | None:
+        """Which limit one more call would exceed."""
+        total, used = self.ledger.total, self.ledger.used
+        if self.max_tokens is not None:
+            tokens = sum(usage.total_tokens for usage in total.values()) + estimate.total_tokens
+            if tokens > self.max_tokens:
+                spent = sum(usage.total_tokens for usage in used.values())
+                return f"token budget reached: {spent} used, next may exceed {self.max_tokens}"
+        if self.max_usd is not None:
+            usd = (self.cost_usd(total) or 0.0) + (self.cost_usd({model: estimate}) or 0.0)
+            if usd > self.max_usd:
+                reason = f"money budget reached: ${self.cost_usd(used) or 0.0:.4f} spent"
                 return f"{reason}, next may exceed ${self.max_usd:g}"
         return None
+
+    def _exceeded(self, reason: str) -> BudgetExceeded:
+        path = self.ledger.path
+        where = f" by all processes and starts of the run ({path})" if path else ""
+        return BudgetExceeded(
+            f"{reason}{where}; finished calls are kept: raise the cap and run again"
+        )

@@ -1,24 +1,26 @@
 """A content-addressed cache of finished calls that survives kill -9 and is shared by processes.
 
 A directory of append-only segments, one per process: lines of a 64-digit key, a space, the JSON of
-the reply with its key and digest, a line break; a damaged line counts as absent. `append` returns
-after fsync, so every reply that was used is on disk. Reading merges all segments; a last line
-without a line break (its writer died, or is still writing) is ignored. The index holds file
-positions, not replies: about 200 bytes per call.
+the reply with its key and digest, a line break; a damaged line counts as absent. A reply survives a
+kill once it is written, and a power failure after `sync`. Reading merges all segments; of several
+replies to a key the last one counts, and a last line without a line break (its writer died, or is
+still writing) is ignored. The index holds file positions, not replies: about 200 bytes per call.
 """
 
+import errno
 import json
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sabia.core.shards.atomic import fsync_directory, sealed, unsealed
 
 KEY_DIGITS = 64
+Location = tuple[Path, int, int]  # file, first byte of the reply, length
 REFRESH_S = 1.0
 
 
@@ -27,7 +29,7 @@ class CallCache:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
-        self._locations: dict[str, tuple[Path, int, int]] = {}
+        self._locations: dict[str, Location] = {}
         self._read_to: dict[Path, int] = {}
         self._segment: BinaryIO | None = None
         self._lock = threading.Lock()
@@ -44,26 +46,39 @@ class CallCache:
             if key not in self._locations and time.monotonic() - self._refreshed > REFRESH_S:
                 self._refresh()
             location = self._locations.get(key)
-            return None if location is None else self._read(key, *location)
+            if location is None:
+                return None
+            return self._read(key, location) or self._search(key)
 
     def append(self, replies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Store finished calls; when it returns they survive a kill and a power failure."""
-        lines = [(key, json.dumps(sealed({**reply, "": key})).encode()) for key, reply in replies]
+        for key, reply in replies:
+            self.write(key, reply)
+        self.sync()
+
+    def write(self, key: str, reply: Mapping[str, Any]) -> None:
+        """Store a finished call; when it returns it survives a kill of this process."""
+        text = json.dumps(sealed({**reply, "": key})).encode()
+        line = key.encode() + b" " + text + b"\n"
         with self._lock:
             if self._segment is None:
                 name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
-                self._segment = open(self._directory / name, "xb")  # noqa: SIM115 - kept open
+                path = self._directory / name
+                self._segment = open(path, "xb", buffering=0)  # noqa: SIM115 - kept open
                 fsync_directory(self._directory)
+            path = Path(self._segment.name)
+            start = self._read_to.get(path, 0)
+            if self._segment.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            self._locations[key] = (path, start + KEY_DIGITS + 1, len(text))
+            self._read_to[path] = start + len(line)
+
+    def sync(self) -> None:
+        """Make the calls written so far survive a power failure; others may write meanwhile."""
+        with self._lock:
             segment = self._segment
-            path, offset = Path(segment.name), segment.tell()
-            for key, line in lines:
-                segment.write(key.encode() + b" " + line + b"\n")
-                start = offset + KEY_DIGITS + 1
-                self._locations.setdefault(key, (path, start, len(line)))
-                offset = start + len(line) + 1
-            segment.flush()
+        if segment is not None:
             os.fsync(segment.fileno())
-            self._read_to[path] = offset
 
     def close(self) -> None:
         """Close the segment; the cache can still be read."""
@@ -75,27 +90,47 @@ class CallCache:
     def _refresh(self) -> None:
         """Index the complete lines that were added to the segments."""
         self._refreshed = time.monotonic()
-        for path in sorted(self._directory.glob("calls-*.log")):
-            offset = self._read_to.get(path, 0)
-            if path.stat().st_size <= offset:
-                continue
-            with path.open("rb") as file:
-                file.seek(offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    key = line[:KEY_DIGITS].decode("ascii", "replace")
-                    length = len(line) - KEY_DIGITS - 2
-                    if length > 0 and line[KEY_DIGITS : KEY_DIGITS + 1] == b" ":
-                        self._locations.setdefault(key, (path, offset + KEY_DIGITS + 1, length))
-                    offset += len(line)
-            self._read_to[path] = offset
+        for path in self._segments():
+            if path.stat().st_size > self._read_to.get(path, 0):
+                for key, location in self._lines(path, self._read_to.get(path, 0)):
+                    self._locations[key] = location
+                    self._read_to[path] = sum(location[1:]) + 1
 
-    def _read(self, key: str, path: Path, start: int, length: int) -> dict[str, Any] | None:
+    def _segments(self) -> list[Path]:
+        return sorted(self._directory.glob("calls-*.log"))
+
+    @staticmethod
+    def _lines(path: Path, offset: int) -> Iterator[tuple[str, Location]]:
+        """Key and location of the complete lines of a segment from an offset on."""
+        with path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                key = line[:KEY_DIGITS].decode("ascii", "replace")
+                length = len(line) - KEY_DIGITS - 2
+                if length > 0:
+                    yield key, (path, offset + KEY_DIGITS + 1, length)
+                offset += len(line)
+
+    def _search(self, key: str) -> dict[str, Any] | None:
+        """The last undamaged reply to a key whose indexed line is damaged; None: call again."""
+        del self._locations[key]
+        for path in reversed(self._segments()):
+            of_key = [location for name, location in self._lines(path, 0) if name == key]
+            for location in reversed(of_key):
+                if (reply := self._read(key, location)) is not None:
+                    self._locations[key] = location
+                    return reply
+        return None
+
+    @staticmethod
+    def _read(key: str, location: Location) -> dict[str, Any] | None:
+        path, start, length = location
         try:
             with path.open("rb") as file:
                 file.seek(start)
                 reply = unsealed(json.loads(file.read(length)))
                 return reply if reply.pop("", key) == key else None
-        except (OSError, ValueError):  # the segment was removed or damaged: call again
+        except (OSError, ValueError):  # the segment was removed or damaged
             return None

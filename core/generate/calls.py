@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from sabia.core.errors import Failed
 RETRIED = frozenset({408, 409, 425, 429})
 OVERLOAD = frozenset({429, 502, 503, 504, 529})
 MESSAGE_CHARS = 300
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 BYTES_PER_TOKEN = 3.5  # for estimates before a call; the amount charged comes from the reply
 
 
@@ -35,6 +38,10 @@ class Usage:
     def total_tokens(self) -> int:
         """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
+
+    def __sub__(self, other: Usage) -> Usage:
+        completion_tokens = self.completion_tokens - other.completion_tokens
+        return Usage(self.prompt_tokens - other.prompt_tokens, completion_tokens)
 
     def __add__(self, other: Usage) -> Usage:
         completion_tokens = self.completion_tokens + other.completion_tokens
@@ -153,10 +160,7 @@ def to_response(
     key: str, reply: Mapping[str, Any], request: ChatRequest, cached: bool
 ) -> ChatResponse:
     """A reply as ChatResponse; usage is estimated from bytes if the server reports none."""
-    choice = reply["choices"][0]
-    message = choice["message"]
-    text = message.get("content")
-    text = text if isinstance(text, str) else ""
+    choice, text = reply["choices"][0], text_of(reply)
     return ChatResponse(
         key=key,
         text=text,
@@ -164,8 +168,14 @@ def to_response(
         usage=_usage(reply, request, text),
         model=reply.get("model"),
         cached=cached,
-        message=message,
+        message=choice["message"],
     )
+
+
+def text_of(reply: Mapping[str, Any]) -> str:
+    """The text of a reply; '' without any."""
+    text = reply["choices"][0]["message"].get("content")
+    return text if isinstance(text, str) else ""
 
 
 def _usage(reply: Mapping[str, Any], request: ChatRequest, text: str) -> Usage:
@@ -200,16 +210,39 @@ def server_message(raw: bytes) -> str:
     return line[:MESSAGE_CHARS] or "no message"
 
 
+def limit_reset_s(headers: Mapping[str, str], next_call: Usage = Usage()) -> float | None:
+    """Seconds until the reset of an x-ratelimit that leaves no request, or fewer tokens than the
+    next call may need; None if there is none (or no readable one)."""
+    folded = {name.lower(): value for name, value in headers.items()}
+    waits = []
+    for kind, needed in (("requests", 1), ("tokens", next_call.total_tokens)):
+        left = _number(folded.get(f"x-ratelimit-remaining-{kind}"))
+        reset = _duration_s(folded.get(f"x-ratelimit-reset-{kind}", ""))
+        if left is not None and left < max(needed, 1) and reset is not None:
+            waits.append(reset)
+    return max(waits, default=None)
+
+
+def _duration_s(text: str) -> float | None:
+    """'6m0s', '1.5s', '120ms' or a number of seconds as seconds; None for other texts."""
+    parts = _DURATION_PART.findall(text)
+    if parts and "".join(map("".join, parts)) == text:
+        return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    return _number(text)
+
+
 def wait_s(headers: Mapping[str, str], now: float | None = None) -> float | None:
     """Seconds the server asks to wait: retry-after-ms, Retry-After in seconds or as an HTTP date
-    (RFC 9110 section 10.2.3); None if there is no readable value."""
+    (RFC 9110 section 10.2.3), or until the reset of an x-ratelimit that is used up; None if there
+    is no readable value."""
     folded = {name.lower(): value for name, value in headers.items()}
     milliseconds = _number(folded.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     retry_after = folded.get("retry-after")
-    seconds = _number(retry_after)
-    if retry_after is None or seconds is not None:
+    if retry_after is None:
+        return limit_reset_s(headers)
+    if (seconds := _number(retry_after)) is not None:
         return seconds
     try:
         until = parsedate_to_datetime(retry_after).timestamp()

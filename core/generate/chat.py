@@ -1,41 +1,26 @@
 """Chat templates: messages → text → token ids, and the mask of the assistant's tokens.
 
-Templates are rendered as in transformers (Jinja2 in an immutable sandbox, the same options, filters
-and globals), so a template from the hub gives the same text. The mask is 1 on what the assistant
-writes (content, tool calls, end of turn) and 0 elsewhere, role headers included. It comes from `{%
-generation %}` blocks if the template has them, otherwise from prefix differences:
-render(messages[:i], add_generation_prompt) must be a prefix of render(messages[:i+1]), which must
-be a prefix of the whole text; both are verified. An empty mask is an error, because its loss would
-be 0 and look like a good one.
+The mask is 1 on what the assistant writes (content, tool calls, end of turn) and 0 elsewhere, role
+headers included. It comes from `{% generation %}` blocks if the template has them, otherwise from
+prefix differences: render(messages[:i], add_generation_prompt) must be a prefix of
+render(messages[:i+1]), which must be a prefix of the whole text. Where the generation prompt is no
+prefix (it opens a reasoning that a plain answer lacks), the turn begins where the two texts part,
+and before its content, whose position is looked for with marks. All is verified. An empty mask is
+an error, because its loss would be 0 and look like a good one; so is a turn that the template left
+out (`message_forms`).
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
+from sabia.core.generate.message_forms import Messages, forms, left_out, text_of, written
+from sabia.core.generate.template_engine import END, START, Message, Span, Tools, rendered
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]] | str | None
-Span = tuple[int, int]
-# Private-use characters around generated text while a template with generation blocks is rendered.
-OPEN, CLOSE = "\U0010f8f0", "\U0010f8f1"
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-
-
-def chat_template(tokenizer: Tokenizer, source: str = "the tokenizer") -> str:
-    """The template; raises UsageError, which names the `source` of the tokenizer, without one."""
-    if not tokenizer.chat_template:
-        raise UsageError(
-            f"{source} has no chat template (expected one in chat_template.jinja or "
-            "tokenizer_config.json; `sabia sft --tokenizer DIR` trains with another tokenizer's)"
-        )
-    return tokenizer.chat_template
+THINKING = "enable_thinking"
 
 
 def render(
@@ -51,8 +36,7 @@ def render(
     template (enable_thinking=False, …).
     Raises UsageError without a template, BadData if the template rejects the messages.
     """
-    text, _ = _render(messages, tokenizer, add_generation_prompt, tools, variables)
-    return text
+    return _settled(messages, tokenizer, add_generation_prompt, tools, variables)[0]
 
 
 def render_with_mask(
@@ -80,17 +64,42 @@ def render_rows(
 
     A row of the second kind ends with its turn and has the mask on that turn alone.
     """
+    rows = _row_texts(messages, tokenizer, tools, variables)
+    return [_masked(text, spans, tokenizer) for text, spans in rows]
+
+
+def row_texts(
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: Any
+) -> list[str]:
+    """The texts that `render_rows` encodes."""
+    return [text for text, _ in _row_texts(messages, tokenizer, tools, variables)]
+
+
+def _row_texts(
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools, variables: Mapping[str, Any]
+) -> list[tuple[str, list[Span]]]:
+    """(text, spans of what the assistant writes in it) of each row."""
+    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
     try:
-        return [render_with_mask(messages, tokenizer, tools, **variables)]
+        return [(text, _spans(form, text, marked, tokenizer, tools, variables))]
     except NotPrefixPreserving:
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        turns = [i for i, message in enumerate(form) if message["role"] == "assistant"]
     rows = []
     for turn in turns:
-        upto = messages[: turn + 1]
-        text, _ = _render(upto, tokenizer, False, tools, variables)
-        span = _turn_span(messages, turn, text, tokenizer, tools, variables)
-        rows.append(_masked(text, [span], tokenizer))
+        text, _ = rendered(form[: turn + 1], tokenizer, False, tools, variables)
+        rows.append((text, [_turn_span(form, turn, text, tokenizer, tools, variables)]))
     return rows
+
+
+def turn_text(
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: Any
+) -> str:
+    """What the assistant writes in the last message, with its end of turn."""
+    text, _, form = _settled(messages, tokenizer, False, tools, variables)
+    start = _turn_start(form, len(form) - 1, text, tokenizer, tools, variables)
+    if start is None:
+        raise NotPrefixPreserving("the chat template writes no generation prompt before the turn")
+    return text[start:]
 
 
 class NotPrefixPreserving(BadData):
@@ -104,16 +113,47 @@ def assistant_spans(
     **variables: Any,
 ) -> tuple[str, list[Span]]:
     """(text, half-open character spans of what the assistant writes in it)."""
-    text, marked = _render(messages, tokenizer, False, tools, variables)
+    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
+    return text, _spans(form, text, marked, tokenizer, tools, variables)
+
+
+def _settled(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    add_generation_prompt: bool,
+    tools: Tools,
+    variables: Mapping[str, Any],
+) -> tuple[str, list[Span], Messages]:
+    """(text, spans of generation blocks, messages) in the first form that is rendered whole."""
+    errors, reasons = list[str](), list[str]()
+    for form in forms(messages):
+        try:
+            text, spans = rendered(form, tokenizer, add_generation_prompt, tools, variables)
+            reason = left_out(
+                form, text, lambda given: rendered(given, tokenizer, False, tools, variables)[0]
+            )
+        except BadData as error:
+            errors.append(str(error))
+            continue
+        if not reason:
+            return text, spans, form
+        reasons.append(reason)
+    raise BadData((reasons or errors)[0])
+
+
+def _spans(
+    form: Messages, text: str, marked: list[Span], tokenizer: Tokenizer, tools: Tools,
+    variables: Mapping[str, Any],
+) -> list[Span]:  # fmt: skip
     if GENERATION_MARK.search(tokenizer.chat_template or ""):
-        return text, marked
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    spans = [_turn_span(messages, i, text, tokenizer, tools, variables) for i in turns]
-    return text, spans
+        return marked
+    turns = [i for i, message in enumerate(form) if message["role"] == "assistant"]
+    return [_turn_span(form, i, text, tokenizer, tools, variables) for i in turns]
 
 
 def _masked(text: str, spans: list[Span], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    spans = [_without_separator(text, span, tokenizer) for span in spans]
+    special = tokenizer.special_texts
+    spans = [_to_end_of_turn(text, span, special) for span in spans]
     ids, offsets = tokenizer.encode_with_offsets(text)
     mask = [0] * len(ids)
     following = iter(sorted(spans))
@@ -132,162 +172,59 @@ def _masked(text: str, spans: list[Span], tokenizer: Tokenizer) -> tuple[list[in
     return ids, mask
 
 
-def _without_separator(text: str, span: Span, tokenizer: Tokenizer) -> Span:
-    """Leave out white space after a special end-of-turn token: no model has to write it."""
+def _to_end_of_turn(text: str, span: Span, special: tuple[str, ...]) -> Span:
+    """The span up to a special token that ends it, without white space after that.
+
+    Where none does, the special token that follows ends the turn (GLM's <|user|>).
+    """
     start, end = span
     kept = text[start:end].rstrip()
-    added = tokenizer.backend.get_added_tokens_decoder()
-    special = tuple(token.content for token in added.values() if token.special)
-    if kept != text[start:end] and kept.endswith(special):
+    if kept.endswith(special):
         return start, start + len(kept)
-    return span
+    follows = max((len(token) for token in special if text.startswith(token, end)), default=0)
+    return start, end + follows
 
 
 def _turn_span(
-    messages: Sequence[Message],
-    turn: int,
-    text: str,
-    tokenizer: Tokenizer,
-    tools: Tools,
+    form: Messages, turn: int, text: str, tokenizer: Tokenizer, tools: Tools,
     variables: Mapping[str, Any],
-) -> Span:
-    """Span of one assistant turn in `text` by prefix difference."""
-    before, _ = _render(messages[:turn], tokenizer, True, tools, variables)
-    after, _ = _render(messages[: turn + 1], tokenizer, False, tools, variables)
-    if not (after.startswith(before) and text.startswith(after)):
+) -> Span:  # fmt: skip
+    """Span of one assistant turn in `text`."""
+    after, _ = rendered(form[: turn + 1], tokenizer, False, tools, variables)
+    start = _turn_start(form, turn, after, tokenizer, tools, variables)
+    if start is None or not text.startswith(after):
         raise NotPrefixPreserving(
             f"the chat template rewrites earlier turns: message {turn} (expected a template whose "
-            "text only grows, or one with {% generation %} marks); split into one row a turn"
+            "text only grows, or one with {% generation %} marks)"
         )
-    return len(before), len(after)
+    answer = text_of(form[turn]).rpartition("</think>")[2]
+    if not written(answer, "".join(after[start:].split())):
+        raise BadData(f"the chat template leaves out the content of message {turn}")
+    return start, len(after)
 
 
-def _render(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer,
-    add_generation_prompt: bool,
-    tools: Tools,
+def _turn_start(
+    form: Messages, turn: int, after: str, tokenizer: Tokenizer, tools: Tools,
     variables: Mapping[str, Any],
-) -> tuple[str, list[Span]]:
-    """(text, spans inside generation blocks)."""
-    import jinja2
-
-    names = {**tokenizer.special_tokens, **variables}
-    json_messages = [_message(message) for message in messages]
-    try:
-        framed = _compiled(chat_template(tokenizer)).render(
-            messages=json_messages,
-            tools=_json_types(_from_json(tools, "tools")) if tools else None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **names,
-        )
-    except (jinja2.TemplateError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise BadData(f"the chat template rejects the messages: {reason}") from error
-    return _unframed(framed)
-
-
-def _unframed(framed: str) -> tuple[str, list[Span]]:
-    """Remove the frame characters: (text, spans that were framed)."""
-    if OPEN not in framed:
-        return framed, []
-    pieces, spans, length = [], [], 0
-    for part in re.split(f"({OPEN}[^{CLOSE}]*{CLOSE})", framed):
-        inner = part[1:-1] if part.startswith(OPEN) else part
-        if part.startswith(OPEN):
-            spans.append((length, length + len(inner)))
-        pieces.append(inner)
-        length += len(inner)
-    return "".join(pieces), spans
-
-
-def _json_types(value: Any) -> Any:
-    """A copy in JSON types, without the frame characters."""
-    if isinstance(value, str):
-        return value.replace(OPEN, "").replace(CLOSE, "")
-    if isinstance(value, Mapping):
-        return {_json_types(key): _json_types(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_types(item) for item in value]
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    raise BadData(f"a message holds {type(value).__name__} (expected JSON types only)")
-
-
-def _message(message: Message) -> dict[str, Any]:
-    """A message for the template; as in chat records, fields may be null and calls JSON text.
-
-    It has the reasoning under every name that templates read, as in transformers.
-    """
-    kept = {k: v for k, v in message.items() if v is not None or k == "content"}
-    if "tool_calls" in kept:
-        kept["tool_calls"] = _from_json(kept["tool_calls"], "tool_calls")
-    kept = _json_types(kept)
-    reasoning = [kept[name] for name in REASONING_NAMES if kept.get(name) is not None]
-    if not reasoning:
-        return kept
-    return {"thinking": reasoning[0], **kept, "reasoning_content": reasoning[0]}
-
-
-def _from_json(value: Any, name: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise BadData(f"{name} is not JSON: {value!r:.60}") from error
-
-
-@lru_cache(maxsize=64)
-def _compiled(template: str) -> Any:
-    """The template in the sandbox that transformers documents for chat templates."""
-    import jinja2
-    import jinja2.ext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationMarks(jinja2.ext.Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            frame = self.call_method("_framed")
-            return jinja2.nodes.CallBlock(frame, [], [], body).set_lineno(line)
-
-        def _framed(self, caller: Any) -> str:
-            return OPEN + caller() + CLOSE
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationMarks, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise BadData(f"not a Jinja template: line {error.lineno} ({error.message})") from error
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without Jinja's HTML escapes."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
+) -> int | None:  # fmt: skip
+    """Where in `after`, the text that ends with it, the assistant begins to write a turn."""
+    prompts = []
+    switched = THINKING not in variables and THINKING in (tokenizer.chat_template or "")
+    for more in ({}, {THINKING: False}, {THINKING: True}) if switched else ({},):
+        prompt, _ = rendered(form[:turn], tokenizer, True, tools, {**variables, **more})
+        if after.startswith(prompt):
+            return len(prompt)
+        prompts.append(prompt)
+    header = len(rendered(form[:turn], tokenizer, False, tools, variables)[0]) if turn else 0
+    # the generation prompt goes on in another way than the turn: it begins where they part
+    pairs = enumerate(zip(prompts[0], after, strict=False))
+    start = next((at for at, (a, b) in pairs if a != b), min(len(prompts[0]), len(after)))
+    if (tag := after.rfind("<", header, start)) > after.rfind(">", header, start):
+        start = tag  # not inside a token such as <think>
+    content = form[turn].get("content")
+    if isinstance(content, str) and (body := content.strip()):
+        marked = {**form[turn], "content": content.replace(body, f"{START}{body}{END}", 1)}
+        text, _ = rendered([*form[:turn], marked], tokenizer, False, tools, variables)
+        if START in text and text.replace(START, "").replace(END, "") == after:
+            start = min(start, text.index(START))
+    return start if start > header else None

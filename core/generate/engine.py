@@ -18,8 +18,8 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.slots import CONTEXT_STEP, Slots
 from sabia.core.model import forward
-from sabia.core.model.backend import load_ops
-from sabia.core.model.ops import dtype_name
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.base import dtype_name
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 

@@ -1,32 +1,44 @@
 """Open the client of an endpoint from options; every command does it here."""
 
+import hashlib
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from sabia.core.generate.budget import load_prices
+from sabia.core.generate.budget import Budget, load_prices
 from sabia.core.generate.client import Client
+from sabia.core.generate.ledger import Ledger
 from sabia.core.options.model_calls import ApiCalls
+from sabia.core.shards.job import Job
 from sabia.kernels.runtime.cache_folder import cache_folder
 
 
-def open_client(
-    url: str, model: str, options: ApiCalls, cache: str,
-    max_tokens: int | None = None, timeout_s: float = 600.0,
-) -> Client:  # fmt: skip
-    """A client of `model` behind `url` with the caps of `options`.
+def open_budget(options: ApiCalls, job: Job, max_tokens: int | None = None) -> Budget:
+    """The caps of `options` for all clients of a run, and the ledger of what it has spent.
 
-    `cache` is the directory of finished calls ('': the default one); `max_tokens` caps the tokens
-    of prompts and replies of the whole run. Raises UsageError.
+    `max_tokens` caps the tokens of prompts and replies. Raises UsageError.
+    """
+    prices = load_prices(options.prices) if options.prices else {}
+    ledger = Ledger(spending_path(job))
+    return Budget(prices, options.max_usd, options.max_requests, max_tokens, ledger)
+
+
+def open_client(
+    urls: Sequence[str], model: str, options: ApiCalls, cache: str, budget: Budget,
+    timeout_s: float = 600.0, api_key_env: str = "",
+) -> Client:  # fmt: skip
+    """A client of `model` behind `urls`, whose calls are charged to `budget`.
+
+    `cache` is the directory of finished calls ('': the default one); `api_key_env` names the
+    variable of the key ('': that of the options). Raises UsageError.
     """
     return Client(
-        url,
+        urls,
         model,
-        api_key_env=options.api_key_env,
+        api_key_env=api_key_env or options.api_key_env,
         cache_dir=cache or default_cache(),
+        budget=budget,
         max_concurrency=options.concurrency,
-        max_usd=options.max_usd,
-        max_requests=options.max_requests,
-        max_tokens=max_tokens,
-        prices=load_prices(options.prices) if options.prices else None,
         timeout_s=timeout_s,
     )
 
@@ -34,3 +46,18 @@ def open_client(
 def default_cache() -> Path:
     """The directory of finished calls if none is given."""
     return cache_folder("calls")
+
+
+def spending_path(job: Job) -> Path | None:
+    """The ledger of a job, `.NAME.spending` beside its output; None if that is a stream.
+
+    That of a remote output is in the default cache.
+    """
+    if job.to_stdout:
+        return None
+    out = str(job.out).rstrip("/")
+    if "://" in out:
+        digest = hashlib.blake2b(out.encode(), digest_size=16).hexdigest()
+        return default_cache() / f"{digest}.spending"
+    path = Path(os.path.abspath(out))
+    return path.with_name(f".{path.name}.spending")

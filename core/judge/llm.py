@@ -2,16 +2,18 @@
 
 Each call asks about `items_per_call` items of one response; `votes` calls decide by majority. A
 call that fails after all retries, an unreadable reply and a tie of votes leave items UNKNOWN. Every
-verdict is paid for once: the client's cache holds every finished call.
+verdict is paid for once: the client's cache holds every call whose reply has all its verdicts.
 """
 
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from sabia.core.generate.calls import ChatRequest
+from sabia.core.generate.calls import ChatRequest, ChatResponse
 from sabia.core.generate.client import Client
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
 from sabia.core.judge.rubric import Item
@@ -31,10 +33,11 @@ class Question:
 
 
 @dataclass(frozen=True)
-class _Call:
-    question: int
+class AskedItems:
+    """A call about some items of a question that has been started."""
+
     items: tuple[Item, ...]
-    request: ChatRequest
+    response: Future[ChatResponse]
 
 
 class Judge:
@@ -48,26 +51,38 @@ class Judge:
 
         Raises the client's errors: server down, all requests refused, or a cost limit reached.
         """
-        calls = [call for number, q in enumerate(questions) for call in self._calls(number, q)]
-        responses = self.client.chat([call.request for call in calls])
-        votes: list[dict[str, list[Verdict]]] = [{} for _ in questions]
-        for call, response in zip(calls, responses, strict=True):
-            item_verdicts = parse_verdicts(response.text or "", call.items)
-            for item, verdict in item_verdicts.items():
-                votes[call.question].setdefault(item, []).append(verdict)
-        return [{item: majority(seen) for item, seen in vote.items()} for vote in votes]
+        return self.collect([self.submit(question) for question in questions])
 
-    def _calls(self, number: int, question: Question) -> Iterator[_Call]:
-        """The calls about a question; with several items in a call, their order is drawn again for
-        each vote."""
+    def submit(self, question: Question) -> list[AskedItems]:
+        """Start the calls about a question; with several items in a call, their order is drawn
+        again for each vote."""
         step = self.options.judge_items_per_call
+        calls = []
         for vote in range(self.options.judge_votes):
             items = list(question.items)
             if step > 1:
                 random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
             for start in range(0, len(items), step):
                 part = tuple(items[start : start + step])
-                yield _Call(number, part, self._request(question, part, vote))
+                request = self._request(question, part, vote)
+                calls.append(AskedItems(part, self.client.submit(request, partial(has_all, part))))
+        return calls
+
+    def collect(self, asked: Sequence[Sequence[AskedItems]]) -> list[dict[str, Verdict]]:
+        """Wait for the calls of `submit`; returns what `verdicts` does."""
+        responses = iter(self.client.answers([call.response for calls in asked for call in calls]))
+        return [self._verdicts(calls, responses) for calls in asked]
+
+    @staticmethod
+    def _verdicts(
+        calls: Sequence[AskedItems], responses: Iterator[ChatResponse]
+    ) -> dict[str, Verdict]:
+        votes: dict[str, list[Verdict]] = {}
+        for call in calls:
+            text = next(responses).text or ""
+            for item, verdict in parse_verdicts(text, call.items).items():
+                votes.setdefault(item, []).append(verdict)
+        return {item: majority(verdicts) for item, verdicts in votes.items()}
 
     def _request(self, question: Question, items: tuple[Item, ...], vote: int) -> ChatRequest:
         secret = f"{VERSION} {SEED}"
@@ -79,6 +94,11 @@ class Judge:
             response_format=_response_format(self.options.judge_format, items),
             vote=vote,
         )
+
+
+def has_all(items: Sequence[Item], reply: str) -> bool:
+    """Whether a reply has a verdict on every item."""
+    return Verdict.UNKNOWN not in parse_verdicts(reply, items).values()
 
 
 def _response_format(name: str, items: tuple[Item, ...]) -> dict[str, Any] | None:

@@ -1,16 +1,19 @@
 """Rewards of samples: verifiers against the record's answer, rubrics, or a weighted sum of them.
 
 A reward is written `exact`, `number`, `regex`, `rubric`, or several with weights: `number=0.8,
-regex=0.2`. Each part gives a score in [0, 1]; if a part has no score (the judge failed), the
-sample has no reward. `NullGuard` stops a run whose judge fails too often.
+regex=0.2`. Each part gives a score in [0, 1]; if a part has no score (the judge failed, or a
+verifier passed its time limit), the sample has no reward. `NullGuard` stops a run where too many
+have none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import BadData, Failed, UsageError
-from sabia.core.judge.llm import Judge, Question
+from sabia.core.generate.client import ClientStats
+from sabia.core.judge.llm import AskedItems, Judge, Question
+from sabia.core.judge.panel import Opinion, Panel, weighted_majority
 from sabia.core.judge.rubric import Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.judge.verifiers import VERIFIERS, verify
@@ -27,6 +30,14 @@ class Case:
     text: str
     answer: str | None = None
     rubric: Rubric | None = None
+
+
+@dataclass(frozen=True)
+class AskedCase:
+    """A case whose judge's calls have been started."""
+
+    case: Case
+    calls: Sequence[Sequence[AskedItems]]  # of each judge; none without an item for a judge
 
 
 def parse_reward(text: str) -> dict[str, float]:
@@ -50,9 +61,13 @@ class Grader:
     """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items."""
 
     def __init__(
-        self, weights: Mapping[str, float], judge: Judge | None = None, max_unknown: float = 0.0
+        self,
+        weights: Mapping[str, float],
+        judge: Judge | Panel | None = None,
+        max_unknown: float = 0.0,
     ) -> None:
-        self.weights, self.judge, self.max_unknown = dict(weights), judge, max_unknown
+        self.weights, self.max_unknown = dict(weights), max_unknown
+        self.judge = Panel.of(judge) if isinstance(judge, Judge) else judge
 
     def check(self, answer: str | None, rubric: str | None) -> Rubric | None:
         """The record's rubric, parsed; raises BadData if the reward needs a missing column."""
@@ -72,48 +87,75 @@ class Grader:
             )
         return parsed
 
+    @property
+    def stats(self) -> ClientStats:
+        """Counts of the judge's calls so far; zeros without a judge."""
+        return self.judge.stats if self.judge else ClientStats()
+
     def grade(self, cases: Sequence[Case]) -> list[Grade]:
         """The reward of each case with its verdicts."""
-        rubrics = self._rubric_grades(cases) if RUBRIC in self.weights else [None] * len(cases)
-        return [self._mix(case, rubric) for case, rubric in zip(cases, rubrics, strict=True)]
+        return self.collect([self.submit(case) for case in cases])
+
+    def submit(self, case: Case) -> AskedCase:
+        """Start the judge's calls about a case. Raises UsageError without a judge for them."""
+        rubric = case.rubric if RUBRIC in self.weights else None
+        items = tuple(item for item in rubric.items if item.kind == "llm") if rubric else ()
+        if not items:
+            return AskedCase(case, ())
+        if self.judge is None:
+            raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
+        return AskedCase(case, self.judge.submit(Question(case.messages, case.text, items)))
+
+    def collect(self, asked: Sequence[AskedCase]) -> list[Grade]:
+        """Wait for the calls of `submit`; the reward of each case with its verdicts."""
+        opinions: list[list[Opinion]] = [[] for _ in asked]
+        if self.judge is not None:
+            opinions = self.judge.collect([one.calls for one in asked])
+        pairs = zip(asked, opinions, strict=True)
+        return [self._grade(one.case, of_case) for one, of_case in pairs]
+
+    def _grade(self, case: Case, opinions: Sequence[Opinion]) -> Grade:
+        if RUBRIC not in self.weights:
+            return self._mix(case, None)
+        assert case.rubric is not None, "every case has one"
+        by_verifier = {
+            item.id: Verdict.of(verify(item.kind, case.text, item.reference))
+            for item in case.rubric.items
+            if item.kind != "llm"
+        }
+        joint = weighted_majority(opinions)
+        grade = case.rubric.grade({**joint, **by_verifier}, self.max_unknown)
+        if joint and self.judge is not None and self.judge.mean:
+            scores = [
+                case.rubric.score({**one.verdicts, **by_verifier}, self.max_unknown)
+                for one in opinions
+            ]
+            grade = replace(grade, score=_mean(scores, [one.weight for one in opinions]))
+        by_judge = {one.judge: one.verdicts for one in opinions} if len(opinions) > 1 else {}
+        return self._mix(case, replace(grade, by_judge=by_judge))
 
     def _mix(self, case: Case, rubric: Grade | None) -> Grade:
-        total, score = sum(self.weights.values()), 0.0
+        total, score, known = sum(self.weights.values()), 0.0, True
         verdicts: list[tuple[str, Verdict, float]] = []
         for kind, weight in self.weights.items():
             if kind != RUBRIC:
                 met = verify(kind, case.text, str(case.answer))
                 verdicts.append((kind, Verdict.of(met), weight))
-                score += weight * met
+                score, known = score + weight * (met is True), known and met is not None
         if rubric is not None:
             verdicts += rubric.verdicts
-            if rubric.score is None:
-                return Grade(None, tuple(verdicts))
-            score += self.weights[RUBRIC] * rubric.score
-        return Grade(score / total, tuple(verdicts))
+            known = known and rubric.score is not None
+            score += self.weights[RUBRIC] * (rubric.score or 0.0)
+        by_judge = rubric.by_judge if rubric is not None else {}
+        return Grade(score / total if known else None, tuple(verdicts), by_judge)
 
-    def _rubric_grades(self, cases: Sequence[Case]) -> list[Grade]:
-        verdicts: list[dict[str, Verdict]] = [{} for _ in cases]
-        asked, questions = list[int](), list[Question]()
-        for number, case in enumerate(cases):
-            items = case.rubric.items if case.rubric else ()
-            for item in items:
-                if item.kind != "llm":
-                    met = verify(item.kind, case.text, item.reference)
-                    verdicts[number][item.id] = Verdict.of(met)
-            if for_judge := tuple(item for item in items if item.kind == "llm"):
-                asked.append(number)
-                questions.append(Question(case.messages, case.text, for_judge))
-        if asked:
-            if self.judge is None:
-                raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
-            answers = self.judge.verdicts(questions)
-            for number, item_verdicts in zip(asked, answers, strict=True):
-                verdicts[number] |= item_verdicts
-        return [
-            case.rubric.grade(item_verdicts, self.max_unknown)  # type: ignore[union-attr]  # all have one
-            for case, item_verdicts in zip(cases, verdicts, strict=True)
-        ]
+
+def _mean(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted mean; None if one score is missing."""
+    if None in scores:
+        return None
+    weighted = [(score or 0.0) * weight for score, weight in zip(scores, weights, strict=True)]
+    return sum(weighted) / sum(weights)
 
 
 class NullGuard:

@@ -5,7 +5,8 @@ item out. It never counts as unmet; a sample with too many unknown items has no 
 excluded from its group, so that training does not learn from outages of the judge.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -26,11 +27,13 @@ class Verdict(StrEnum):
 class Grade:
     """The reward of one sample: `score` in [0, 1], or None if the judge failed.
 
-    `verdicts` are (item id, verdict, weight) in the rubric's order.
+    `verdicts` are (item id, verdict, weight) in the rubric's order; `by_judge` those of each of
+    several judges by item id.
     """
 
     score: float | None
     verdicts: tuple[tuple[str, Verdict, float], ...] = ()
+    by_judge: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
 
     def items(self) -> list[dict[str, str | float]]:
         """The `items` column of a sample record: points are the weight where met, else 0."""

@@ -5,12 +5,13 @@
   contains  the reference occurs in the text, case-insensitively
   regex     `re.search` with MULTILINE finds the reference
   number    the last number of the text (inside \\boxed{} or after #### if present) has the
-            reference's value; decimal comma and point, digit groups, fractions and percent are
-            parsed
+            reference's value; decimal comma and point, digit groups, fractions (1/2, \\frac{1}{2},
+            2\\frac12) and percent are parsed
   choice    the last answer letter of the text is the reference's letter
   json      the text is one JSON value (a code fence around it is allowed) that contains the
             values of the reference; a reference that is a list of names asks for those keys
-Verifiers are strict: in reinforcement learning a lenient one is soon exploited.
+Verifiers are strict: in reinforcement learning a lenient one is soon exploited. All take time that
+grows with the length of the text, except for `regex`: it has a limit, and past it no verdict.
 """
 
 import json
@@ -20,13 +21,17 @@ import unicodedata
 from collections.abc import Callable
 
 from sabia.core.errors import BadData
+from sabia.core.judge.bounded_regex import PastLimitError, find
 
 _NUMBER = re.compile(
     r"(?<![\w.,])[-+\u2212]?(?:\d[\d.,\u00a0\u202f]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?"
     r"(?:\s*/\s*\d+)?(?:\s*%)?"
 )
-_BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _HASHES = re.compile(r"####\s*(.+)")
+_PART = r"\s*(?:\{\s*([-+\u2212]?\d+)\s*\}|(\d))"  # {12} or 1
+_FRACTION = re.compile(r"(?:(?<![\w.,])(\d+)\s*)?\\[dt]?frac" + _PART + _PART)
+_UNREAD = re.compile(r"\\(?:[dt]?frac|sqrt(?:\[[^\]{]*\])?)\s*")
+EXPRESSION = "\ufffc"
 _LETTER = re.compile(r"(?<![^\W_])\(?([A-Z])\)?(?![^\W_'])")
 _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
 REL_TOLERANCE = 1e-6
@@ -49,10 +54,7 @@ def contains(text: str, reference: str) -> bool:
 
 def regex(text: str, reference: str) -> bool:
     """The pattern is found in the text. Raises BadData if it is not a valid pattern."""
-    try:
-        return re.search(reference, text, re.MULTILINE) is not None
-    except re.error as error:
-        raise BadData(f"not a regular expression: {reference!r} ({error})") from error
+    return find(reference, text) is not None
 
 
 def readings(token: str) -> set[float]:
@@ -89,14 +91,68 @@ def _plain_forms(token: str) -> list[str]:
 
 def final_number(text: str) -> str | None:
     """The final number of a text: in its last \\boxed{}, after its last ####, else the last one."""
-    numbers = _NUMBER.findall(text)
-    return _marked_number(text) or (numbers[-1] if numbers else None)
+    text = _FRACTION.sub(_plain_fraction, text)
+    marked = _marked_number(text)
+    return marked or _last_number(text)
+
+
+def _plain_fraction(match: re.Match[str]) -> str:
+    """\\frac{1}{2} as 1/2 and 2\\frac{1}{2} as 5/2."""
+    whole, *parts = match.groups()
+    top, bottom = (int((braced or digit).replace("\u2212", "-")) for braced, digit in
+                   (parts[:2], parts[2:]))  # fmt: skip
+    if bottom < 0:
+        top, bottom = -top, -bottom
+    if whole is None:
+        return f"{top}/{bottom}"
+    return f"{int(whole) * bottom + top}/{bottom}"
+
+
+def _last_number(text: str) -> str | None:
+    """The last number; None if a root, or a fraction that is not one of numbers, follows it."""
+    text = _without_expressions(text)
+    numbers = list(_NUMBER.finditer(text))
+    return numbers[-1][0] if numbers and EXPRESSION not in text[numbers[-1].end() :] else None
+
+
+def _without_expressions(text: str) -> str:
+    """The text with EXPRESSION for each root and each fraction that is left, with its arguments."""
+    parts, end = [], 0
+    while (match := _UNREAD.search(text, end)) is not None:
+        parts += [text[end : match.start()], EXPRESSION]
+        end = match.end()
+        while end >= 0 and text.startswith("{", end):
+            end = _closed(text, end)
+        if end < 0:  # the text was cut in it
+            return "".join(parts)
+    return "".join([*parts, text[end:]])
+
+
+def _closed(text: str, opened: int) -> int:
+    """The index behind the brace that closes the one at `opened`, -1 without one."""
+    depth = 0
+    for at in range(opened, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if not depth:
+            return at + 1
+    return -1
+
+
+def _boxed(text: str) -> str | None:
+    """What is inside the last \\boxed{…}, None without a complete one."""
+    start = text.rfind("\\boxed")
+    opened = text.find("{", start)
+    if start < 0 or opened < 0 or text[start + 6 : opened].strip():
+        return None
+    end = _closed(text, opened)
+    return None if end < 0 else text[opened + 1 : end - 1]
 
 
 def _marked_number(text: str) -> str | None:
-    for pattern in (_BOXED, _HASHES):
-        if (marked := pattern.findall(text)) and (inside := _NUMBER.findall(marked[-1])):
-            return inside[-1]
+    hashes = _HASHES.findall(text)
+    for inside in (_boxed(text), hashes[-1] if hashes else None):
+        if inside and (value := _last_number(inside)):
+            return value
     return None
 
 
@@ -116,8 +172,9 @@ def _reference_values(reference: str) -> set[float]:
     try:
         return {float(reference)}
     except ValueError:
-        whole = _NUMBER.fullmatch(reference.strip())
-        marked = whole[0] if whole else _marked_number(reference)
+        plain = _FRACTION.sub(_plain_fraction, reference)
+        whole = _NUMBER.fullmatch(plain.strip())
+        marked = whole[0] if whole else _marked_number(plain)
     if not marked or not (values := readings(marked)):
         raise BadData(
             f"not a number: reference {reference!r:.80} (expected a number, or a text that marks "
@@ -137,7 +194,7 @@ def json_value(text: str, reference: str) -> bool:
     fenced = _FENCE.match(text.strip())
     try:
         value = json.loads(fenced[1] if fenced else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     if not reference:
         return True
@@ -164,8 +221,11 @@ VERIFIERS: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-def verify(kind: str, text: str, reference: str) -> bool:
-    """True if the text passes the verifier `kind` against the reference."""
+def verify(kind: str, text: str, reference: str) -> bool | None:
+    """Whether the text passes the verifier `kind` against the reference; None past its limit."""
     if kind not in VERIFIERS:
         raise BadData(f"no verifier: {kind!r} (expected one of {', '.join(VERIFIERS)})")
-    return VERIFIERS[kind](text, reference)
+    try:
+        return VERIFIERS[kind](text, reference)
+    except PastLimitError:
+        return None

@@ -1,16 +1,18 @@
 """The arguments of the parts of a layer: the context of a forward pass, and one layer's weights.
 
 Parts are pure functions `part(settings, block, y)` of the normed stream y[B, T, D]. Every matrix
-product goes through `Block.project`, which names the tensor, so that a wrapper of the operations
-(a mesh, a precision, an adapter) knows which matrix it multiplies by.
+product goes through `Block.project` or `Block.products`, which name the tensors, so that the rules
+of the chain (core.ops.product) know which matrix they multiply by.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sabia.core.model.kv_cache import KVCache
-from sabia.core.model.ops import Angles, Array, Ops, Params, dtype_name
+from sabia.core.model.lora import A, B
+from sabia.core.ops.base import Angles, Array, Ops, Params, dtype_name
+from sabia.core.ops.kv_cache import KVCache
+from sabia.core.ops.product import Matrix, Product
 from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope
 
@@ -84,13 +86,18 @@ class Block:
 
     def project(self, name: str, x: Array) -> Array:
         """x · Wᵀ (+ bias, if the model has one) with the matrix `name`."""
-        bias = self.weights.get(name + "_bias")
-        return self.ops.linear(x, self.weights[name], bias, name=self.names[name])
+        return self.ops.multiply(Product(x, (self._matrix(name),)))[0]
 
-    def grouped(self, name: str, rows: Array, plan: Any) -> Array:
-        """rows[M, in] of each expert times its matrix of the stack `name`, plus its bias."""
-        bias = self.weights.get(name + "_bias")
-        return self.ops.grouped_matmul(rows, self.weights[name], plan, bias, name=self.names[name])
+    def products(self, x: Array, *names: str, plan: Any = None) -> list[Array]:
+        """`project` with several matrices; with a plan rows[M, in] of experts, each times its
+        expert's matrix of the stacks `names`."""
+        return self.ops.multiply(Product(x, tuple(map(self._matrix, names)), plan))
+
+    def _matrix(self, name: str) -> Matrix:
+        weights, adapter = self.weights, None
+        if name + A in weights:
+            adapter = self._matrix(name + A), self._matrix(name + B)
+        return Matrix(self.names[name], weights[name], weights.get(name + "_bias"), adapter)
 
     def norm(self, name: str, x: Array, offset: float = 0.0) -> Array:
         """RMSNorm of x's last axis by the vector `name`."""

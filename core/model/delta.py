@@ -6,7 +6,7 @@ write strength and the L2 normalisation of queries and keys are computed in fp32
 """
 
 from sabia.core.model.block import HEADS, Block
-from sabia.core.model.ops import Array, Ops
+from sabia.core.ops.base import Array, Ops
 from sabia.core.spec.delta import GatedDeltaNet
 
 WHOLE = ("batch", None, "split_heads", "head_dim")
@@ -18,30 +18,31 @@ def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
     ops, segments = block.ops, block.context.segments
     if segments is not None:
         segments = ops.whole_segments(segments)
-    q = _convolved(block, "q", y, part.key_dim, segments)  # [B, T, K, N]
-    k = _convolved(block, "k", y, part.key_dim, segments)  # [B, T, K, N]
-    v = _convolved(block, "v", y, part.value_dim, segments)  # [B, T, H, V]
+    names = ("delta.q", "delta.k", "delta.v", "delta.decay", "delta.beta", "delta.z")
+    q, k, v, decay, beta, z = block.products(y, *names)
+    q = _convolved(block, "q", q, part.key_dim, segments)  # [B, T, K, N]
+    k = _convolved(block, "k", k, part.key_dim, segments)  # [B, T, K, N]
+    v = _convolved(block, "v", v, part.value_dim, segments)  # [B, T, H, V]
     # q̂ = q / (‖q‖ sqrt N), k̂ = k / ‖k‖
     q, k = _scaled_to_length(q, part.key_dim**-0.5, ops), _scaled_to_length(k, 1.0, ops)
-    log_decay = _log_decay(block, y)
-    beta = ops.sigmoid(ops.cast(block.project("delta.beta", y), "float32"))
+    log_decay = _log_decay(block, decay)
+    beta = ops.sigmoid(ops.cast(beta, "float32"))
     log_decay, beta = (ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (log_decay, beta))
     out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))
     # output gate: RMSNorm(out) · silu(z)
-    gate = ops.silu(_per_head(block, "z", y, part.value_dim))
+    gate = ops.silu(_per_head(ops, z, part.value_dim))
     return block.project("delta.o", (out * gate).reshape(*y.shape[:2], -1))
 
 
-def _per_head(block: Block, name: str, y: Array, size: int) -> Array:
-    x = block.project(f"delta.{name}", y)
-    return block.ops.shard(x.reshape(*y.shape[:2], -1, size), HEADS)
+def _per_head(ops: Ops, x: Array, size: int) -> Array:
+    return ops.shard(x.reshape(*x.shape[:2], -1, size), HEADS)
 
 
-def _convolved(block: Block, name: str, y: Array, size: int, segments: Array | None) -> Array:
-    """silu(causal convolution(projection `name`)), whole rows of split heads [B, T, H, N]."""
+def _convolved(block: Block, name: str, x: Array, size: int, segments: Array | None) -> Array:
+    """silu(causal convolution(projection x)), whole rows of split heads [B, T, H, N]."""
     ops = block.ops
-    x = ops.relayout(_per_head(block, name, y, size), HEADS, WHOLE)
+    x = ops.relayout(_per_head(ops, x, size), HEADS, WHOLE)
     taps = block.weights[f"delta.conv_{name}"]
     taps = taps.reshape(-1, size, taps.shape[-1])  # [H, N, taps]
     taps = ops.relayout(taps, ("heads", "head_dim", None), ("split_heads", "head_dim", None))
@@ -58,9 +59,9 @@ def _scaled_to_length(x: Array, length: float, ops: Ops) -> Array:
     return ops.rms_norm(wide, ops.full((size,), length * size**-0.5, wide), UNIT_EPS / size)
 
 
-def _log_decay(block: Block, y: Array) -> Array:
+def _log_decay(block: Block, decay: Array) -> Array:
     ops, weights = block.ops, block.weights
     rate, bias = (ops.cast(weights[f"delta.{name}"], "float32") for name in ("a_log", "dt_bias"))
     # log α = -exp(a_log) · softplus(decay(y) + dt_bias), [B, T, H]
-    step = ops.softplus(ops.cast(block.project("delta.decay", y), "float32") + bias)
+    step = ops.softplus(ops.cast(decay, "float32") + bias)
     return step * -ops.exp(rate)

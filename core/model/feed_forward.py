@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from sabia.core.model.block import INNER, Block
-from sabia.core.model.ops import Array, Ops
+from sabia.core.ops.base import Array, Ops
 from sabia.core.spec.layers import GatedMlp
 
 ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {
@@ -16,8 +16,7 @@ ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {
 def gated_mlp(part: GatedMlp, block: Block, y: Array) -> Array:
     """down(activation(gate(y)) · up(y)) of y[B, T, D] (SwiGLU, GeGLU: arXiv 2002.05202)."""
     ops = block.ops
-    gate = ops.shard(block.project("mlp.gate", y), INNER)  # [B, T, F]
-    up = ops.shard(block.project("mlp.up", y), INNER)
+    gate, up = (ops.shard(x, INNER) for x in block.products(y, "mlp.gate", "mlp.up"))  # [B, T, F]
     return block.project("mlp.down", ACTIVATIONS[part.activation](ops, gate) * up)
 
 

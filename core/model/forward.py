@@ -14,11 +14,13 @@ from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, scaled, stream_norm
 from sabia.core.model.feed_forward import MLPS
 from sabia.core.model.heads import gather_tensors, head_transform
-from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.latent import latent_attention
+from sabia.core.model.lora import with_adapters
 from sabia.core.model.mixers import MIXERS
 from sabia.core.model.moe import experts
-from sabia.core.model.ops import Angles, Array, Ops, Params, Remat, dtype_name
+from sabia.core.ops.axes import check_shared_axes
+from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Layer
@@ -77,8 +79,9 @@ def hidden_and_stats(
     stats: Stats = {}
     names = spec.layer_names()
     for index in layers:
-        weights = {short: params[name] for short, name in names[index].items()}
-        block = _layer_function(spec.layers[index], index, names[index], context)
+        layer_names = with_adapters(names[index], params)
+        weights = {short: params[name] for short, name in layer_names.items()}
+        block = _layer_function(spec.layers[index], index, layer_names, context)
         x, layer_stats = ops.remat(block, remat)(weights, x)
         for name, value in layer_stats.items():
             stats.setdefault(name, {})[index] = value
@@ -113,21 +116,24 @@ def logits(spec: ModelSpec, params: Params, hidden: Array, ops: Ops) -> Array:
 
 
 def token_losses(
-    spec: ModelSpec, params: Params, hidden: Array, targets: Array, ops: Ops
+    spec: ModelSpec, params: Params, hidden: Array, targets: Array, ops: Ops, temperature: float = 1
 ) -> tuple[Array, Array]:
-    """-log p(targets[B, T]) and log-sum-exp of the logits, each fp32 [B, T].
+    """-log p(targets[B, T]) and log-sum-exp of the logits / temperature, each fp32 [B, T].
 
     hidden[b, t] predicts targets[b, t] (already shifted); a negative target has loss 0.
     """
     w = gather_tensors(params, ops, spec.head_name, "head_bias")
-    hidden = scaled(head_transform(spec, params, hidden, ops), spec.logit_scale, ops)
+    # (W h + b) / T = W (h / T) + b / T, and cap tanh(s / cap) / T = cap / T tanh(s / T / (cap / T))
+    scale, cap = spec.logit_scale / temperature, spec.logit_softcap
+    hidden = scaled(head_transform(spec, params, hidden, ops), scale, ops)
     head = w[spec.head_name]
     if "head_bias" in w:  # W h + b = [W b] [h 1]: one more column of the matrix
-        one = ops.full((*hidden.shape[:2], 1), 1.0, hidden)
+        one = ops.full((*hidden.shape[:2], 1), 1 / temperature, hidden)
         hidden = ops.concat((hidden, one), -1)
         head = ops.concat((head, ops.cast(w["head_bias"][:, None], dtype_name(head))), -1)
     targets = ops.integers(targets, head)
-    return ops.linear_cross_entropy(hidden, head, targets, softcap=spec.logit_softcap)
+    capped = None if cap is None else cap / temperature
+    return ops.linear_cross_entropy(hidden, head, targets, softcap=capped)
 
 
 def _document_lengths(spec: ModelSpec, segments: Array | None, x: Array, ops: Ops) -> Array | None:
@@ -160,18 +166,18 @@ def _angles(rope: Rope, positions: Array, lengths: Array | None, ops: Ops) -> An
 
 def _layer_function(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
     ops, norms = context.ops, layer.norms
-
-    def branch(block: Block, name: str, part: Any, table: Any, x: Array) -> Array:
-        w = block.weights
-        y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
-        y = table[type(part)](part, block, y)  # [B, T, D]
-        y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
-        return ops.shard(x + scaled(y, layer.residual_scale, ops), STREAM)
+    mixer: tuple[str, Any, Any] = ("attn", layer.mixer, _MIXERS)
+    feed_forward: tuple[str, Any, Any] = ("mlp", layer.mlp, _FEED_FORWARD)
 
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
         block = Block(index, ops.gather(weights, names), names, context)
-        x = branch(block, "attn", layer.mixer, _MIXERS, x)
-        x = branch(block, "mlp", layer.mlp, _FEED_FORWARD, x)
+        w = block.weights
+        for name, part, table in (mixer, feed_forward):
+            y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
+            y = table[type(part)](part, block, y)  # [B, T, D]
+            y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
+            check_shared_axes(name, stream=(x, "BTD"), output=(y, "BTD"))
+            x = ops.shard(x + scaled(y, layer.residual_scale, ops), STREAM)
         return x, block.stats
 
     return run

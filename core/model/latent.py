@@ -10,7 +10,7 @@ named q_rope, k_rope and q_nope, k_nope as in the paper's code.
 
 from sabia.core.model.block import HEADS, Block
 from sabia.core.model.mixers import rotated
-from sabia.core.model.ops import Angles, Array, Ops
+from sabia.core.ops.base import Angles, Array, Ops
 from sabia.core.spec.latent import LatentAttention
 
 _SHARED = ("batch", "sequence", None, None)

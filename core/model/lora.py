@@ -2,13 +2,14 @@
 
 A targeted matrix W[out, in] becomes W + alpha/rank · B A with A[rank, in], B[out, rank]; only A and
 B are trained. They are ordinary tensors, NAME.lora_a and NAME.lora_b, and are sharded like their
-matrix. `LoraOps` wraps a backend's operations (or another wrapper), so the forward pass needs no
-change. B starts at zero, so training starts from the model itself. There is no dropout: with it, an
-update would depend on more than (seed, step), and the paper's gains do not need it.
+matrix; `core.ops.product.LowRankAdapter` adds them to its products. B starts at zero, so training
+starts from the model itself. There is no dropout: with it, an update would depend on more than
+(seed, step), and the paper's gains do not need it.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
-from sabia.core.model.ops import Array, Ops, Params, WrappedOps
+from sabia.core.ops.base import Array, Params
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Init, TensorSpec
 
@@ -95,27 +96,8 @@ def merged(params: Params, config: LoraConfig) -> dict[str, Array]:
     return model
 
 
-class LoraOps(WrappedOps):
-    """Operations whose `linear` adds the adapter that `params` holds for the named matrix.
-
-    For training and scoring. Decoding with a cache may use a matrix without `linear` (latent
-    attention does): generate from the merged model.
-    """
-
-    def __init__(self, base: Ops, params: Params, config: LoraConfig) -> None:
-        super().__init__(base)
-        self._scale = config.scale
-        self._adapters = {k: v for k, v in params.items() if k.endswith((A, B))}
-
-    def linear(
-        self, x: Array, weight: Array, bias: Array | None = None, *, name: str = ""
-    ) -> Array:
-        """See Ops.linear; plus alpha/rank · (x Aᵀ) Bᵀ."""
-        base = self.base
-        y = base.linear(x, weight, bias, name=name)
-        if name + A not in self._adapters:
-            return y
-        names = {"a": name + A, "b": name + B}
-        pair = base.gather({k: self._adapters[full] for k, full in names.items()}, names)
-        inner = self._scale * base.linear(x, pair["a"], name=names["a"])  # [..., rank]
-        return y + base.linear(inner, pair["b"], name=names["b"])
+def with_adapters(names: Mapping[str, str], params: Params) -> Mapping[str, str]:
+    """names (short → full) of a layer's tensors, with the adapters that `params` holds for them."""
+    pairs = ((s + end, full + end) for s, full in names.items() for end in (A, B))
+    adapters = {short: full for short, full in pairs if full in params}
+    return {**names, **adapters} if adapters else names

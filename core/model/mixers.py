@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from sabia.core.model.block import HEADS, KV_HEADS, WHOLE_KV_HEADS, Block
 from sabia.core.model.delta import gated_delta_net
-from sabia.core.model.ops import Angles, Array, Ops
+from sabia.core.ops.base import Angles, Array, Ops
 from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.layers import Attention
 
@@ -37,9 +37,10 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     """Grouped-query softmax attention of y[B, T, D]."""
     ops, context = block.ops, block.context
     batch, length = y.shape[:2]
-    q = block.project("attn.q", y).reshape(batch, length, -1, part.head_dim)  # [B, T, H, N]
-    k = block.project("attn.k", y).reshape(batch, length, -1, part.head_dim)  # [B, T, K, N]
-    v = block.project("attn.v", y).reshape(batch, length, -1, part.head_dim)  # [B, T, K, N]
+    names = ("attn.q", "attn.k", "attn.v", *(("attn.gate",) if part.output_gate else ()))
+    *qkv, gate = (*block.products(y, *names), None)[:4]
+    # [B, T, H, N], [B, T, K, N] twice
+    q, k, v = (x.reshape(batch, length, -1, part.head_dim) for x in qkv)
     q, k = normed(part, block, "attn.q_norm", q), normed(part, block, "attn.k_norm", k)
     angles = None if part.rope is None else context.angles[part.rope]
     q = rotated(ops.shard(q, HEADS), angles, ops)
@@ -55,8 +56,8 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     # [B, T, H, N]
     out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap, sinks=sinks)
     out = ops.shard(out, HEADS).reshape(batch, length, -1)  # [B, T, H·N]
-    if part.output_gate:
-        out = out * ops.sigmoid(block.project("attn.gate", y))
+    if gate is not None:
+        out = out * ops.sigmoid(gate)
     return block.project("attn.o", out)
 
 

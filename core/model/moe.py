@@ -1,7 +1,7 @@
 """Mixture of experts: routing, expert products over rows sorted by expert, and router statistics.
 
 The router assigns each token to k of E experts: `dispatch` makes one row per token–expert
-assignment and sorts the rows by expert, `grouped_matmul` multiplies each group by its expert's
+assignment and sorts the rows by expert, `Block.products` multiplies each group by its expert's
 matrix, `combine` sums the k rows of each token, weighted by its gates. No token is dropped. Routing
 is computed in fp32 whatever the dtype of the residual stream.
 
@@ -15,7 +15,7 @@ router_z[B]: mean_t logsumexp(scores)² (ST-MoE, arXiv 2202.08906, equation 5).
 
 from sabia.core.model.block import Block
 from sabia.core.model.feed_forward import ACTIVATIONS
-from sabia.core.model.ops import Array, Ops
+from sabia.core.ops.base import Array, Ops
 from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
 
 EXPERT_INNER = ("copies", "mlp")  # axes of [M, F]: rows of assignments, inner width
@@ -30,9 +30,10 @@ def experts(part: Experts, block: Block, y: Array) -> Array:
     chosen, gates = route(part.router, block, scores)
     add_stats(part.router, block, scores, chosen)
     rows, plan = ops.dispatch(y, chosen, part.router.experts)  # [M, D], M = B·T·k
-    gate = ops.shard(block.grouped("mlp.experts.gate", rows, plan), EXPERT_INNER)  # [M, F]
-    up = ops.shard(block.grouped("mlp.experts.up", rows, plan), EXPERT_INNER)  # [M, F]
-    rows = block.grouped("mlp.experts.down", activated(part, gate, up, ops), plan)  # [M, D]
+    both = block.products(rows, "mlp.experts.gate", "mlp.experts.up", plan=plan)
+    gate, up = (ops.shard(x, EXPERT_INNER) for x in both)  # [M, F]
+    inner = activated(part, gate, up, ops)
+    (rows,) = block.products(inner, "mlp.experts.down", plan=plan)  # [M, D]
     out = ops.combine(rows, plan, gates)  # [B, T, D]
     return out + shared(part, block, y) if part.shared else out
 
@@ -85,7 +86,7 @@ def activated(part: Experts, gate: Array, up: Array, ops: Ops) -> Array:
 def shared(part: Experts, block: Block, y: Array) -> Array:
     """The shared expert, which processes every token."""
     ops = block.ops
-    gate, up = block.project("mlp.shared.gate", y), block.project("mlp.shared.up", y)
+    gate, up = block.products(y, "mlp.shared.gate", "mlp.shared.up")
     out = block.project("mlp.shared.down", activated(part, gate, up, ops))
     return out * ops.sigmoid(block.project("mlp.shared_gate", y)) if part.shared_gate else out
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from sabia.core.errors import UsageError
-from sabia.core.model.ops import Array
+from sabia.core.ops.base import Array
 
 Path = tuple[str | int, ...]
 

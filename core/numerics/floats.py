@@ -20,6 +20,15 @@ import numpy as np
 SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype of a NumPy or ml_dtypes name: 'float32', 'bfloat16', 'float8_e4m3fn'."""
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
 def bfloat16(x: np.ndarray) -> np.ndarray:
     """The BF16 numbers (of ml_dtypes) nearest to x[...], ties to even."""
     import ml_dtypes

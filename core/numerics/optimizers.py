@@ -34,34 +34,18 @@ TINY = 1e-20
 class ArrayFunctions(Protocol):
     """Functions of a backend; arrays support arithmetic, `@`, indexing, `.shape` and `.mT`."""
 
-    def sqrt(self, x: Array) -> Array: ...
-    def sign(self, x: Array) -> Array: ...
-    def floor(self, x: Array, least: float) -> Array:
-        """The larger of x and `least`."""
-
-    def mean(self, x: Array, axes: tuple[int, ...]) -> Array:
-        """Mean over axes, which are kept with size 1."""
-
-    def argsort(self, x: Array) -> Array:
-        """Indices that sort the last axis in ascending order."""
-
-    def take(self, x: Array, indices: Array, axis: int) -> Array:
-        """x's elements at `indices` along an axis, the other axes broadcast."""
-
-    def eigenvectors(self, x: Array) -> Array:
-        """Of symmetric matrices, as columns, the largest eigenvalue first."""
-
-    def orthonormal(self, x: Array) -> Array:
-        """Q of x = Q R."""
-
-    def expm1(self, x: Any) -> Any:
-        """exp(x) - 1 of a number computed from the count."""
-
-    def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """yes() or no(), which return the same shapes."""
-
-    def repeat(self, times: int, function: TensorFunction, x: Array) -> Array:
-        """function(function(… x))."""
+    sqrt: TensorFunction
+    sign: TensorFunction
+    floor: Callable[[Array, float], Array]  # the larger of x and a number
+    mean: Callable[[Array, tuple[int, ...]], Array]  # over axes, which are kept with size 1
+    argsort: TensorFunction  # indices that sort the last axis in ascending order
+    take: Callable[[Array, Array, int], Array]  # elements at indices along an axis
+    eigenvectors: TensorFunction  # of symmetric matrices, as columns, largest eigenvalue first
+    orthonormal: TensorFunction  # Q of x = Q R
+    expm1: Callable[[Any], Any]  # exp(x) - 1 of a number computed from the count
+    # cond(condition, yes, no): yes() or no(), which return the same shapes
+    cond: Callable[[Any, Callable[[], Any], Callable[[], Any]], Any]
+    repeat: Callable[[int, TensorFunction, Array], Array]  # function(function(… x))
 
 
 DirectionAndState = tuple[Array, dict[str, Array]]

@@ -46,7 +46,7 @@ class AskOptions(EndpointOptions, Backend, group="Language model", only={ApiCall
                    recorded=False)  # fmt: skip
     """A model directory is run locally and gives the probability of each answer. From a server, the
     answer is parsed from the text of the reply."""
-    url: str = changed(EndpointOptions.url, only=ASK)
+    url: tuple[str, ...] = changed(EndpointOptions.url, only=ASK)
     cache: str = changed(EndpointOptions.cache, only=ASK)
 
     def check(self) -> None:

@@ -3,6 +3,7 @@
 import re
 
 from sabia.core.errors import UsageError
+from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import ApiCalls, RubricJudge
 from sabia.core.options.option import changed, choice, integer, needs, number, several, text
 from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
@@ -10,12 +11,12 @@ from sabia.core.shards.endings import check_ending
 
 TASKS = needs("task")
 ANSWERS = needs("model", "answers")
-CALLS = needs("judge_url", "model")
+CALLS = needs("judge_url", "judge", "model")
 ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # an endpoint as a value of --model
 
 
 class EvalOptions(
-    InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, group="Tasks",
+    InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, ChatTemplate, group="Tasks",
     only={ApiCalls: CALLS},
 ):  # fmt: skip
     """Options of `sabia eval`."""
@@ -54,6 +55,10 @@ class EvalOptions(
     """A directory contains a model and its tokenizer. A URL is that of an OpenAI-compatible server,
     up to `/v1`, followed by `#` and the model's name there. `LABEL=` in front sets the name in the
     report."""
+    chat: str = changed(ChatTemplate.chat, only=needs("model"))
+    """A value that is JSON, such as `false` or `3`, has its type; any other is text. `date` is the
+    date that the template's `strftime_now` gives, by default today's (UTC). A server gets the
+    variables as `chat_template_kwargs`."""
     answers: tuple[str, ...] = several(
         "File of answers to score, instead of a model", "[NAME=]FILE", only=TASKS, group="Model"
     )
@@ -75,7 +80,8 @@ class EvalOptions(
         only=needs("model"), group="Sampling",
     )  # fmt: skip
     seed: int = changed(Seeded.seed, only=ANSWERS)
-    judge_url: str = changed(RubricJudge.judge_url, only=ANSWERS)
+    judge_url: tuple[str, ...] = changed(RubricJudge.judge_url, only=ANSWERS)
+    judge: str = changed(RubricJudge.judge, only=ANSWERS)
     judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
     """Finished calls to endpoints of `--model` are cached there too."""
     max_unknown: float = changed(RubricJudge.max_unknown, only=ANSWERS)
@@ -85,7 +91,7 @@ class EvalOptions(
         super().check()
         check_ending(self.out, "--out")
         endpoints = [bool(ENDPOINT.match(model)) for model in self.model]
-        calls = self.judge_url or any(endpoints)
+        calls = self.judge_url or self.judge or any(endpoints)
         for name in self.table.keys() & self.given:
             flag = self.table[name].flag
             if name in (*ApiCalls.table, "judge_cache") and not calls:

@@ -1,6 +1,7 @@
 """Options of `sabia grpo`."""
 
 from sabia.core.errors import UsageError
+from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
@@ -38,15 +39,16 @@ class Reward(Options, group="Reward"):
     """A verifier compares a sample with the record's `answer` and gives 0 or 1. `exact`: the texts
     are equal, except for white space. `number`: the last number of the sample has the answer's
     value. `contains`: the sample contains the answer, ignoring case. `regex`: the answer, a regular
-    expression, matches in the sample. `choice`: the last single capital letter of the sample is the
+    expression, matches in the sample; a match that takes more than 1 s of CPU time gives no reward.
+    `choice`: the last single capital letter of the sample is the
     answer's. `json`: the sample is JSON and contains the answer's keys and values. `rubric` grades
     by the record's `rubric` instead: the reward is the fraction of its weight that is met. A mix is
     the weighted mean."""
     max_null: float = quantity(
-        "share", "Maximum fraction of samples without a reward", "20%", only=JUDGED, recorded=False
+        "share", "Maximum fraction of samples without a reward", "20%", recorded=False
     )
-    """A sample has no reward if the judge failed. The run stops with exit status 1 when more of the
-    last 200 samples have none."""
+    """A sample has no reward if the judge failed or a verifier passed its limit. The run stops with
+    exit status 1 when more of the last 200 samples have none."""
 
 
 class Rollouts(Options, group="Rollouts"):
@@ -115,6 +117,7 @@ class PolicyLoss(Options, group="Loss"):
 
 class GrpoOptions(
     Trainer, Reward, Rollouts, PolicyLoss, Schedule, Adapters, RunOptions, JudgeOptions,
+    ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
     without=("decay_shape", "row_sigmas", "max_skipped"),
@@ -168,6 +171,13 @@ class GrpoOptions(
     `--spike-window` updates, or is not finite. `skip` does not apply it and goes on; the run fails
     after `--max-rewinds` of them. `stop` fails. `off` applies every finite update, and fails at
     others."""
+    max_logprob_gap: float | None = number(
+        "Maximum mean difference of the log-probabilities of trainer and sampler", above=0,
+        unset="by --precision", recorded=False, group="Guards",
+    )  # fmt: skip
+    """The mean of |trainer − sampler| over the sampled tokens of a step, in nats (`logprob_gap`). A
+    larger one means that another distribution is trained than was sampled; the run stops with exit
+    status 1. The default is 0.001 with `--precision fp32`, 0.05 with `bf16`, else 0.25."""
     spike_sigmas: float = changed(Guards.spike_sigmas, only=LIMITED)
     """σ, the robust standard deviation, is at least 2% of the median loss and 10 times the median
     gradient norm."""
@@ -193,5 +203,6 @@ class GrpoOptions(
     def check(self) -> None:
         """A judge needs a rubric as the reward."""
         super().check()
-        if self.judge_url and "rubric" not in self.reward:
-            raise UsageError("--judge-url: only with --reward rubric")
+        for name in ("judge_url", "judge"):
+            if getattr(self, name) and "rubric" not in self.reward:
+                raise UsageError(f"{self.table[name].flag}: only with --reward rubric")

@@ -1,10 +1,11 @@
 """Options of calls to language models: the endpoint, limits on what calls cost, and the judge."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, needs, quantity, text
+from sabia.core.options.option import choice, integer, needs, quantity, several, text
 from sabia.core.options.table import Options
 
-JUDGED = needs("judge_url")
+JUDGED = needs("judge_url", "judge")
+SEVERAL_JUDGES = needs("judge")
 
 
 class ApiCalls(Options, group="Endpoint"):
@@ -20,8 +21,10 @@ class ApiCalls(Options, group="Endpoint"):
                                      only=needs("prices"), recorded=False)  # fmt: skip
     max_requests: int | None = quantity("whole", "Stop before sending more requests than this",
                                         recorded=False)  # fmt: skip
-    """Retries are counted. If a limit is reached, the command exits with code 3. Completed requests
-    are kept in the cache."""
+    """Retries are counted. Limits hold for all processes, array tasks and starts with the same
+    output together: what they have spent is recorded in `.NAME.spending` beside the output NAME
+    (for a remote output, in the default cache; for stdout, nowhere). If a limit is reached, the
+    command exits with code 3. Completed requests are kept in the cache."""
     prices: str = text("Price list: US dollars per million tokens, by model", "FILE.toml",
                        recorded=False)  # fmt: skip
     """The file has a table for each model, with the keys `prompt` and `completion`."""
@@ -30,7 +33,10 @@ class ApiCalls(Options, group="Endpoint"):
 class EndpointOptions(ApiCalls, group="Endpoint"):
     """An OpenAI-compatible server and the cache of its replies."""
 
-    url: str = text("URL of an OpenAI-compatible server, up to /v1", "URL", recorded=False)
+    url: tuple[str, ...] = several(
+        "URL of an OpenAI-compatible server, up to /v1", "URL", recorded=False
+    )
+    """Servers that have the same model share the requests and `--concurrency`."""
     cache: str = text("Directory that caches completed requests", "DIR", recorded=False,
                       unset="~/.cache/sabia/calls")  # fmt: skip
     """A request that is in the cache is not sent again. Several processes may share a cache."""
@@ -39,9 +45,26 @@ class EndpointOptions(ApiCalls, group="Endpoint"):
 class RubricJudge(Options, group="Judge"):
     """A language model behind an endpoint that judges rubric items; see also `ApiCalls`."""
 
-    judge_url: str = text("URL of the judge's OpenAI-compatible server, up to /v1", "URL",
-                          recorded=False)  # fmt: skip
-    judge_model: str = text("Name of the judge model on its server", "NAME", only=JUDGED)
+    judge_url: tuple[str, ...] = several(
+        "URL of the judge's OpenAI-compatible server, up to /v1", "URL", recorded=False
+    )
+    """Servers that have the same model share the requests and `--concurrency`."""
+    judge_model: str = text(
+        "Name of the judge model on its server", "NAME", only=needs("judge_url")
+    )
+    judge: str = text("Several judges: a file with a table for each", "FILE.toml", recorded=False,
+                      excludes=("judge_url", "judge_model"))  # fmt: skip
+    """A table `[NAME]` has the keys `url` (or a list of URLs) and `model`, and optionally `weight`
+    (default 1), `prompt` and `completion` (US dollars per million tokens) and `api-key-env`. The
+    models must differ. All judges are asked about every item, `--concurrency` requests at a time
+    each; the limits are those of all together. How far they agree, and Cohen's kappa, is written to
+    stderr for each item at the end."""
+    judge_combine: str = choice(
+        "Verdict of several judges: weighted majority by item, or mean of their scores",
+        "majority", "mean", only=SEVERAL_JUDGES, later=True,
+    )  # fmt: skip
+    """`majority`: judges without a verdict on an item are left out, and an item with equal weight
+    on both sides has no verdict. `mean`: a sample has no score if one of the judges gives none."""
     judge_votes: int = integer("Number of votes per rubric item", 1, least=1, only=JUDGED)
     """Each vote is a separate request. The majority decides; an item with a tied vote has no
     verdict."""
@@ -54,6 +77,9 @@ class RubricJudge(Options, group="Judge"):
                                 only=JUDGED)  # fmt: skip
     judge_cache: str = text("Directory that caches completed judge requests", "DIR", recorded=False,
                             unset="~/.cache/sabia/calls", only=JUDGED)  # fmt: skip
+    judge_timeout: float = quantity("duration", "Maximum time to wait for a reply of the judge",
+                                    "10m", only=JUDGED, recorded=False)  # fmt: skip
+    """A request that takes longer is sent again."""
     max_unknown: float = quantity(
         "share",
         "Fraction of a rubric's weight without a verdict, above which a sample has no score",

@@ -13,7 +13,8 @@ T = TypeVar("T", bound=Options)
 # variables that are no options
 OTHER_VARIABLES = ("SABIA_API_KEY", "SABIA_BACKEND", "SABIA_CONSTRAINTS", "SABIA_COORDINATOR",
                    "SABIA_DEBUG", "SABIA_ENV", "SABIA_JOB_SECRET", "SABIA_KERNELS", "SABIA_PIPE",
-                   "SABIA_RESTARTS", "SABIA_TEST_DATA", "SABIA_TORCH", "SABIA_VENV")  # fmt: skip
+                   "SABIA_RESTARTS", "SABIA_RUN_RECORD", "SABIA_TEST_DATA", "SABIA_TORCH",
+                   "SABIA_VENV")  # fmt: skip
 
 
 def resolve(
@@ -28,22 +29,27 @@ def resolve(
     given: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     sources: dict[str, str] = {}  # option → variable or file that set it
+    texts: dict[str, Any] = {}
     for name, option in cls.table.items():
         variable = variable_of(command, option)
         if flags.get(name) not in (None, (), []):
-            given[name] = option.read(flags[name])
+            given[name], texts[name] = option.read(flags[name]), flags[name]
         elif environment.get(variable):
             text = environment[variable]
             given[name] = _read(option, text.split() if option.many else text, f"${variable}")
-            sources[name] = f"${variable}"
+            sources[name], texts[name] = f"${variable}", text.split() if option.many else text
         elif option.variable and environment.get(option.variable):
-            shared[name] = _read(option, environment[option.variable], f"${option.variable}")
+            texts[name] = environment[option.variable]
+            shared[name] = _read(option, texts[name], f"${option.variable}")
     path = given.get("config")
     for name, value in (_from_file(cls, command, path) if path else {}).items():
         if name not in given:
             given[name], sources[name] = _read(cls.table[name], value, str(path)), str(path)
+            texts[name] = value
     try:
-        return cls(_given=frozenset(given), **shared | given)
+        options = cls(_given=frozenset(given), **shared | given)
+        options.texts = texts
+        return options
     except UsageError as error:
         for name, source in sources.items():
             if str(error).startswith(f"{cls.table[name].flag}:"):

@@ -1,8 +1,9 @@
 """Options of `sabia rewrite`."""
 
 from sabia.core.errors import UsageError
+from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import EndpointOptions
-from sabia.core.options.option import choice, needs, number, quantity, text
+from sabia.core.options.option import changed, choice, needs, number, quantity, text
 from sabia.core.options.shared import Appending, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
@@ -10,7 +11,7 @@ MODEL = needs(engine=("endpoint", "local"))
 
 
 class RewriteOptions(
-    RowOptions, TextColumn, Appending, EndpointOptions, group="Method",
+    RowOptions, TextColumn, Appending, EndpointOptions, ChatTemplate, group="Method",
     only={EndpointOptions: ENDPOINT},
 ):  # fmt: skip
     """Options of `sabia rewrite`."""
@@ -27,6 +28,10 @@ class RewriteOptions(
     `local` a model directory."""
     model: str = text("Model name at --url, or a model directory", "NAME", only=MODEL)
     """A model directory must contain a chat template."""
+    chat: str = changed(ChatTemplate.chat, only=MODEL)
+    """A value that is JSON, such as `false` or `3`, has its type; any other is text. `date` is the
+    date that the template's `strftime_now` gives; a model directory whose template reads it needs
+    one. A server gets the variables as `chat_template_kwargs`."""
     max_tokens: int | None = quantity("whole",
                                       "Stop before the requests use more tokens than this in total",
                                       only=ENDPOINT, group="Endpoint", recorded=False)  # fmt: skip

@@ -1,12 +1,17 @@
 """Options of `sabia sft`."""
 
+from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.option import changed, needs, quantity, switch, text
 from sabia.core.options.shared import Trainer, Workers
 from sabia.core.options.training import Logging, Training
 
 
 class SftOptions(
-    Trainer, Training, group="Model", defaults={"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0}
+    Trainer,
+    Training,
+    ChatTemplate,
+    group="Model",
+    defaults={"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0},
 ):
     """Options of `sabia sft`."""
 

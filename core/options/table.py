@@ -12,6 +12,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from sabia.core.errors import UsageError
@@ -31,6 +32,7 @@ class Options:
     table: ClassVar[dict[str, Option]] = {}
     left_out: ClassVar[dict[str, Option]] = {}
     given: frozenset[str]
+    texts: Mapping[str, Any] = MappingProxyType({})  # values as they were given, by name
 
     def __init_subclass__(
         cls,
@@ -133,12 +135,15 @@ class Options:
     def recorded(self) -> dict[str, Any]:
         """The values that affect the result, by name, for fingerprints and the identity of a run.
 
-        Options that do not apply in this call are not included."""
+        Options that do not apply in this call are not included, nor those that earlier versions did
+        not have, at their defaults."""
         values = self.values()
         return {
             name: values[name]
             for name, option in self.table.items()
-            if option.recorded and all(condition.holds(values) for condition in option.only)
+            if option.recorded
+            and not (option.later and values[name] == option.default_value())
+            and all(condition.holds(values) for condition in option.only)
         }
 
     def replace(self, **changes: Any) -> Self:

@@ -11,25 +11,37 @@ axes that communicate most are on neighbouring devices.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from sabia.core.errors import UsageError
 
-RANK_ORDER = ("pipe", "data", "fsdp", "expert", "context", "tensor")
-ROW_AXES = ("data", "fsdp", "expert")  # the rows of a batch are split over these
-TOKEN_AXES = (*ROW_AXES, "context")  # and its tokens over these
+
+def axis(splits: str = "", weights: tuple[str, ...] = (), activations: tuple[str, ...] = ()) -> Any:
+    """A field of Mesh. splits: what of a batch the axis splits (rows, or the tokens of a row), or
+    layers. weights, activations: the logical axes of parameters and of activations that it splits.
+    """
+    return field(default=1, metadata={"splits": splits, "weights": weights, "within": activations})
+
+
+_HEADS = ("heads", "kv_heads")
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices along each axis; the rank of a device ↔ its coordinates."""
+    """Devices along each axis; this is the only place that lists the axes and what they split.
 
-    data: int = 1
-    fsdp: int = 1
-    expert: int = 1
-    context: int = 1
-    tensor: int = 1
-    pipe: int = 1
+    `split_heads` is a whole sequence of some heads: it is split over both tensor and context.
+    """
+
+    data: int = axis("rows")
+    fsdp: int = axis("rows", weights=("embed", "latent"))
+    expert: int = axis("rows", weights=("expert",))
+    context: int = axis("tokens", activations=("sequence", "split_heads"))
+    tensor: int = axis(
+        weights=("vocab", *_HEADS, "mlp"), activations=(*_HEADS, "mlp", "vocab", "split_heads")
+    )
+    pipe: int = axis("layers")
 
     @property
     def size(self) -> int:
@@ -80,7 +92,18 @@ class Mesh:
         return ",".join(given) or "data=1"
 
 
-AXES = tuple(field.name for field in fields(Mesh))
+_SPLITS = {each.name: each.metadata["splits"] for each in fields(Mesh)}
+AXES = tuple(_SPLITS)
+# ranks count along the last axis fastest
+RANK_ORDER = tuple(sorted(AXES, key=lambda name: _SPLITS[name] != "layers"))
+ROW_AXES = tuple(name for name in AXES if _SPLITS[name] == "rows")
+TOKEN_AXES = tuple(name for name in AXES if _SPLITS[name] in ("rows", "tokens"))
+# logical axis of a weight → the mesh axis that splits it; of an activation → one or several
+WEIGHTS = {name: each.name for each in fields(Mesh) for name in each.metadata["weights"]}
+ACTIVATIONS: dict[str, tuple[str, ...]] = {"batch": ROW_AXES}
+for each in reversed(fields(Mesh)):  # tensor before context
+    for logical in each.metadata["within"]:
+        ACTIVATIONS[logical] = (*ACTIVATIONS.get(logical, ()), each.name)
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """A pipeline of layers over torch processes: stages, messages between them, the 1F1B schedule.
 
-Each stage runs the same loss function as far as its layers: `StageOps` replaces the embeddings by
-the activations received from the stage before, and ends the function where the next stage
+Each stage runs the same loss function as far as its layers: `PipelineStage` replaces the embeddings
+by the activations received from the stage before, and ends the function where the next stage
 continues. A message holds the residual stream and the statistics of the layers (balance losses
 have gradients, too), so any loss that makes one pass over the model can be trained. The schedule
 alternates one forward and one backward pass (1F1B, PipeDream-flush, arXiv 2006.09503): a stage
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sabia.core.model.ops import WrappedOps
+from sabia.core.ops.base import Stage
 from sabia.core.parallel.collectives_torch import own_group
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
@@ -86,19 +86,18 @@ class StageOutput(Exception):
         self.x, self.stats = x, stats
 
 
-class StageOps(WrappedOps):
-    """`base` in one stage of a pipeline; `received`: activations of the stage before."""
+class PipelineStage(Stage):
+    """The layers of one stage of a pipeline; `received`: activations of the stage before."""
 
-    def __init__(self, base: Any, layers: range, last: bool) -> None:
-        super().__init__(base)
+    def __init__(self, layers: range, last: bool) -> None:
         self.layers, self.last = layers, last
         self.received: tuple[Tensor, Stats] | None = None
 
-    def stage_input(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
+    def begin(self, embed: Callable[[], Tensor], layers: int) -> tuple[Tensor, range]:
         """See Ops.stage_input."""
         return (embed() if self.received is None else self.received[0]), self.layers
 
-    def stage_output(self, x: Tensor, stats: Stats) -> tuple[Tensor, Stats]:
+    def end(self, x: Tensor, stats: Stats) -> tuple[Tensor, Stats]:
         """See Ops.stage_output."""
         for name, by_layer in (self.received[1] if self.received else {}).items():
             stats[name] = by_layer | stats.get(name, {})
@@ -196,7 +195,7 @@ class Pipeline:
     def run(
         self,
         micro_batches: Sequence[Mapping[str, Tensor]],
-        ops: StageOps,
+        stage: PipelineStage,
         forward: Callable[[int], tuple[Tensor, Tensor, dict[str, Tensor]]],
         train: bool,
     ) -> Iterator[Sums]:
@@ -210,7 +209,7 @@ class Pipeline:
                 self._backward(passes.pop(number))
                 continue
             key = (train, *((k, tuple(v.shape)) for k, v in micro_batches[number].items()))
-            passes[number], sums = self._forward(key, ops, forward, number)
+            passes[number], sums = self._forward(key, stage, forward, number)
             yield self._same_sums(key, sums)
             if not train:
                 del passes[number]
@@ -230,17 +229,17 @@ class Pipeline:
             yield False, number
 
     def _forward(
-        self, key: Any, ops: StageOps, forward: Callable[[int], Any], number: int
+        self, key: Any, stage: PipelineStage, forward: Callable[[int], Any], number: int
     ) -> tuple[_Pass, Sums]:
         current = _Pass([], None, [], None)
-        ops.received = self._receive(key, current)
+        stage.received = self._receive(key, current)
         try:
             loss, weight, extras = forward(number)
         except StageOutput as output:
             self._send(key, output.x, output.stats, current)
             return current, {}
         finally:
-            ops.received = None
+            stage.received = None
         current.loss = loss
         return current, {"loss": loss, "weight": weight, **extras}
 

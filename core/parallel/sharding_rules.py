@@ -1,39 +1,22 @@
-"""The mesh axis that splits each logical axis: one table for weights, one for activations.
+"""How a mesh splits weights and activations, by the logical names of their axes.
 
-Both backends read these tables. A weight's dimension is split over one mesh axis or is whole; an
-activation's over one or several. `check_fits` refuses meshes that would cut heads, experts or
-widths unevenly and names the sizes that fit. A vocabulary that cannot be divided (that of an open
-checkpoint is fixed) is whole on every device of `tensor`. The up-projection of a latent has no
-dimension of the residual stream: there fsdp splits the latent, if it divides that.
+Both backends read this from the tables of core.parallel.mesh. A weight's dimension is split over
+one mesh axis or is whole; an activation's over one or several. `check_fits` refuses meshes that
+would cut heads, experts or widths unevenly and names the sizes that fit. A vocabulary that cannot
+be divided (that of an open checkpoint is fixed) is whole on every device of `tensor`. The
+up-projection of a latent has no dimension of the residual stream: there fsdp splits the latent, if
+it divides that.
 """
 
 import math
 from collections.abc import Iterator
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.mesh import ROW_AXES, Mesh
+from sabia.core.parallel.mesh import ACTIVATIONS, ROW_AXES, WEIGHTS, Mesh
 from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
-WEIGHTS: dict[str, str] = {
-    "vocab": "tensor",
-    "embed": "fsdp",
-    "latent": "fsdp",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "expert": "expert",
-}
-ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "batch": ROW_AXES,
-    "sequence": ("context",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "split_heads": ("tensor", "context"),  # a whole sequence of some heads
-    "mlp": ("tensor",),
-    "vocab": ("tensor",),
-}
 WHOLE_IF_UNEVEN = ("vocab", "latent")  # sizes that a mesh need not divide
 Split = tuple[str | None, ...]
 
@@ -57,6 +40,21 @@ def activation_split(axes: tuple[str | None, ...], mesh: Mesh) -> tuple[tuple[st
     """The mesh axes (of size above 1) that split each dimension of an activation."""
     splits = (ACTIVATIONS.get(name or "", ()) for name in axes)
     return tuple(tuple(axis for axis in split if mesh.along(axis) > 1) for split in splits)
+
+
+def axis_sizes(spec: ModelSpec, mesh: Mesh) -> dict[str, frozenset[int]]:
+    """The sizes that activations may have along logical axes on one device of a mesh."""
+    whole: dict[str, set[int]] = {"embed": {spec.hidden_size}}
+    for part in dict.fromkeys(layer.mixer for layer in spec.layers):
+        units: dict[str, int] = part.split_units()
+        for name, count in units.items():
+            whole.setdefault(name, set()).add(count)
+        if isinstance(part, GatedDeltaNet):
+            whole["heads"].add(part.value_heads)
+    heads = whole.get("heads", set()) | whole.get("kv_heads", set())
+    whole |= {"heads": heads, "kv_heads": heads, "split_heads": heads}
+    parts = {n: math.prod(mesh.along(axis) for axis in ACTIVATIONS.get(n, ())) for n in whole}
+    return {name: frozenset(n // parts[name] for n in sizes) for name, sizes in whole.items()}
 
 
 def shard_slices(shape: tuple[int, ...], split: Split, mesh: Mesh, rank: int) -> tuple[slice, ...]:

@@ -1,9 +1,8 @@
 """Hessians of the matrices for GPTQ, from calibration inputs, one layer at a time.
 
-A pass for layer i starts from the stored outputs of layer i - 1: `BlockOps`, passed to the forward
-pass as its operations, counts the blocks, skips those before i, gives block i the stored states and
-ends the pass after it. So calibrating L layers costs about two full passes. `BlockOps` also shows
-the inputs x of every product, whose x xᵀ are summed.
+A pass for layer i starts from the stored outputs of layer i - 1: `CalibrationStage` is a stage of
+one layer, which ends the pass after it. So calibrating L layers costs about two full passes.
+`Hessians` is a rule of the chain of products that sums x xᵀ of their inputs x.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ import numpy as np
 import torch
 
 from sabia.core.model import forward
-from sabia.core.model.ops import WrappedOps
+from sabia.core.ops.base import Ops, Stage
+from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.spec import ModelSpec
 
 BATCH_TOKENS = 8_192
@@ -61,68 +61,56 @@ class _BlockOutput(Exception):
         self.states = states
 
 
-class BlockOps(WrappedOps):
-    """The operations of `base`, for a pass that computes only block `index` (None: all blocks).
+class CalibrationStage(Stage):
+    """One layer; `index` after the last layer: none, for the final norm.
 
-    states: output of the block before; None for the embeddings (index 0). record: called with
-    (inputs, name) of every product. simulate: returns changed inputs for (inputs, name).
+    states: output of the layer before; None for the embeddings (index 0).
     """
 
-    def __init__(self, base: Any, index: int | None = None, states: Any = None) -> None:
-        super().__init__(base)
-        self.index, self.states, self.block = index, states, 0
-        self.record: Any = None
-        self.simulate: Any = None
+    def __init__(self, index: int, states: torch.Tensor | None) -> None:
+        self.index, self.states, self.layers = index, states, 0
 
-    def remat(self, function: Any, policy: str) -> Any:
-        """Skip the blocks before `index`; end the pass after it."""
-        last = self.index
-        if last is None:
-            return self.base.remat(function, policy)
-        position, self.block = self.block, self.block + 1
+    def begin(self, embed: Any, layers: int) -> tuple[Any, range]:
+        """See Ops.stage_input."""
+        self.layers = layers
+        x = embed() if self.states is None else self.states
+        return x, range(self.index, min(self.index + 1, layers))
 
-        def call(weights: Any, x: Any) -> Any:
-            if position < last:
-                # the last skipped block returns the stored states as its output
-                return (x if self.states is None else self.states), {}
-            raise _BlockOutput(function(weights, x if self.states is None else self.states)[0])
-
-        return call
-
-    def linear(self, x: Any, weight: Any, bias: Any = None, *, name: str = "") -> Any:
-        """The product, with its inputs recorded or changed."""
-        if self.record is not None:
-            self.record(x, name)
-        if self.simulate is not None:
-            x = self.simulate(x, name)
-        return self.base.linear(x, weight, bias, name=name)
+    def end(self, x: Any, stats: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """See Ops.stage_output."""
+        if self.index < self.layers:
+            raise _BlockOutput(x)
+        return x, stats
 
 
-class Hessians:
-    """H = 2/n Σ x xᵀ by parameter name, over n tokens; computed once for products of one input."""
+class Hessians(Rule):
+    """H = 2/n Σ x xᵀ by parameter name, over n tokens; computed once for matrices of one input."""
 
     def __init__(self) -> None:
         self.sums: dict[str, torch.Tensor] = {}  # name → Σ x xᵀ [I, I], float64
         self.tokens = 0
         self._mask: torch.Tensor | None = None
-        self._seen: list[tuple[Any, torch.Tensor]] = []
 
     def begin(self, mask: torch.Tensor) -> None:
         """Start a batch with token mask[B, T]."""
-        self._mask, self._seen = mask, []
+        self._mask = mask
         self.tokens += int(mask.sum())
 
-    def record(self, x: torch.Tensor, name: str) -> None:
-        """Add the inputs x[B, T, I] of a product with the parameter `name`."""
+    def apply(self, product: Product, proceed: Multiply) -> list[Any]:
+        """See Rule.apply."""
+        if product.plan is None:  # routed experts see a part of the tokens each
+            self.add(product.x, [matrix.name for matrix in product.matrices])
+        return proceed(product)
+
+    def add(self, x: torch.Tensor, names: Sequence[str]) -> None:
+        """Add the inputs x[B, T, I] of products with the parameters `names`."""
         if self._mask is None:
             return
-        product = next((product for inputs, product in self._seen if inputs is x), None)
-        if product is None:
-            flat = x[self._mask.to(x.device)].double()  # [tokens, I], without padding
-            product = flat.T @ flat  # Σ x xᵀ, [I, I]
-            self._seen.append((x, product))
-        before = self.sums.get(name)
-        self.sums[name] = product.clone() if before is None else before.add_(product)
+        flat = x[self._mask.to(x.device)].double()  # [tokens, I], without padding
+        product = flat.T @ flat  # Σ x xᵀ, [I, I]
+        for name in names:
+            before = self.sums.get(name)
+            self.sums[name] = product.clone() if before is None else before.add_(product)
 
     def of(self, name: str) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
@@ -132,10 +120,10 @@ class Hessians:
 def run_block(
     spec: ModelSpec,
     params: Mapping[str, Any],
-    ops: BlockOps,
+    ops: Ops,
     batch: Batch,
 ) -> torch.Tensor:
-    """The output [B, T, D] of block `ops.index`; for an index after the last, the final state."""
+    """The output [B, T, D] of the layer of a CalibrationStage; else the final state."""
     try:
         return forward.hidden(spec, params, batch.ids, ops, segments=batch.segments)
     except _BlockOutput as output:

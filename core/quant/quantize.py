@@ -14,8 +14,10 @@ import torch
 
 from sabia.core import stop
 from sabia.core.numerics.floats import round_bfloat16
+from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.progress import progress
-from sabia.core.quant.hessians import Batch, BlockOps, Hessians, run_block
+from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, run_block
 from sabia.core.quant.recipe import Linear, Recipe, plan
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.spec import ModelSpec
@@ -85,25 +87,26 @@ class _ModelRounding:
         """Calibrate and round a layer's matrices, then compute the states after the layer."""
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True):
-            stage = BlockOps(self.ops, layer, states)
-            stage.record = hessians.record
             hessians.begin(batch.mask)
-            run_block(self.spec, self.params, stage, batch)
+            stage = CalibrationStage(layer, states)
+            run_block(
+                self.spec, self.params, build_ops("torch", stage=stage, record=hessians), batch
+            )
         self._round([x for x in self.linears if x.tensor.layer == layer], hessians)
         # run the layer again, with its rounded weights
         for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
-            stage = BlockOps(self.ops, layer, states)
-            self.states[number] = run_block(self.spec, self.params, stage, batch)
+            ops = build_ops("torch", stage=CalibrationStage(layer, states))
+            self.states[number] = run_block(self.spec, self.params, ops, batch)
 
     def quantize_head(self) -> None:
         """Round the matrices outside of the layers; their inputs are the final hidden states."""
         outside = [x for x in self.linears if x.tensor.layer is None]
         hessians = Hessians()
         for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
-            stage = BlockOps(self.ops, len(self.spec.layers), states)
+            ops = build_ops("torch", stage=CalibrationStage(len(self.spec.layers), states))
             hessians.begin(batch.mask)
-            hidden = run_block(self.spec, self.params, stage, batch)
-            hessians.record(hidden, self.spec.head_name)
+            hidden = run_block(self.spec, self.params, ops, batch)
+            hessians.add(hidden, [self.spec.head_name])
         self._round(outside, hessians)
 
     def _round(self, linears: Sequence[Linear], hessians: Hessians) -> None:
@@ -146,17 +149,22 @@ def _float32(array: np.ndarray) -> np.ndarray:
     return np.array(array, np.float32)
 
 
-def simulated_inputs(linears: Sequence[Linear]) -> Any:
-    """The function for `BlockOps.simulate` that rounds the inputs of each token as schemes require.
+class SimulatedInputs(Rule):
+    """Rounds the inputs of each token as the schemes of the matrices require."""
 
-    None if no scheme quantizes activations.
-    """
-    schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
-    if not schemes:
-        return None
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self.schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
 
-    def simulate(x: torch.Tensor, name: str) -> torch.Tensor:
-        scheme = schemes.get(name)
+    def apply(self, product: Product, proceed: Multiply) -> list[torch.Tensor]:
+        """See Rule.apply."""
+        if product.plan is not None:
+            return proceed(product)
+        parts = (product._replace(matrices=(matrix,)) for matrix in product.matrices)
+        return [proceed(p._replace(x=self.rounded(p.x, p.matrices[0].name)))[0] for p in parts]
+
+    def rounded(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """The inputs x of a product with the parameter `name`, in the values of its scheme."""
+        scheme = self.schemes.get(name)
         if scheme is None:
             return x
         largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # [..., 1], by token
@@ -165,8 +173,6 @@ def simulated_inputs(linears: Sequence[Linear]) -> Any:
             return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
         scale = largest / 127  # int8, symmetric
         return torch.round(x / scale) * scale
-
-    return simulate
 
 
 @dataclass(frozen=True)
@@ -192,19 +198,18 @@ def divergence(
 
     original, quantized: backend arrays in float32.
     """
-    stage = BlockOps(ops)
-    stage.simulate = simulated_inputs(linears)
+    pair_of_ops = ops, build_ops("torch", record=SimulatedInputs(linears))
     sums, tokens, targets = torch.zeros(4, dtype=torch.float64), 0, 0
     with torch.inference_mode():
         for batch in batches:
             stop.check()
-            pair = (run_block(spec, original, BlockOps(ops), batch),
-                    run_block(spec, quantized, stage, batch))  # fmt: skip
+            weights = (original, quantized)
+            pair = [run_block(spec, w, o, batch) for w, o in zip(weights, pair_of_ops, strict=True)]
             # slices of rows whose logits need at most _LOGIT_BYTES
             rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
             for start in range(0, len(batch.ids), rows):
                 part = slice(start, start + rows)
-                sums += _compare(spec, (original, quantized), pair, part, batch, stage)
+                sums += _compare(spec, weights, pair, part, batch, pair_of_ops)
             tokens += int(batch.mask.sum())
             targets += int(batch.mask[:, 1:].sum())
     kl, same, before, after = sums.tolist()
@@ -217,16 +222,16 @@ _LOGIT_BYTES = 256 << 20
 def _compare(
     spec: ModelSpec,
     params: tuple[Mapping[str, Any], Mapping[str, Any]],
-    hidden: tuple[torch.Tensor, torch.Tensor],
+    hidden: Sequence[torch.Tensor],
     part: slice,
     batch: Batch,
-    stage: BlockOps,
+    pair_of_ops: tuple[Any, Any],
 ) -> torch.Tensor:
     """Sums over tokens: KL, equal top tokens, and both losses of the next token."""
     from sabia.core.model import forward
 
     logs = []  # log-probabilities [B, T, V] of both models
-    for weights, states, ops in zip(params, hidden, (stage.base, stage), strict=True):
+    for weights, states, ops in zip(params, hidden, pair_of_ops, strict=True):
         logs.append(forward.logits(spec, weights, states[part], ops).log_softmax(-1))
     p, q = logs
     mask = batch.mask[part].to(p.device)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render
 from sabia.core.shards.inputs import open_inputs
@@ -34,10 +35,18 @@ def read_rows(job: Job, tokenizer: Any, samples: int, length: int) -> tuple[str,
                     kept.append(row)
                 elif (slot := rng.randrange(seen)) < samples:
                     kept[slot] = row
-    rows = [ids[:length] for row in kept for ids in _ids(row, kind, tokenizer)]
-    rows = [ids for ids in rows if len(ids) > 1][:samples]
+    rows, refused = list[list[int]](), list[str]()
+    for row in kept:
+        try:
+            rows += [ids[:length] for ids in _ids(row, kind, tokenizer) if len(ids) > 1]
+        except BadData as error:
+            refused.append(str(error))
+    why = f"; {len(refused)} are left out, the first because {refused[0]}" if refused else ""
     if not rows:
-        raise BadData(f"calibration: no usable row among {seen} {kind} records")
+        raise BadData(f"calibration: no usable row among {seen} {kind} records{why}")
+    if refused:
+        notes.warn(f"calibration: {len(rows)} of {len(kept)} {kind} records are used{why}")
+    rows = rows[:samples]
     return kind, rows
 
 

@@ -25,6 +25,9 @@ from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.task import Task, load_task
 from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
+from sabia.core.generate.budget import Budget
+from sabia.core.generate.opened import open_budget
+from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
@@ -55,14 +58,15 @@ def run(job: Job, options: EvalOptions) -> None:
     if options.index and not (options.model or options.answers):
         return
     items = {task.name: load_items(task, options.limit, job.seed) for task in tasks}
-    models = open_models(options)
+    budget = open_budget(options, job)
+    models = open_models(options, budget)
     if job.dry_run:
         _plan(job, options, tasks, items, models)
         return
     provenance_record = _provenance(job, options, items, models)
     old = None if job.force or not job.to_file else _stored_scores(str(job.out), provenance_record)
     if old is None:
-        fresh = list(_scores(options, tasks, items, models))
+        fresh = list(_scores(options, tasks, items, models, budget))
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
@@ -92,13 +96,17 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
     if job.to_directory:
         raise UsageError(f"--out: {job.out} (expected a file ending in {EXPECTED})")
     rubrics = [task for task in tasks if task.kind == "rubric"]
+    by_points = [task.name for task in rubrics if task.scoring == "points"]
+    if options.judge and by_points:
+        raise UsageError(f"--judge: {by_points[0]} is scored by points (expected --judge-url)")
     by_items = [task for task in rubrics if task.scoring == "items"]
     for what, having, names in (
         ("a task that is answered in words", [t for t in tasks if t.generates],
          ["samples", "temperature"]),
-        ("a rubric task", rubrics, ["judge_url"]),
+        ("a rubric task", rubrics, ["judge_url", "judge"]),
         ("a rubric task scored by items", by_items,
-         ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown"]),
+         ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown",
+          "judge_combine"]),
     ):  # fmt: skip
         for name in options.given & set(names):
             if not having:
@@ -150,9 +158,9 @@ def _plan(
 
 
 def _scores(
-    options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
+    options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models, budget: Budget
 ) -> Iterator[Score]:
-    with Judging(options) as judging:
+    with Judging(options, budget) as judging:
         for model in models:
             with model:
                 for task in tasks:
@@ -178,6 +186,8 @@ def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) ->
             digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
     fingerprints = [model.fingerprint() for model in models]
+    if options.judge:
+        fingerprints += [repr((s.name, s.model, s.weight)) for s in judge_servers(options)]
     for answers in options.answers:
         path = answers.rpartition("=")[2]
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,16 @@ from sabia.core.bench.metrics import choice_scores, document_sums
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
+from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
+from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import open_client
-from sabia.core.judge.llm import Judge
+from sabia.core.judge.opened_judges import judge_servers, note_calls, open_panel
+from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 from sabia.core.model.storage import hub
+from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
 from sabia.core.spec import load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
@@ -55,16 +60,16 @@ from sabia.core.text.tokenize.tokenizer import load_tokenizer
 class Judging:
     """Scores answers; opens the judge's client when the first rubric task needs it."""
 
-    def __init__(self, options: EvalOptions) -> None:
-        self.options = options
-        self._client: Any = None
+    def __init__(self, options: EvalOptions, budget: Budget) -> None:
+        self.options, self.budget = options, budget
+        self._opened = ExitStack()
+        self._panel: Panel | None = None
 
     def __enter__(self) -> Judging:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._client is not None:
-            self._client.close()
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
 
     @staticmethod
     def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
@@ -73,7 +78,8 @@ class Judging:
             return len(items)
         rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
         counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
-        return sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
+        each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
+        return each * max(1, len(judge_servers(options)))
 
     def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
         """Score rows of answers to an exact_match or rubric task."""
@@ -94,7 +100,7 @@ class Judging:
         ]
         judge = None
         if any(rubric.needs_judge for rubric in rubrics):
-            judge = Judge(self._open(task), self.options)
+            judge = self._open(task)
         return judge_items(cases, items_grader(judge, self.options.max_unknown))
 
     def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
@@ -107,15 +113,15 @@ class Judging:
             )
             for item, answer in pairs
         ]
-        return judge_points(exams, self._open(task), self.options.judge_tokens)
+        ((_, judge),) = self._open(task).judges
+        return judge_points(exams, judge.client, self.options.judge_tokens)
 
-    def _open(self, task: Task) -> Any:
-        o = self.options
-        if not o.judge_url:
+    def _open(self, task: Task) -> Panel:
+        if self._panel is None:
+            self._panel = self._opened.enter_context(open_panel(self.options, self.budget))
+        if self._panel is None:
             raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
-        if self._client is None:
-            self._client = open_client(o.judge_url, o.judge_model, o, o.judge_cache)
-        return self._client
+        return self._panel
 
 
 class EvaluatedModel(ABC):
@@ -176,9 +182,10 @@ class EvaluatedModel(ABC):
 class LocalModel(EvaluatedModel):
     """A model directory."""
 
-    def __init__(self, name: str, directory: str, backend: str, dtype: str) -> None:
+    def __init__(self, name: str, directory: str, options: EvalOptions) -> None:
         super().__init__(name)
-        self.directory, self.backend, self.dtype = directory, backend, dtype
+        self.directory, self.options = directory, options
+        self.backend, self.dtype = options.backend, options.dtype
         self._files = model_fingerprint(directory)
 
     def __exit__(self, *_: object) -> None:
@@ -186,11 +193,16 @@ class LocalModel(EvaluatedModel):
             vars(self).pop(name, None)
 
     def fingerprint(self) -> str:
-        return f"{self.name} {self._files}"
+        return " ".join((self.name, self._files, *([d] if (d := self.variables.get(DATE)) else [])))
+
+    @cached_property
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template."""
+        return template_variables(self.options.chat, self.tokenizer)
 
     def cost(self, task: Task, items: Sequence[Item], samples: int) -> tuple[float, int]:
         if task.generates:
-            prompts = (len(prompt_ids(item, self.tokenizer)) for item in items)
+            prompts = (len(prompt_ids(item, self.tokenizer, self.variables)) for item in items)
             lengths = [n + task.max_new_tokens for n in prompts for _ in range(samples)]
         elif task.kind == "perplexity":
             lengths = list(map(len, self.tokenizer.encode_ordinary_batch([i.text for i in items])))
@@ -234,7 +246,7 @@ class LocalModel(EvaluatedModel):
         if not item.messages:
             texts = [task.delimiter + choice for choice in item.choices]
             return encode_options(self.tokenizer, item.text, texts, special=False)
-        context = render(item.messages, self.tokenizer, add_generation_prompt=True)
+        context = render(item.messages, self.tokenizer, True, **self.variables)
         return encode_options(self.tokenizer, context, item.choices, special=True)
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
@@ -250,19 +262,22 @@ class LocalModel(EvaluatedModel):
         return sums
 
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        return generate(self.engine, self.tokenizer, task, items, options)
+        return generate(self.engine, self.tokenizer, task, items, options, self.variables)
 
 
 class Endpoint(EvaluatedModel):
     """An OpenAI-compatible server; its calls are cached, so none is paid for twice."""
 
-    def __init__(self, name: str, url: str, model: str, options: EvalOptions) -> None:
+    def __init__(
+        self, name: str, url: str, model: str, options: EvalOptions, budget: Budget
+    ) -> None:
         super().__init__(name)
-        self.url, self.model, self.options = url, model, options
+        self.url, self.model, self.options, self.budget = url, model, options, budget
         self._client: Any = None
 
     def __exit__(self, *_: object) -> None:
         if self._client is not None:
+            note_calls(self.name, self._client)
             self._client.close()
             self._client = None
 
@@ -287,11 +302,13 @@ class Endpoint(EvaluatedModel):
 
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         if self._client is None:
-            self._client = open_client(self.url, self.model, options, options.judge_cache)
+            self._client = open_client(
+                [self.url], self.model, options, options.judge_cache, self.budget
+            )
         return ask(self._client, task, items, options)
 
 
-def open_models(options: EvalOptions) -> list[EvaluatedModel]:
+def open_models(options: EvalOptions, budget: Budget) -> list[EvaluatedModel]:
     """The models of --model: DIR, NAME=DIR, URL#MODEL or NAME=URL#MODEL; names are unique."""
     models: list[EvaluatedModel] = []
     for text in options.model:
@@ -304,7 +321,7 @@ def open_models(options: EvalOptions) -> list[EvaluatedModel]:
                 raise UsageError(
                     f"--model: {source} does not name one of its models (expected {source}#NAME)"
                 )
-            models.append(Endpoint(name or model, url, model, options))
+            models.append(Endpoint(name or model, url, model, options, budget))
             continue
         if not name:
             # the directory's name; for the `final` of a run directory, the run's
@@ -312,7 +329,7 @@ def open_models(options: EvalOptions) -> list[EvaluatedModel]:
             name = path.parent.name if path.name == "final" else path.name
             if name in {model.name for model in models}:
                 name = source
-        models.append(LocalModel(name, source, options.backend, options.dtype))
+        models.append(LocalModel(name, source, options))
     names = [model.name for model in models]
     if len(set(names)) != len(names):
         raise UsageError(f"--model: two have the same name: {', '.join(names)}; write NAME=DIR")

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sabia.core.shards import named_numbers
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage.run_record import run_metadata
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.train.telemetry import metrics_path, read_rows
 
@@ -28,8 +29,9 @@ GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tok
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
                 "tokens_per_s", "seconds", "tokens", *RUN_COLUMNS, "validation_reward",
                 "validation_prompts")  # fmt: skip
-COUNTS = {"tokens", "memory_bytes", "device_memory_bytes", "experts_idle", "validation_tokens",
-          "validation_prompts", *GRPO_COLUMNS[:7]}  # fmt: skip
+JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd")  # of runs with a judge
+COUNTS = {"judge_calls", "tokens", "memory_bytes", "device_memory_bytes", "experts_idle",
+          "validation_tokens", "validation_prompts", *GRPO_COLUMNS[:7]}  # fmt: skip
 BATCH_ROWS = 10_000
 TABLE_ROWS = 12
 SHOWN = {
@@ -43,7 +45,9 @@ SHOWN = {
 def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     """Write the rows of a run's metrics file to stdout."""
     read = list(read_rows(metrics_path(run)))
-    schema = columns_schema(GRPO_COLUMNS) if job.command == "grpo" else with_sources(read)
+    judged = [name for name in JUDGE_COLUMNS if any(name in row for row in read)]
+    grpo = job.command == "grpo"
+    schema = columns_schema((*GRPO_COLUMNS, *judged)) if grpo else with_sources(read)
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
@@ -57,7 +61,8 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
             table.add_row(*("" if row[n] is None else SHOWN[n].format(row[n]) for n in named))
         Console().print(table)
         return
-    with open_stdout(job, schema, {"command": job.command, "run": str(run)}) as writer:
+    made = {"command": job.command, "run": str(run)}
+    with open_stdout(job, schema, made | run_metadata(job, made)) as writer:
         for start in range(0, len(rows), BATCH_ROWS):
             writer.write(pa.RecordBatch.from_pylist(rows[start : start + BATCH_ROWS], schema))
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.model.backend import load_ops
 from sabia.core.model.heads import pool_weights
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec.heads import Pooling
 from sabia.core.spec.model import ModelSpec
 

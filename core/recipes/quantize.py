@@ -31,6 +31,7 @@ from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
 from sabia.core.spec import load_spec, parameter_count
@@ -72,6 +73,10 @@ def run(job: Job, options: QuantizeOptions) -> None:
         notes.note(f"{out} is already made; --force makes it again")
     else:
         report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
+        if run_record.enabled():
+            made = {"command": job.command, "fingerprint": fingerprint, "seed": job.seed}
+            report[run_record.RUN] = run_record.of_process(made, job)
+            run_record.keep_beside(str(out), report[run_record.RUN])
         write_json(out / RECORD, report)
         before, after = report["size_before_bytes"], report["size_after_bytes"]
         size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
@@ -162,7 +167,7 @@ def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
 
 def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
     # torch is loaded only when a model is quantized
-    from sabia.core.model.backend import load_ops
+    from sabia.core.ops.backend import load_ops
     from sabia.core.quant import hessians
     from sabia.core.quant.export import export
     from sabia.core.quant.quantize import divergence, quantize
@@ -219,5 +224,6 @@ def _write(job: Job, report: dict[str, Any]) -> None:
         "size_bytes": report["size_after_bytes"],
     }
     rows = [{name: row.get(name) for name in SCHEMA.names} for row in [*report["layers"], whole]]
-    with open_stdout(job, SCHEMA, {"command": job.command}) as writer:
+    made = {"command": job.command}
+    with open_stdout(job, SCHEMA, made | run_record.run_metadata(job, made)) as writer:
         writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))

@@ -21,11 +21,11 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import UsageError
-from sabia.core.model import kernel_report
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.precision import Precision
-from sabia.core.model.precision_backends import describe
 from sabia.core.model.storage.peft_adapters import save_adapter
+from sabia.core.ops import kernel_report
+from sabia.core.ops.precision import Precision
+from sabia.core.ops.precision_units import describe
 from sabia.core.options.training import RunOptions, Training
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
@@ -36,6 +36,7 @@ from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.recipes.peaks import find_peaks
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
 from sabia.core.spec import ModelSpec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
@@ -138,17 +139,26 @@ def in_directory(
     with stdout, joined(job, world, watchdog_config) as mesh, call.locked():
         check(mesh)
         if world.leads:
-            directory.begin(identity, job.force, options.checkpoint_url)
+            record = _run_record(job)
+            directory.begin(identity, job.force, options.checkpoint_url, record)
+            if record:
+                run_record.keep_beside(str(directory.path), record)
         process_group.barrier(world, job.backend, "begin")
         figures = make_run(mesh).train()
         if world.leads:
             export(directory, made, options.export_dtype)
-            directory.finish(identity, **figures)
+            directory.finish(identity, **figures, **{run_record.RUN: _run_record(job)})
             parts = [f"{figures['step']:,} steps", *describe(figures)]
             took = units.format_duration(figures["seconds"])
             line = f"{', '.join(parts)} ({took}) → {directory.final}"
             notes.summarize(line, dict(figures) | {"final": str(directory.final)})
         process_group.barrier(world, job.backend, "end")
+
+
+def _run_record(job: Job) -> dict[str, Any] | None:
+    """What is known of this call until now; None if outputs do not tell of their runs."""
+    made = {"command": job.command, "options": job.options, "seed": job.seed}
+    return run_record.of_process(made, job) if run_record.enabled() else None
 
 
 def show_plan(

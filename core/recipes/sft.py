@@ -14,8 +14,9 @@ from pathlib import Path
 
 from sabia.core import notes
 from sabia.core.errors import BadData
-from sabia.core.generate.chat import chat_template
+from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.model_directory import weights_fingerprint
+from sabia.core.generate.template_engine import chat_template
 from sabia.core.options.sft import SftOptions
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.chat_rows import FOLDER, chat_rows
@@ -47,6 +48,9 @@ def run(job: Job, options: SftOptions) -> None:
         "seed": job.seed,
         **training_config.identity(options),
     }
+    recorded = {} if job.force else directory.recorded_identity()
+    if variables := template_variables(options.chat, tokenizer, recorded.get("chat")):
+        identity["chat"] = variables
     call = RunCall(job, identity, directory, world)
     if call.already_done():
         return
@@ -56,7 +60,7 @@ def run(job: Job, options: SftOptions) -> None:
         folder = stack.enter_context(_temporary()) if job.dry_run else directory.path / FOLDER
         read = partial(
             chat_rows, tokenizer=tokenizer_path, length=options.length, pack=options.pack,
-            folder=folder, jobs=job.jobs,
+            folder=folder, jobs=job.jobs, variables=variables,
         )  # fmt: skip
         with opened_rejects(job, world, "conversations") as rejects:
             made = read(sources, reject=rejects.add)
@@ -64,8 +68,8 @@ def run(job: Job, options: SftOptions) -> None:
         count, predicted = index.about["conversations"], index.about["predicted"]
         if not count:
             raise BadData(
-                f"no usable conversation, {rejects.count:,} rejected (expected messages with an "
-                "assistant's answer that fit into --length)"
+                f"no usable conversation, {rejects.describe()} (expected messages with an "
+                "assistant's answer)"
             )
         notes.note(
             f"{count:,} conversations in {len(made):,} rows; {predicted:,} of {index.tokens:,} "

@@ -13,7 +13,7 @@ import numpy as np
 
 from sabia.core import units
 from sabia.core.errors import BadData
-from sabia.core.model.precision import PrecisionSchedule, precision_named
+from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.training import Training
 from sabia.core.parallel.mesh import Mesh, parse_mesh
 from sabia.core.parallel.sharding_rules import check_fits

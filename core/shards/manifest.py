@@ -1,7 +1,8 @@
 """Provenance: fingerprints of outputs, and the manifest of an output directory.
 
 A shard is the unit of resuming. Its metadata holds the fingerprint of its input, the resolved
-options and the version; a run skips every shard whose metadata equals what it would write.
+options and the version of the stage's results (`core.results`); a run skips every shard whose
+metadata equals what it would write.
 """
 
 import contextlib
@@ -26,11 +27,14 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.digests import open_parquet
 from sabia.core.errors import BadData, UsageError
+from sabia.core.results import code_identity, result_version
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import read_json, sweep, write_json
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
+from sabia.core.shards.lineage.run_record import RUN, RunRecord
 from sabia.core.shards.outputs import (
     is_intact,
     open_output,
@@ -52,22 +56,33 @@ def provenance(
     salt: str = "",
     schema: pa.Schema | None = None,
     origins: Sequence[str] = (),
+    names: Sequence[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The provenance of an output: command, version, options, seed, input fingerprints, kind.
 
     schema: for documents, the columns of all inputs, which all shards of the output have. origins:
-    see Source.origin; they do not decide whether an output is complete.
+    see Source.origin; they do not decide whether an output is complete, nor does what is told about
+    the run (see run_record). names: of the inputs (`run_record.inputs_of`); None: those of the job.
     """
     record = _call(job) | {"kind": kind, "inputs": list(inputs), "salt": salt}
     if kind in _DOCUMENTS:
         record["columns"] = columns.digest(schema)
-    text = json.dumps(record | {"options": _decisive(job.options)}, sort_keys=True, default=str)
+    decisive = record | {"options": _decisive(job.options), "version": code_identity(job.command)}
+    decisive.pop("result", None)
+    text = json.dumps(decisive, sort_keys=True, default=str)
     record["fingerprint"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return record | {"origins": list(origins)} if origins else record
+    if origins:
+        record["origins"] = list(origins)
+    named = run_record.inputs_of_job(job) if names is None else names
+    if len(named) == len(inputs):
+        named = [{**one, "hash": each} for one, each in zip(named, inputs, strict=True)]
+    return record | {RUN: RunRecord(record, job.call, named, job.jobs)}
 
 
 def _call(job: Job) -> dict[str, Any]:
-    record = {"command": job.command, "version": version("sabia")}
+    record: dict[str, Any] = {"command": job.command, "version": version("sabia")}
+    if (number := result_version(job.command)) != 1:
+        record["result"] = number
     return record | {"options": job.options, "seed": job.seed}
 
 
@@ -349,9 +364,26 @@ def write_manifest(job: Job) -> None:
     written: list[Any] | None = None
     while job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job)):
         written = shards
-        write_json(Path(str(job.out)) / layout.MANIFEST, _call(job) | {"shards": shards})
+        write_json(Path(str(job.out)) / layout.MANIFEST, _call(job) | run_record.summed(shards))
     if written is not None:
         sweep(Path(str(job.out)))
+        keep_call(job, [one[RUN] for one in written if RUN in one])
+
+
+def keep_call(job: Job, records: Sequence[dict[str, Any]]) -> None:
+    """Keep the job's call beside its output directory; records: of the parts, which know what came
+    through a pipe."""
+    if run_record.enabled() and job.to_directory and not is_url(str(job.out)):
+        about = run_record.run_metadata(job, _call(job))[RUN].stable()
+        about["inputs"] = about["inputs"] or next((one["inputs"] for one in records), [])
+        run_record.keep_beside(str(job.out).rstrip("/"), about)
+
+
+def _recorded_run(path: Path) -> dict[str, Any] | None:
+    """What a part tells about its run."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return run_record.of_parquet(file)
+    return None
 
 
 def _shards(job: Job) -> list[dict[str, Any]]:
@@ -365,4 +397,6 @@ def _shards(job: Job) -> list[dict[str, Any]]:
         made = read_metadata(str(path)) or {}
         shard = {"name": path.name, "rows": rows, "size_bytes": os.path.getsize(path)}
         shards.append(shard | {"fingerprint": made.get("fingerprint")})
+        if run_record.enabled() and (record := _recorded_run(path)):
+            shards[-1][RUN] = record
     return shards

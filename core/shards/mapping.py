@@ -28,6 +28,7 @@ from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage.run_record import RUN, inputs_of
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sinks import ParquetSink, Sink
 from sabia.core.shards.sources import Source, bytes_of, rows_of
@@ -156,11 +157,16 @@ class _Work:
     output: str = ""  # see manifest.named_output
     size: int = 0  # bytes that a process is expected to read; 0: not known
 
-    def provenance(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
+    def provenance(
+        self, sources: Sequence[Source], ended: bool = True, summary: Summary | None = None
+    ) -> dict[str, Any]:
         """Without inputs and fingerprint before the end of a stream."""
         prints = [source.fingerprint() for source in sources] if ended else []
         origins = [source.origin for source in sources] if ended else []
-        made = manifest.provenance(self.job, self.kind_out, prints, self.salt, self.schema, origins)
+        made = manifest.provenance(
+            self.job, self.kind_out, prints, self.salt, self.schema, origins, inputs_of(sources)
+        )
+        made[RUN].summary = summary
         return made if ended else made | {"fingerprint": None}
 
     def beside(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
@@ -183,15 +189,16 @@ def _owned_shards(job: Job, count: int) -> list[int]:
 def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     """Write one part from its sources, unless it is already there."""
     first_runs.expect(work.size)
-    provenance: outputs.Provenance = partial(work.provenance, sources)
+    summary = Summary()
+    provenance: outputs.Provenance = partial(work.provenance, sources, summary=summary)
     if all(getattr(source, "stream", None) is None for source in sources):
-        provenance = made = work.provenance(sources)
+        provenance = made = work.provenance(sources, summary=summary)
         rows = None if work.job.force else work.sink.rows_made(part, made)
         if rows == 0 and os.path.exists(reject_path(work.job, part)):
             rows = None  # each run that finds no usable row says so
         if rows is not None:
             return Summary(shards_skipped=len(sources), rows_out=rows)
-    summary = Summary(shards_done=len(sources))
+    summary.shards_done = len(sources)
     bar: AbstractContextManager[ProgressBar] = nullcontext(ProgressBar())
     if not work.sink.per_shard:
         bar = progress(rows_of(sources), work.job.command)

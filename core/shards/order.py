@@ -10,7 +10,7 @@ slots lies at (k + 1/2)/c, so every prefix is within half a row per source of it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -59,15 +59,25 @@ class Permutation:
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
         """Images int64[n] of indices int64[n], all in range(size)."""
+        return self._walked(index, forwards=True)
+
+    def inverse(self, image: np.ndarray) -> np.ndarray:
+        """The indices int64[n] of images int64[n]."""
+        return self._walked(image, forwards=False)
+
+    def _walked(self, start: np.ndarray, forwards: bool) -> np.ndarray:
         half_bits = max(1, ((self.size - 1).bit_length() + 1) // 2)
         bits, mask = _U64(half_bits), _U64((1 << half_bits) - 1)
         round_keys = [_U64(key64(self.key, number)) for number in range(ROUNDS)]
-        value = np.asarray(index).astype(_U64)
+        value = np.asarray(start).astype(_U64)
         outside = np.ones(value.shape, bool)
         while outside.any():
             left, right = value[outside] >> bits, value[outside] & mask
-            for round_key in round_keys:
-                left, right = right, left ^ (_mix64_array(right ^ round_key) & mask)
+            for round_key in round_keys if forwards else reversed(round_keys):
+                if forwards:
+                    left, right = right, left ^ (_mix64_array(right ^ round_key) & mask)
+                else:
+                    left, right = right ^ (_mix64_array(left ^ round_key) & mask), left
             value[outside] = (left << bits) | right
             outside = value >= _U64(self.size)
         return value.astype(np.int64)
@@ -111,6 +121,11 @@ class Interleave:
         period, slot = np.divmod(np.asarray(index, np.int64), PERIOD)
         source, rank = self._slots[0][slot], self._slots[1][slot]
         return source, period * self.counts[source] + rank
+
+    def samples(self, source: int, position: np.ndarray) -> np.ndarray:
+        """The samples index[n] at position[n] within a source: the inverse of `at`."""
+        period, rank = np.divmod(position, self.counts[source])
+        return period * PERIOD + np.flatnonzero(self._slots[0] == source)[rank]
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,41 @@ class DataOrder:
                 position[here], int(number) + 1, self.sizes[number]
             )
         return rows
+
+    def samples(self, rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the first `count` samples read one of the rows int64[n]: (number of the row in
+        `rows`, sample) of each, int64[k], ordered by sample."""
+        rows = np.asarray(rows, np.int64)
+        reads = [np.zeros((2, 0), np.int64)]
+        if self.weights is None:
+            size = sum(self.sizes)
+            for position, which in self._positions(rows, 0, size, 0, count):
+                reads.append(np.stack([which, position]))
+        first = np.concatenate([[0], np.cumsum(self.sizes)])
+        of_row = np.searchsorted(first[1:], rows, side="right")
+        for begin, end, mix, before in self._parts if self.weights is not None else ():
+            taken = mix.taken(max(0, min(count, end) - begin))
+            for number in np.flatnonzero(np.bincount(of_row, minlength=len(taken)) * taken):
+                here = np.flatnonzero(of_row == number)
+                span = int(before[number]), int(before[number] + taken[number])
+                local, size = rows[here] - first[number], self.sizes[number]
+                for position, which in self._positions(local, int(number) + 1, size, *span):
+                    sample = begin + mix.samples(int(number), position - span[0])
+                    reads.append(np.stack([here[which], sample]))
+        which, sample = np.concatenate(reads, 1)
+        order = np.argsort(sample, kind="stable")
+        return which[order], sample[order]
+
+    def _positions(
+        self, rows: np.ndarray, stream: int, size: int, begin: int, end: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(positions from `begin` to before `end` at which rows of a source are read, which of the
+        rows they are) for each epoch: the inverse of `_permuted`."""
+        for epoch in range(begin // size, -(-end // size)):
+            permutation = Permutation(size, key64(self.seed, stream, epoch))
+            position = epoch * size + permutation.inverse(rows)
+            inside = np.flatnonzero((position >= begin) & (position < end))
+            yield position[inside], inside
 
     def within(self, repeats: float, count: int) -> DataOrder:
         """The order whose first `count` samples read no source more than `repeats` times.

@@ -13,7 +13,9 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import secrets
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -32,6 +34,8 @@ from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, 
 from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import file_system, is_url, open_binary
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
+from sabia.core.shards.lineage.run_record import RUN, beside
 from sabia.core.shards.token_rows.row_writer import IndexedRows
 
 GROUP_ROWS = 10_000
@@ -39,6 +43,7 @@ GROUP_BYTES = 64 << 20
 SAMPLE_ROWS = 1_000  # from which it is decided whether a text column gets a dictionary
 TABLE_ROWS = 10
 METADATA_KEY = b"sabia"
+_PART = re.compile(r"part-\w+\.parquet\Z")
 
 # Of an output. Where it is complete only when all rows have been written, a function of whether
 # they have: called at the start for a format that has its metadata there.
@@ -64,6 +69,8 @@ class ParquetRows:
         self.target, self.schema = target, schema
         self.pending, self.rows = list[pa.RecordBatch](), 0
         self.metadata_at_end: Callable[[bool], dict[str, Any]] | None = None
+        self.made: dict[str, Any] = {}
+        self.run: dict[str, Any] | None = None  # see run_record, once the file is closed
         # opened with the first rows, which it depends on
         self.file: digests.ParquetWriter | None = None
 
@@ -101,31 +108,38 @@ class ParquetRows:
         file = self._opened(self.schema.empty_table())
         try:
             if self.metadata_at_end is not None:  # as the writer stores a schema that has it
-                schema = with_metadata(self.schema, self.metadata_at_end(True))
+                self.made = self.metadata_at_end(True)
+                schema = with_metadata(self.schema, self.made)
                 stored = {b"ARROW:schema": base64.b64encode(schema.serialize().to_pybytes())}
-                file.add_key_value_metadata(stored | schema.metadata)
+                file.add_key_value_metadata(schema.metadata | stored)
+            plain, run = run_record.split(self.made)
+            if run is not None:
+                self.run = run.ended(self.rows, beside="out" in plain)
+                file.run = run_record.text(self.run)
         finally:
             file.close()
 
 
 def _repeating(table: pa.Table) -> list[str]:
-    """Paths of the Parquet columns that get a dictionary: all except texts with few repetitions,
-    and lists of integers: zstd makes token ids smaller without one."""
+    """Paths of the Parquet columns that get a dictionary: all except texts and lists of texts with
+    few repetitions, and lists of integers: zstd makes token ids smaller without one."""
     sample = table.slice(0, SAMPLE_ROWS)
     distinct = {
         field.name
-        for field in sample.schema
+        for field, column in zip(sample.schema, sample.columns, strict=True)
         if (pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type))
-        or (
-            pa.types.is_string(field.type)
-            and pc.count_distinct(sample.column(field.name)).as_py() * 2 > sample.num_rows
-        )
+        or _is_distinct(pc.list_flatten(column) if pa.types.is_list(field.type) else column)
     }
     sink = pa.BufferOutputStream()
     pq.write_table(table.schema.empty_table(), sink)
     parquet_schema = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     paths = [parquet_schema.column(i).path for i in range(len(parquet_schema))]
     return [path for path in paths if path.partition(".")[0] not in distinct]
+
+
+def _is_distinct(column: pa.ChunkedArray) -> bool:
+    """Whether a column is of texts with few repetitions."""
+    return pa.types.is_string(column.type) and pc.count_distinct(column).as_py() * 2 > len(column)
 
 
 class JsonRows:
@@ -205,7 +219,8 @@ FILES = STREAMS | {"arrow": arrow_file}
 
 def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Schema:
     """The schema with our metadata instead of its own."""
-    text = json.dumps(metadata or {}, sort_keys=True, ensure_ascii=False, default=str)
+    plain = run_record.split(metadata)[0]
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, default=str)
     return schema.with_metadata({METADATA_KEY: text.encode()})
 
 
@@ -232,15 +247,10 @@ def _is_json(path: str) -> bool:
     return FORMATS.get(file_ending(path)) == "jsonl"
 
 
-def _record_path(path: str) -> Path:
-    folder, name = os.path.split(path)
-    return Path(folder, f".{name}.sabia.json")
-
-
 def _record(path: str) -> dict[str, Any]:
     """`rows` and `made` of a local file of JSON lines; ValueError or OSError if its bytes are not
     those of the record."""
-    record = read_json(_record_path(path))
+    record = read_json(beside(path))
     if record.get("content") != content_hash(path):
         raise ValueError("not the bytes that were recorded")
     return record
@@ -300,7 +310,7 @@ def open_file(
     """Write one file atomically, on a local path or an fsspec URL, in the format of its ending
     (Parquet if it has none). new: FileExistsError if there is such a local file by then."""
     ending = file_ending(path) or ".parquet"
-    content = ""
+    content, run = "", None
     with _url_path(path) if is_url(path) else atomic_path(path, new) as temporary:
         with open(temporary, "wb") as plain, _compressed(plain, ending) as file:
             writer = _opened(FILES[FORMATS[ending]], file, schema, metadata)
@@ -311,12 +321,22 @@ def open_file(
                     writer.close()
                 raise
             writer.close()
-        if metadata and _is_json(path) and not is_url(path):
-            content = content_hash(str(temporary))
+        if metadata and not is_url(path):
+            made, run = _run_of(writer, metadata)
+            content = content_hash(str(temporary)) if _is_json(path) else ""
     if content:
-        made = metadata(True) if callable(metadata) else metadata
         record = {"content": content, "rows": writer.rows, "made": made}
-        write_json(_record_path(path), record)
+        write_json(beside(path), record | ({} if run is None else {RUN: run}))
+    elif run is not None and not _PART.match(os.path.basename(path)):
+        run_record.keep_beside(path, run)
+
+
+def _run_of(writer: Any, metadata: Provenance) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The provenance of a file that is written, and the record of its run."""
+    if isinstance(writer, ParquetRows):
+        return run_record.split(writer.made)[0], writer.run
+    made, run = run_record.split(metadata(True) if callable(metadata) else metadata)
+    return made, None if run is None else run.ended(writer.rows, beside="out" in made)
 
 
 def _opened(kind: Any, file: BinaryIO, schema: pa.Schema, metadata: Metadata) -> Any:
@@ -324,7 +344,16 @@ def _opened(kind: Any, file: BinaryIO, schema: pa.Schema, metadata: Metadata) ->
         writer = ParquetRows(file, schema.remove_metadata())
         writer.metadata_at_end = metadata
         return writer
-    return kind(file, with_metadata(schema, metadata(False) if callable(metadata) else metadata))
+    made = metadata(False) if callable(metadata) else metadata
+    schema = with_metadata(schema, made)
+    if kind is arrow_stream and (run := run_record.split(made)[1]) is not None:
+        schema = schema.with_metadata(
+            {**(schema.metadata or {}), run_record.KEY: run_record.text(run.stable()).encode()}
+        )
+    opened = kind(file, schema)
+    if kind is ParquetRows:
+        opened.made = dict(made or {})
+    return opened
 
 
 @contextlib.contextmanager
@@ -368,8 +397,7 @@ class RowsIfAny:
     def remove(self) -> None:
         """Remove the file of an earlier run with other data or settings."""
         os.unlink(self.path)
-        if _is_json(self.path):
-            _record_path(self.path).unlink(missing_ok=True)
+        beside(self.path).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -400,6 +428,19 @@ def open_stream(job: Job, schema: pa.Schema, metadata: Metadata) -> Iterator[Wri
             yield writer
             writer.close()
         out.flush()
+        if stdout and metadata and kind is not TableRows and (path := _redirected(out)):
+            run = _run_of(writer, metadata)[1]
+            if run is not None:
+                run_record.keep_beside(path, run, stdout=True)
+
+
+def _redirected(out: BinaryIO) -> str:
+    """The path of the file to which stdout is redirected; '' for a pipe, or if it has none."""
+    with contextlib.suppress(OSError, ValueError):
+        path = os.readlink(f"/proc/self/fd/{out.fileno()}")
+        if stat.S_ISREG(os.fstat(out.fileno()).st_mode) and os.path.isfile(path):
+            return path
+    return ""
 
 
 def open_stdout(

@@ -8,6 +8,7 @@ tool_calls, rubric, detail) are strings of JSON, so that their bytes never chang
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,9 +19,12 @@ from sabia.core.shards.arrow_arrays import cast
 VERSION = 2  # 1: scores were a map
 _TEXT = pa.string()
 _INTS = pa.list_(pa.int32())
+# fields of a message that earlier versions did not keep; ids do not depend on those that are null
+LATER_FIELDS = ("reasoning_content", "thinking", "tool_call_id")
 _MESSAGE = pa.struct(
-    [("role", _TEXT), ("content", _TEXT), ("tool_calls", _TEXT), ("name", _TEXT)],
-)
+    [("role", _TEXT), ("content", _TEXT), ("tool_calls", _TEXT), ("name", _TEXT),
+     *((name, _TEXT) for name in LATER_FIELDS)]
+)  # fmt: skip
 _MESSAGES = pa.list_(_MESSAGE)
 _ITEMS = pa.list_(pa.struct([("id", _TEXT), ("verdict", _TEXT), ("points", pa.float64())]))
 
@@ -43,13 +47,17 @@ KINDS = {
     # a conversation to imitate
     "chat": _schema(id=_TEXT, messages=_MESSAGES, tools=_TEXT, meta=_TEXT),
     # a conversation to continue, with a reference answer and a rubric (JSON) to judge by
-    "prompt": _schema(id=_TEXT, messages=_MESSAGES, rubric=_TEXT, answer=_TEXT, meta=_TEXT),
+    "prompt": _schema(
+        id=_TEXT, messages=_MESSAGES, tools=_TEXT, rubric=_TEXT, answer=_TEXT, meta=_TEXT
+    ),
     # a conversation with a better and a worse continuation
     "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
-    # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]
+    # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]; for
+    # each of these the id of the document, and the number of its first token in the document
     "tokens": _schema(
         id=_TEXT, input_ids=_INTS, document_lengths=_INTS,
-        loss_mask=pa.list_(pa.bool_()), source=_TEXT,
+        loss_mask=pa.list_(pa.bool_()), source=_TEXT, document_ids=pa.list_(_TEXT),
+        document_offsets=_INTS,
     ),
     # one sampled continuation: tokens[n], their log-probabilities[n] (natural log), reward
     "sample": _schema(
@@ -127,6 +135,15 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def _as_before(body: Any) -> Any:
+    """The body of a record as earlier versions read it, for its id."""
+    if not isinstance(body, list) or not all(isinstance(part, dict) for part in body):
+        return body
+    return [
+        {k: v for k, v in part.items() if v is not None or k not in LATER_FIELDS} for part in body
+    ]
+
+
 def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     ids = batch.column("id")
     if not ids.null_count:
@@ -136,6 +153,6 @@ def _with_ids(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         sources = batch.column("source")
     columns = (ids, sources, batch.column(REQUIRED[kind][0]))
     for given, source, body in zip(*(column.to_pylist() for column in columns), strict=True):
-        text = body if isinstance(body, str) else repr(body)
+        text = body if isinstance(body, str) else repr(_as_before(body))
         made.append(document_id(source, text) if given is None else given)
     return batch.set_column(0, pa.field("id", _TEXT), pa.array(made, _TEXT))

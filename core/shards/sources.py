@@ -226,7 +226,7 @@ class Source:
             stored = parquet.schema_arrow.names
             names = self.named(stored)
             wanted = columns
-            if columns and "id" in columns and _may_lack_ids(parquet.metadata):
+            if columns and "id" in columns and may_lack_ids(parquet.metadata):
                 wanted = [
                     *columns,
                     schemas.REQUIRED[self.kind][0],
@@ -406,7 +406,8 @@ def check_single_parquet(file: BinaryIO, metadata: pq.FileMetaData) -> None:
     file.seek(0)
 
 
-def _may_lack_ids(metadata: pq.FileMetaData) -> bool:
+def may_lack_ids(metadata: pq.FileMetaData) -> bool:
+    """Whether some rows of a Parquet file may have no id, by its statistics."""
     for group in range(metadata.num_row_groups):
         chunks = (metadata.row_group(group).column(c) for c in range(metadata.num_columns))
         ids = [chunk for chunk in chunks if chunk.path_in_schema == "id"]

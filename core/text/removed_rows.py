@@ -23,6 +23,7 @@ from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import is_url, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import MANIFEST, check_outside
+from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import (
     check_beside,
     check_output,
@@ -99,7 +100,8 @@ def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, A
     """The provenance of the file of removed rows; the sources are `unified`."""
     fingerprints = [source.fingerprint() for source in sources]
     origins = [source.origin for source in sources]
-    made = provenance(job, "removed", fingerprints, salt, schema_of_all(sources), origins)
+    names = run_record.inputs_of(sources)
+    made = provenance(job, "removed", fingerprints, salt, schema_of_all(sources), origins, names)
     return made | {"out": named_output(job)}
 
 
@@ -151,7 +153,8 @@ def is_written(path: str, made: dict[str, Any]) -> bool:
         manifest = read_json(Path(path) / MANIFEST)
     except (OSError, ValueError):
         return False
-    parts = map(str, Path(path).glob("part-*.parquet"))
+    parts = {str(part) for part in Path(path).glob("part-*.parquet")}
+    parts |= {f"{path.rstrip('/')}/{one['name']}" for one in manifest.get("shards", ())}
     return manifest.get("fingerprint") == made["fingerprint"] and all(map(is_intact, parts))
 
 
@@ -182,7 +185,14 @@ def write_removed(
             old.unlink()
     for index in heads:
         _write_file(f"{directory}/part-{index:05d}.parquet", schema, [parts[index]], made)
-    write_json(directory / MANIFEST, made)
+    plain, run = run_record.split(made)
+    record = {run_record.RUN: run.ended(None, beside=True)} if run else {}
+    names = [f"part-{index:05d}.parquet" for index in heads]
+    sizes = [os.path.getsize(directory / name) for name in names]
+    shards = [{"name": name, "size_bytes": size} for name, size in zip(names, sizes, strict=True)]
+    write_json(directory / MANIFEST, plain | record | {"shards": shards})
+    if run:
+        run_record.keep_beside(path.rstrip("/"), record[run_record.RUN])
 
 
 def _write_file(

@@ -14,7 +14,7 @@ from sabia.core.errors import BadData
 from sabia.core.model.lora import A, B, LoraConfig, targeted
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.model.storage.safetensors_file import numpy_dtype
+from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.checkpoint import Reader
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES

@@ -59,7 +59,7 @@ def _best(product: Callable[[], None], size: int) -> float:
 def _torch(dtype: str) -> float:
     import torch
 
-    from sabia.core.model.ops_torch_wide import computed_in_fp32
+    from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     size = SIZES.get(device_type, DEFAULT_SIZE)

@@ -18,8 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sabia.core import notes
 from sabia.core.errors import BadData, Failed, UsageError
+from sabia.core.results import recorded_result, result_version
 from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.lineage.run_record import RUN
 from sabia.core.train import checkpoint
 
 Identity = Mapping[str, Any]
@@ -47,7 +50,8 @@ class RunDirectory:
         return self.path / "run.json"
 
     def finished(self, identity: Identity) -> bool:
-        """True if this run has finished; raises UsageError if the directory holds another run."""
+        """True if this run has finished with results of the current version; raises UsageError if
+        the directory holds another run."""
         if not self.record.exists():
             return False
         try:
@@ -56,6 +60,9 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError) as error:
             raise BadData(f"{self.record}: not the record of a run ({error})") from error
         refuse_another(str(self.path), stored_identity, identity, "-o")
+        if done and _outdated(record):
+            notes.note(f"{self.path}: results of an earlier version, which are computed again")
+            return False
         return done and (self.final / "config.json").exists()
 
     def recorded_identity(self) -> Identity:
@@ -76,12 +83,25 @@ class RunDirectory:
                 raise Failed(f"{self.path}: another process is training in it") from error
             yield
 
-    def begin(self, identity: Identity, force: bool, checkpoint_url: str = "") -> None:
+    def begin(
+        self,
+        identity: Identity,
+        force: bool,
+        checkpoint_url: str = "",
+        run: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write the record of a run that starts or resumes.
 
-        `force` deletes an earlier run first, also at the URL.
+        `force` deletes an earlier run first, also at the URL; so does a run that has finished with
+        results of an earlier version. One that has not is resumed. run: see shards.run_record.
         """
-        if force:
+        record = self._recorded()
+        if record and not record.get("finished") and not force and _outdated(record):
+            notes.warn(
+                f"{self.path}: the run began with results of another version (see core/results.py);"
+                " --force starts it over"
+            )
+        if force or (record.get("finished") and _outdated(record)):
             checkpoint.discard_all(checkpoint_url)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for old in (*self.path.glob("metrics*.jsonl"), *self.path.glob("skipped.jsonl")):
@@ -90,7 +110,7 @@ class RunDirectory:
             shutil.rmtree(self.final, ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_leftovers(self.checkpoints)
-        self._write(identity, finished=False)
+        self._write(identity, finished=False, **({RUN: run} if run else {}))
 
     def finish(self, identity: Identity, **figures: Any) -> None:
         """Record that the run has finished, with its last metrics."""
@@ -98,14 +118,23 @@ class RunDirectory:
 
     def started_at(self) -> float:
         """Seconds since the epoch at the run's first start; now, if it has not started."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return float(read_json(self.record)["started_at"])
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return float(self._recorded()["started_at"])
         return time.time()
+
+    def _recorded(self) -> dict[str, Any]:
+        """run.json; {} if there is none that can be read."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return dict(read_json(self.record))
+        return {}
 
     def _write(self, identity: Identity, finished: bool, **more: Any) -> None:
         text = json.dumps(identity, sort_keys=True)
+        before = self._recorded()
+        number = recorded_result(before) if before else result_version(str(identity.get("command")))
         record = {
             "version": version("sabia"),
+            "result": number,  # at the first start
             "started_at": self.started_at(),
             "fingerprint": hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
             "finished": finished,
@@ -113,6 +142,12 @@ class RunDirectory:
             **more,
         }
         write_json(self.record, record)
+
+
+def _outdated(record: Mapping[str, Any]) -> bool:
+    """Whether the record of a run is of results of another version than the current one."""
+    command = str(record.get("identity", {}).get("command"))
+    return recorded_result(record) != result_version(command)
 
 
 def refuse_another(location: str, stored: Identity, identity: Identity, option: str) -> None:

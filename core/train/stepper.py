@@ -14,7 +14,7 @@ import numpy as np
 
 from sabia.core.errors import BadData
 from sabia.core.model.lora import LoraConfig, lora_tensors
-from sabia.core.model.precision import Precision, PrecisionSchedule
+from sabia.core.ops.precision import Precision, PrecisionSchedule
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.backend import load_ops
 from sabia.core.model.lora import init_lora
-from sabia.core.model.precision import PrecisionSchedule, precision_named
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Loss

@@ -19,12 +19,10 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sabia.core.errors import UsageError
-from sabia.core.model.backend import load_ops
-from sabia.core.model.lora import LoraOps
-from sabia.core.model.precision import Precision, precision_at
-from sabia.core.model.precision_backends import wrap
+from sabia.core.ops.precision import Precision, precision_at
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
-from sabia.core.parallel.ops_jax import MeshOps, partition
+from sabia.core.parallel.mesh_ops_jax import MeshOps, partition
 from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.parallel.world import World
 from sabia.core.train.balancing import balanced_bias, bias_names
@@ -226,18 +224,17 @@ class _Run:
     def __init__(self, stepper: JaxStepper, precision: Precision) -> None:
         self.setup, self.rules, self.biases = stepper.setup, stepper.rules, stepper._biases
         self.bf16_weights = stepper.setup.bf16_weights(precision)
-        ops = load_ops("jax")
+        mesh, setup = None, stepper.setup
         if stepper.mesh.size > 1:
-            ops = MeshOps(ops, stepper.table, stepper.mesh, stepper.devices)
-        self.ops = wrap(ops, stepper.spec, precision, stepper.setup.seed)
+            mesh = partial(MeshOps, stepper.table, stepper.mesh, stepper.devices)
+        settings: Any = {"precision": precision, "seed": setup.seed, "adapters": setup.lora}
+        self.ops = build_ops("jax", stepper.spec, **settings, mesh=mesh)
 
     def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
         """(loss sum, all sums) of a micro-batch."""
         # fp32 master weights, BF16 for the computation
         rounded = self.bf16_weights
         params = {k: p.astype(jnp.bfloat16) if k in rounded else p for k, p in params.items()}
-        if self.setup.lora is not None:
-            ops = LoraOps(ops, params, self.setup.lora)
         loss, weight, extras = self.setup.loss(self.setup.spec, params, micro, ops)
         return loss, {"loss": loss, "weight": weight, **extras}
 

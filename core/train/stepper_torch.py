@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.model.backend import load_ops
-from sabia.core.model.precision import Precision, precision_at
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.optimizers import OPTIMIZERS
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel import pipe_torch
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.ops_torch import OPS_GROUPS
+from sabia.core.parallel.mesh_ops_torch import OPS_GROUPS
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
@@ -73,9 +73,10 @@ class TorchStepper:
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
         self._pipeline: pipe_torch.Pipeline | None = None
-        self._layers: range | None = None
+        self._stage: pipe_torch.PipelineStage | None = None
         if mesh.pipe > 1:
-            self._layers = layers[self.shards.stage]
+            own, last = layers[self.shards.stage], self.shards.stage == mesh.pipe - 1
+            self._stage = pipe_torch.PipelineStage(own, last)
             self._pipeline = pipe_torch.Pipeline(mesh, rank, self.device, self.spec.tied)
         self._losses: dict[Precision, ShardedLoss] = {}
         self._biases = bias_names(self.spec) if setup.bias_rate else ()
@@ -99,8 +100,7 @@ class TorchStepper:
         schedule = self.setup.precision
         precision = schedule.precision if number is None else precision_at(number, schedule)
         if precision not in self._losses:
-            last = self.shards.stage == self.mesh.pipe - 1
-            loss = ShardedLoss(self.setup, precision, self.groups, self._layers, last)
+            loss = ShardedLoss(self.setup, precision, self.groups, self._stage)
             self._losses[precision] = loss
         return self._losses[precision]
 
@@ -116,7 +116,8 @@ class TorchStepper:
         number: int = 0,
     ) -> StepResult:
         """See Stepper.step."""
-        gradients, sums = self._gradients(batch, number)
+        sums = self._passes(batch, self._loss(number), number, train=True)
+        gradients = self._reduced_gradients()
         if extra_sums is not None:
             own = torch.as_tensor(extra_sums, dtype=torch.float32, device=self.device)
             sums["extra_sums"] = own
@@ -134,32 +135,37 @@ class TorchStepper:
         self._forget_gradients()
         return result
 
-    def _gradients(self, batch: Batch, number: int) -> tuple[Tensors, Tensors]:
-        """Gradients of this process's shards over all tokens, and this process's own sums."""
-        sums = self._passes(batch, self._loss(number), number, train=True)
+    def _reduced_gradients(self) -> Tensors:
+        """Gradients of this process's shards over all tokens."""
         trained = (item for item in self.params.items() if self.rules[item[0]].trained)
         gradients = {name: _gradient(parameter) for name, parameter in trained}
         # all-reduce over the processes that hold the same shard
         self.shards.sum_gradients(gradients, self.groups)
         if self._pipeline is not None and self.spec.tied and "embed" in gradients:
             self._pipeline.sum_tied(gradients["embed"])
-        return gradients, sums
+        return gradients
 
     def _passes(self, batch: Batch, loss: ShardedLoss, number: int, train: bool) -> Tensors:
         """Sums over the micro-batches; with `train`, gradients accumulate in `.grad`."""
         micro_batches = self._micro_batches(batch)
         sums: Tensors = {}
 
-        def forward(index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            part = index * self.world.size + self.world.rank  # a different number in every process
-            return loss(self.params, micro_batches[index], number, part)
+        def choose_random_bits(index: int) -> None:
+            # a different number in every process
+            loss.ops.at(number, index * self.world.size + self.world.rank)
 
-        if self._pipeline is not None:
-            for stage_sums in self._pipeline.run(micro_batches, loss.ops, forward, train):
+        if self._pipeline is not None and self._stage is not None:
+
+            def forward(index: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+                choose_random_bits(index)
+                return loss.sums(self.params, micro_batches[index])
+
+            for stage_sums in self._pipeline.run(micro_batches, self._stage, forward, train):
                 _add(sums, stage_sums)
             return sums
-        for index in range(len(micro_batches)):
-            total, weight, extras = forward(index)
+        for index, micro in enumerate(micro_batches):
+            choose_random_bits(index)
+            total, weight, extras = loss.sums(self.params, micro)
             if train:
                 total.backward()
             _add(sums, {"loss": total, "weight": weight, **extras})
@@ -206,7 +212,8 @@ class TorchStepper:
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
-        gradients, sums = self._gradients(batch, number)
+        sums = self._passes(batch, self._loss(number), number, train=True)
+        gradients = self._reduced_gradients()
         weight = _fetch(self._global(sums))["weight"]
         whole = self._whole(gradients)
         self._forget_gradients()

@@ -1,23 +1,17 @@
-"""The loss of one torch process of a mesh, in one precision.
-
-Operations are wrapped from the inside out: the precision rounds the matrices that this process
-multiplies, the mesh adds sharding and communication, a pipeline stage ends the forward pass after
-its last layer, and adapters add products that all of these treat as any other.
-"""
+"""The loss of one torch process of a mesh, in one precision."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from sabia.core.errors import UsageError
-from sabia.core.model.backend import load_ops
-from sabia.core.model.lora import LoraOps
-from sabia.core.model.precision import Precision
-from sabia.core.model.precision_backends import wrap
+from sabia.core.ops.precision import Precision
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import Groups
-from sabia.core.parallel.ops_torch import MeshOps
-from sabia.core.parallel.pipe_torch import StageOps
+from sabia.core.parallel.mesh_ops_torch import MeshOps
+from sabia.core.parallel.pipe_torch import PipelineStage
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.stepper import Setup
 
@@ -25,39 +19,29 @@ Tensor = torch.Tensor
 
 
 class ShardedLoss:
-    """loss(params, micro-batch) of this process's shards and tokens and its stage's `layers`."""
+    """`sums(params, micro-batch)` of this process's shards, tokens and stage of a pipeline."""
 
     def __init__(
-        self, setup: Setup, precision: Precision, groups: Groups, layers: range | None, last: bool
+        self, setup: Setup, precision: Precision, groups: Groups, stage: PipelineStage | None
     ) -> None:
         self.setup, mesh = setup, groups.mesh
         self.bf16_weights = setup.bf16_weights(precision)
-        self.quantized_ops = wrap(load_ops("torch"), setup.spec, precision, setup.seed)
-        self.ops: Any = self.quantized_ops
+        sharded: Any = None
         if mesh.size > mesh.data * mesh.pipe:
             # MeshOps casts each layer's weights when it gathers them
-            self.ops = MeshOps(self.ops, setup.table(), groups, self.bf16_weights, torch.bfloat16)
+            sharded = partial(MeshOps, setup.table(), groups, self.bf16_weights, torch.bfloat16)
             self.bf16_weights = frozenset()
-        if layers is not None:
-            self.ops = StageOps(self.ops, layers, last)
+        settings: Any = {"precision": precision, "seed": setup.seed, "adapters": setup.lora}
+        self.ops = build_ops("torch", setup.spec, **settings, mesh=sharded, stage=stage)
         if setup.compiled and mesh.size > mesh.data:
             raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
-        self._loss = _compiled(self._compute, setup.spec) if setup.compiled else self._compute
+        self.sums = _compiled(self._sums, setup.spec) if setup.compiled else self._sums
 
-    def _compute(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
+    def _sums(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
+        """Sums (loss, weight, extras); call `ops.at` before, which selects the random bits."""
         if self.bf16_weights:
             params = {k: p.bfloat16() if k in self.bf16_weights else p for k, p in params.items()}
-        ops = self.ops
-        if self.setup.lora is not None:
-            ops = LoraOps(ops, params, self.setup.lora)
-        return self.setup.loss(self.setup.spec, params, micro, ops)
-
-    def __call__(
-        self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor], number: int, part: int
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Sums (loss, weight, extras); `number` and `part` select the random bits of rounding."""
-        self.quantized_ops.at(number, part)
-        return self._loss(params, micro)
+        return self.setup.loss(self.setup.spec, params, micro, self.ops)
 
 
 def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., Any]:

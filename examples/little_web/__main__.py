@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.shards.atomic import atomic_path, write_atomic
+from sabia.core.shards.lineage.run_record import keep_script
 from sabia.examples.little_web import records
 from sabia.examples.little_web.labels import focus_texts, labelled_documents
 from sabia.examples.little_web.server import LittleWebServer
@@ -61,6 +62,8 @@ def main() -> int:
         write_rows(given.eval, records.exact_match_items(given.eval_n), "prompt")
     if given.choices:
         write_rows(given.choices, records.multiple_choice_items(given.eval_n), None)
+    files = (given.sft, given.prompts, given.eval, given.choices)
+    _keep_call(files)
     if not (given.serve or given.truth or given.labels or given.focus):
         return 0
     site = build_site(given.pages, given.seed)
@@ -73,7 +76,14 @@ def main() -> int:
         write_rows(given.truth, site.truth(server.base_url if server else ""), None)
     if server:
         _serve(server, given.port_file)
+    else:
+        _keep_call((given.labels, given.focus, given.truth))
     return 0
+
+
+def _keep_call(files: Iterable[Path | None]) -> None:
+    """Tell beside the files which call has made them."""
+    keep_script(["python", "-m", "sabia.examples.little_web"], [str(p) for p in files if p])
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]], kind: str | None) -> None:

@@ -52,6 +52,7 @@ def attention_mask(
     keys: int,
     *,
     segments: Array | None = None,
+    slots: Array | None = None,
     start: Any = 0,
     window: int | None = None,
     causal: bool = True,
@@ -59,8 +60,10 @@ def attention_mask(
     """The key intervals of a batch, computed once and used by every layer; an opaque object.
 
     segments[B, keys] are integers, 0 for padding; None: every row is one document. `start` is the
-    position of the first of `queries` (a JAX scalar too, in JAX). `like` gives the device.
-    Raises ValueError where the queries reach beyond the keys or the window is below 1.
+    position of the first of `queries` (a JAX scalar too, in JAX). With slots[B, queries] the keys
+    are those of a cache, and a query at slot s sees the slots up to s (the last `window` of them).
+    `like` gives the device and, for a cache, the dtype of queries. Raises ValueError where the
+    queries reach beyond the keys or the window is below 1.
     """
     if window is not None and window < 1:
         raise ValueError(f"attention: window {window} (expected 1 or more)")
@@ -68,9 +71,10 @@ def attention_mask(
         raise ValueError(f"attention: queries {start}..{start + queries} of {keys} keys")
     if segments is not None and segments.shape[-1] != keys:
         raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
-    return _library_module(like).attention_mask(
-        like, queries, keys, segments, start, window, causal
-    )
+    module = _library_module(like)
+    if slots is not None:
+        return module.cache_mask(like, keys, slots, window)
+    return module.attention_mask(like, queries, keys, segments, start, window, causal)
 
 
 def choose_attention(
@@ -107,6 +111,11 @@ def attention(
     if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[-1] != k.shape[-1]:
         shapes = f"q{tuple(q.shape)}, k{tuple(k.shape)}, v{tuple(v.shape)}"
         raise ValueError(f"attention: {shapes} (expected [B,T,H,N], [B,S,K,N], [B,S,K,M], K | H)")
+    if k.shape[1] != mask.keys or q.shape[1] != mask.queries:
+        raise ValueError(
+            f"attention: {q.shape[1]} queries and {k.shape[1]} keys with a mask of {mask.queries} "
+            f"and {mask.keys}: on a mesh, is an exchange of the tokens missing?"
+        )
     module = _library_module(q)
     name = module.choose_attention(q, k, v, mask, softcap, sinks, implementation).implementation
     scale = q.shape[-1] ** -0.5 if scale is None else scale

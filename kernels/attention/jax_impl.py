@@ -54,6 +54,11 @@ class Mask:
     last: Array | None = None
 
     @property
+    def queries(self) -> int:
+        """T."""
+        return self.first.shape[-1]
+
+    @property
     def keys(self) -> int:
         """S."""
         return self.until.shape[-1]
@@ -103,6 +108,14 @@ def attention_mask(
     offset = start if isinstance(start, int) else None
     until = None if causal else jax.lax.dynamic_slice_in_dim(end, start, queries, 1) - 1
     return Mask(first, end, runs, jnp.asarray(start, jnp.int32), offset, window, until)
+
+
+def cache_mask(like: Array, keys: int, slots: Array, window: int | None) -> Mask:
+    """See attention.attention_mask, with slots."""
+    first = jnp.zeros_like(slots) if window is None else jnp.maximum(slots - window + 1, 0)
+    until = jnp.full((1, keys), keys, jnp.int32)
+    first, last = first.astype(jnp.int32), slots.astype(jnp.int32)
+    return Mask(first, until, None, jnp.zeros((), jnp.int32), None, None, last)
 
 
 def _library_option(

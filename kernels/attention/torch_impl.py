@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.attention import torch_cpu
+from sabia.kernels.attention import torch_cached, torch_cpu
+from sabia.kernels.attention.torch_cached import CacheMask, cache_mask  # noqa: F401
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
@@ -54,6 +56,11 @@ class Mask:
     causal: bool
     whole: bool = False
     last: Tensor | None = None
+
+    @property
+    def queries(self) -> int:
+        """T."""
+        return self.first.shape[-1]
 
     @property
     def keys(self) -> int:
@@ -191,10 +198,15 @@ def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
 
 
 def choose_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, softcap: float | None, sinks: Tensor | None,
-    implementation: str | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, softcap: float | None,
+    sinks: Tensor | None, implementation: str | None,
 ) -> Choice:  # fmt: skip
     """See attention.choose_attention."""
+    if isinstance(mask, CacheMask):  # one implementation; Triton alone is refused
+        cached = Option("library", "scaled_dot_product_attention over the slots of a cache")
+        refused = Option("triton", "", "it has no cached decoding (expected whole rows)")
+        named = implementation if implementation == "triton" else None
+        return choose("attention", [cached, refused], named)
     plain = softcap is None and sinks is None
     device = q.device.type
     if device == "cuda":
@@ -212,6 +224,9 @@ def _reference(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    if computed_in_fp32(q):
+        wide = _reference(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)
+        return wide.to(q.dtype)
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))  # [B, S, H, N], [B, S, H, M]
     scores = torch.einsum("bthn,bshn->bhts", q, k).float() * scale  # [B, H, T, S]
@@ -281,9 +296,14 @@ def flex(
 
 
 def _library(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, scale: float, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
+    if isinstance(mask, CacheMask):
+        return torch_cached.attention(q, k, v, mask, scale, softcap, sinks)
+    if computed_in_fp32(q):
+        wide = _library(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)
+        return wide.to(q.dtype)
     plain = softcap is None and sinks is None
     if plain and _bare(mask):
         return _sdpa(q, k, v, mask, scale)

@@ -3,13 +3,13 @@
 x[M, D] holds the rows of group 0, then of group 1, …, counts[E] of each; weight[E, F, D] is one
 matrix a group: out[row] = weight[group of row] @ x[row]. Rows beyond sum(counts) give 0 and get no
 gradient (buffers of a fixed size, as expert parallelism needs). Counts stay on the device: only
-the torch reference synchronizes to read them.
+the loops in torch synchronize to read them.
 
 Order of choice
     torch           library: `torch.nn.functional.grouped_mm` (CUTLASS on CUDA, bfloat16, compute
                     capability 8.0 and above; a loop in C++ on CPU), where rows are multiples of
                     16 bytes; else on CUDA the Triton kernel, which takes any shape, float32 too;
-                    else reference.
+                    else eager: a loop over the groups.
     JAX on TPU      library: megablox, for bfloat16 and float32 with M a multiple of 128; else the
                     Pallas kernel.
     JAX elsewhere   library: `jax.lax.ragged_dot`.
@@ -39,12 +39,18 @@ def choose_grouped_matmul(x: Array, weight: Array, *, implementation: str | None
 
 
 def grouped_matmul(
-    x: Array, weight: Array, counts: Array, *, implementation: str | None = None
+    x: Array,
+    weight: Array,
+    counts: Array,
+    *,
+    full: bool = False,
+    implementation: str | None = None,
 ) -> Array:
     """x[M, D], weight[E, F, D], counts[E] (integers, sum at most M) → [M, F] in x's dtype.
 
-    Products are summed in fp32. Differentiable in x and weight. Raises ValueError for shapes that
-    do not fit, dispatch.Unavailable if the named implementation is unavailable.
+    `full`: the caller knows that the sum is M, so that no rows must be cleared. Products are summed
+    in fp32. Differentiable in x and weight. Raises ValueError for shapes that do not fit,
+    dispatch.Unavailable if the named implementation is unavailable.
     """
     if x.ndim != 2 or weight.ndim != 3 or weight.shape[2] != x.shape[1]:
         shapes = f"x{tuple(x.shape)}, weight{tuple(weight.shape)}"
@@ -55,4 +61,4 @@ def grouped_matmul(
         )
     module = _library_module(x)
     name = module.choose_grouped_matmul(x, weight, implementation).implementation
-    return module.IMPLEMENTATIONS[name](x, weight, counts)
+    return module.IMPLEMENTATIONS[name](x, weight, counts, full)

@@ -1,7 +1,8 @@
 """Grouped matrix products in JAX: a loop over groups as the reference, and JAX's own kernels.
 
-`jax.lax.ragged_dot` has its gradients and a native lowering; megablox (jax.experimental.pallas.ops
-.tpu.megablox) is its tuned counterpart on TPU. Both leave rows beyond the counts to be cleared.
+`jax.lax.ragged_dot_general` has its gradients and a native lowering; megablox (jax.experimental
+.pallas.ops.tpu.megablox) is its tuned counterpart on TPU. Both leave rows beyond the counts to be
+cleared.
 """
 
 import jax
@@ -19,6 +20,12 @@ from sabia.kernels.runtime.dispatch import (
 
 Array = jax.Array
 MEGABLOX_ROWS = 128
+# x[M, D] · weight[E, F, D] by groups of rows, contracting the last axes
+_DIMENSIONS = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (2,)), ((), ())),
+    lhs_ragged_dimensions=(0,),
+    rhs_group_dimensions=(0,),
+)
 
 
 def choose_grouped_matmul(x: Array, weight: Array, implementation: str | None) -> Choice:
@@ -33,7 +40,7 @@ def choose_grouped_matmul(x: Array, weight: Array, implementation: str | None) -
     return choose("grouped_matmul", [library, own, reference_option()], implementation)
 
 
-def _reference(x: Array, weight: Array, counts: Array) -> Array:
+def _reference(x: Array, weight: Array, counts: Array, full: bool) -> Array:
     ends = jnp.cumsum(counts)  # [E]
     row = jnp.arange(x.shape[0])[:, None]
     out = jnp.zeros((x.shape[0], weight.shape[1]), x.dtype)
@@ -58,15 +65,16 @@ def megablox(x: Array, weight: Array, counts: Array) -> Array:
     return _cleared(gmm(*arrays, x.dtype, tiling, transpose_rhs=True, interpret=interpret), counts)
 
 
-def _library(x: Array, weight: Array, counts: Array) -> Array:
+def _library(x: Array, weight: Array, counts: Array, full: bool) -> Array:
     if jax_platform() == "tpu":
         return megablox(x, weight, counts)
-    turned = weight.astype(x.dtype).swapaxes(1, 2)
-    out = jax.lax.ragged_dot(_cleared(x, counts), turned, counts.astype(jnp.int32))
-    return _cleared(out, counts)
+    counts = counts.astype(jnp.int32)
+    rows = x if full else _cleared(x, counts)
+    out = jax.lax.ragged_dot_general(rows, weight.astype(x.dtype), counts, _DIMENSIONS)
+    return out if full else _cleared(out, counts)
 
 
-def _pallas(x: Array, weight: Array, counts: Array) -> Array:
+def _pallas(x: Array, weight: Array, counts: Array, full: bool) -> Array:
     from sabia.kernels.grouped_matmul.pallas_impl import grouped_matmul
 
     return grouped_matmul(x, weight.astype(x.dtype), counts.astype(jnp.int32))

@@ -1,6 +1,12 @@
-"""Grouped matrix products in torch: a loop over groups as the reference, and torch's own kernel."""
+"""Grouped matrix products in torch: a loop over groups, and torch's own kernel.
 
-from collections.abc import Sequence
+The loop is `reference` in plain operations, and `eager` as one operation with its own gradient,
+opaque to the compiler, which cannot trace sizes that depend on data.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +35,11 @@ def choose_grouped_matmul(x: Tensor, weight: Tensor, implementation: str | None)
     library = Option("library", "torch's grouped_mm", library_obstacle(x, weight.shape[1:]))
     reason = "a fused kernel for any shape"
     own = Option("triton", reason, triton_obstacle(x), automatic=x.is_cuda)
-    return choose("grouped_matmul", [library, own, reference_option()], implementation)
+    loop = Option("eager", "a loop over the groups, without copies")
+    return choose("grouped_matmul", [library, own, loop, reference_option()], implementation)
 
 
-def _reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def _reference(x: Tensor, weight: Tensor, counts: Tensor, full: bool) -> Tensor:
     sizes = counts.tolist()
     rest = x.shape[0] - sum(sizes)
     parts = x.split([*sizes, rest])  # [counts[e], D] each, then the rest
@@ -42,19 +49,74 @@ def _reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return torch.cat((*out, x.new_zeros(rest, weight.shape[1])))
 
 
-def _library(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """(expert, slice of its rows)."""
+    bounds = pairwise([0, *ends.tolist()])
+    return ((expert, slice(*pair)) for expert, pair in enumerate(bounds))
+
+
+@torch.library.custom_op("sabia::expert_products", mutates_args=())
+def _loop(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """rows[M, in] of each expert e · weight[e, in, out]."""
+    out = rows.new_empty(rows.shape[0], weight.shape[2])
+    for expert, group in _groups(ends):
+        torch.mm(rows[group], weight[expert], out=out[group])
+    out[int(ends[-1]) :].zero_()
+    return out
+
+
+@torch.library.custom_op("sabia::expert_gradients", mutates_args=())
+def _loop_gradients(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    """[E, in, out]: rows[M, in]ᵀ · grad[M, out] of each expert."""
+    out = rows.new_empty(len(ends), rows.shape[1], grad.shape[1])
+    for expert, group in _groups(ends):
+        torch.mm(rows[group].t(), grad[group], out=out[expert])
+    return out
+
+
+@_loop.register_fake
+def _(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[2])
+
+
+@_loop_gradients.register_fake
+def _(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(ends.shape[0], rows.shape[1], grad.shape[1])
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, weight, ends = ctx.saved_tensors
+    needs_rows, needs_weight, _ = ctx.needs_input_grad
+    grad = grad.contiguous()
+    d_rows = _loop(grad, weight.transpose(1, 2), ends) if needs_rows else None
+    return d_rows, _loop_gradients(rows, grad, ends) if needs_weight else None, None
+
+
+_loop.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+def _eager(x: Tensor, weight: Tensor, counts: Tensor, full: bool) -> Tensor:
+    return _loop(x, weight.to(x.dtype).transpose(1, 2), counts.cumsum(0).int())
+
+
+def _library(x: Tensor, weight: Tensor, counts: Tensor, full: bool) -> Tensor:
     ends = counts.cumsum(0).int()
+    weight = weight.to(x.dtype).transpose(1, 2)  # [E, D, F]
+    if full:
+        return F.grouped_mm(x, weight, offs=ends)
     outside = torch.arange(x.shape[0], device=x.device)[:, None] >= ends[-1]  # [M, 1]
     # the kernel does not write these rows: keep them out of the gradient as well
-    x = x.masked_fill(outside, 0)
-    out = F.grouped_mm(x, weight.to(x.dtype).transpose(1, 2), offs=ends)  # [M, F]
-    return out.masked_fill(outside, 0)
+    return F.grouped_mm(x.masked_fill(outside, 0), weight, offs=ends).masked_fill(outside, 0)
 
 
-def _triton(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def _triton(x: Tensor, weight: Tensor, counts: Tensor, full: bool) -> Tensor:
     from sabia.kernels.grouped_matmul.triton_impl import grouped_matmul
 
     return grouped_matmul(x, weight.to(x.dtype), counts)
 
 
-IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}
+IMPLEMENTATIONS = {"reference": _reference, "eager": _eager, "library": _library, "triton": _triton}

@@ -1,4 +1,4 @@
-"""RMSNorm in torch: the plain expression, and torch's own fused kernel."""
+"""RMSNorm in torch: the plain expression, one with a gradient by hand, torch's fused kernel."""
 
 from typing import Any
 
@@ -22,7 +22,18 @@ def choose_rms_norm(
     eager = x.is_cuda and not torch.compiler.is_compiling()
     library = Option("library", "torch's fused rms_norm", obstacle, automatic=eager)
     own = Option("triton", "addition and norm in one kernel", triton_obstacle(x), automatic=eager)
-    return choose("rms_norm", [library, own, reference_option()], implementation)
+    plain = Option(
+        "eager", "gradient by hand, in fewer passes over memory", _eager_obstacle(x, residual)
+    )
+    return choose("rms_norm", [library, own, plain, reference_option()], implementation)
+
+
+def _eager_obstacle(x: Tensor, residual: Tensor | None) -> str | None:
+    if torch.compiler.is_compiling():
+        return "the compiler fuses the plain expression"
+    if x.dtype != torch.float32 or residual is not None:
+        return "it takes float32 without a residual"
+    return None
 
 
 def _reference(
@@ -32,6 +43,42 @@ def _reference(
     wide, factor = h.float(), weight.float() + plus_one
     y = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * factor).to(x.dtype)
     return y if residual is None else (y, h)
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    # 1 / sqrt(mean(x²) + eps), [..., 1]; mean(x²) = ‖x‖² / D
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x·r·w, r = 1/rms(x): dx = r·(g·w - x̂·mean(g·w·x̂)), dw = Σ g·x̂, with x̂ = x·r."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse = _inverse_rms(x, eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, inverse = ctx.saved_tensors
+        unit = x * inverse  # x̂
+        product = (grad * unit).flatten(0, -2)  # g·x̂, [rows, D]
+        # mean over D of g·w·x̂
+        mean = torch.mv(product, weight).div_(x.shape[-1]).view(inverse.shape)
+        # dx = r (g·w - x̂·mean(g·w·x̂)); unit is overwritten
+        dx = unit.mul_(mean).neg_().addcmul_(grad, weight).mul_(inverse)
+        return dx, product.sum(0), None
+
+
+def _eager(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, plus_one: bool
+) -> Tensor:
+    factor = weight.float() + 1 if plus_one else weight.float()
+    if torch.is_grad_enabled():
+        return _RmsNorm.apply(x, factor, eps)
+    return (x * _inverse_rms(x, eps)).mul_(factor)
 
 
 def _library(
@@ -46,4 +93,4 @@ def _triton(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, plus
     return rms_norm(x, weight, eps, residual, plus_one)
 
 
-IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}
+IMPLEMENTATIONS = {"reference": _reference, "eager": _eager, "library": _library, "triton": _triton}

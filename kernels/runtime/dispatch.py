@@ -1,8 +1,9 @@
 """Choice of the implementation of an operation, with the reason.
 
-Every operation has a `reference` (plain array code that defines it) and may have `library` (a
-kernel of torch or JAX), `triton` and `pallas` (kernels of this package). By default an operation
-uses the first implementation that is available; an implementation named by the caller is used or
+Every operation has a `reference` (plain array code that defines it) and may have `eager` (array
+operations of the backend, arranged for caches and memory: the default on CPU), `library` (a kernel
+of torch or JAX), `triton` and `pallas` (kernels of this package). By default an operation uses the
+first implementation that is available; an implementation named by the caller is used or
 refused, never replaced. Kernels run on CPU only if the environment enables an interpreter:
 TRITON_INTERPRET=1 (Triton's own switch, read when triton is imported) and PALLAS_INTERPRET=1
 (`simulate` runs the slower simulator of a TPU core, which fills fresh memory with NaN).
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from sabia.kernels.runtime.first_runs import SWITCHING, SwitchingModule
 
 Framework = Literal["torch", "jax"]
-IMPLEMENTATIONS = ("reference", "library", "triton", "pallas")
+IMPLEMENTATIONS = ("reference", "eager", "library", "triton", "pallas")
 AUTO = "auto"  # engine of text kernels
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 

@@ -11,9 +11,10 @@ Order of choice
     torch on CUDA   triton: products by cuBLAS over chunks of tokens, one kernel for softmax and
                     loss of a chunk's rows and one that turns its scores into their gradient in
                     place. (torch's own linear_cross_entropy gives no lse and knows no cap.)
-    torch on CPU    reference.
+    torch elsewhere eager: chunks of tokens whose scores are saved while they fit, with a gradient
+                    by hand; plain expressions that fuse under torch.compile.
     JAX on TPU      pallas: products and softmax in one kernel, logits stay in on-chip memory.
-    JAX elsewhere   reference.
+    JAX elsewhere   eager: chunks of tokens.
 The reference stores all logits: [N, V] in fp32. A TPU kernel cannot be partitioned by the compiler:
 on a mesh call it inside `shard_map`.
 """

@@ -3,6 +3,7 @@
 import torch
 
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+from sabia.kernels.vocabulary_loss import torch_chunks
 
 Tensor = torch.Tensor
 
@@ -11,7 +12,8 @@ def choose_linear_cross_entropy(hidden: Tensor, implementation: str | None) -> C
     """See vocabulary_loss.choose_linear_cross_entropy."""
     reason = "chunks of tokens, softmax and gradient in one kernel each"
     own = Option("triton", reason, triton_obstacle(hidden), automatic=hidden.is_cuda)
-    return choose("linear_cross_entropy", [own, reference_option()], implementation)
+    chunks = Option("eager", "chunks of tokens, gradient by hand")
+    return choose("linear_cross_entropy", [own, chunks, reference_option()], implementation)
 
 
 def _reference(
@@ -32,4 +34,8 @@ def _triton(
     return linear_cross_entropy(hidden, weight.to(hidden.dtype), targets, softcap, chunk_bytes)
 
 
-IMPLEMENTATIONS = {"reference": _reference, "triton": _triton}
+IMPLEMENTATIONS = {
+    "reference": _reference,
+    "eager": torch_chunks.linear_cross_entropy,
+    "triton": _triton,
+}

@@ -1,7 +1,8 @@
 """Encoding beside tokenizers and tiktoken, in CPU seconds: `python tests/bench/bench_tokenize.py`.
 
 A BPE of 32,000 tokens is trained on Python sources and their documentation: byte-level with a
-pattern, or `characters`, without a splitting pattern as in Llama-2, which tiktoken cannot express.
+pattern; `neox`, the pattern of GPT-2 without tokens for bytes that UTF-8 never uses, after NFC; or
+`characters`, without a splitting pattern as in Llama-2. tiktoken cannot express the last two.
 Each engine encodes the same documents in a process of its own, in turns, one thread. The cost is
 the slope between a small and a large part of the corpus, start-up apart. `whole` is `sabia
 tokenize` from Parquet to Parquet. All engines must give the same ids.
@@ -24,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ENGINES = ("kernel", "tiktoken", "tokenizers")
-PATTERNS = ("gpt2", "cl100k", "o200k", "deepseek", "characters")
+PATTERNS = ("gpt2", "cl100k", "o200k", "deepseek", "neox", "characters")
+NO_TIKTOKEN = ("neox", "characters")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -59,6 +61,14 @@ def prepare(work: Path, texts: list[str], pattern: str) -> None:
         definition = json.loads(trained.definition) | {"pre_tokenizer": None}
         steps = [{"type": "Prepend", "prepend": "▁"}, definition["normalizer"]]
         definition["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        trained = Tokenizer(json.dumps(definition), trained.config)
+    elif pattern == "neox":
+        trained = train(sample, TokenizerTraining(pattern="gpt2"))
+        definition = json.loads(trained.definition) | {"normalizer": {"type": "NFC"}}
+        # byte-level characters of C0, C1 and F5 to FF
+        unused = {chr(code) for code in (0xC0, 0xC1, *range(0xF5, 0x100))}
+        vocabulary = definition["model"]["vocab"]
+        definition["model"]["vocab"] = {k: v for k, v in vocabulary.items() if k not in unused}
         trained = Tokenizer(json.dumps(definition), trained.config)
     else:
         trained = train(sample, TokenizerTraining(pattern=pattern))
@@ -145,7 +155,7 @@ def main() -> None:
     for pattern in given.patterns:
         with tempfile.TemporaryDirectory() as folder:
             prepare(Path(folder), corpus(given.sources, given.megabytes * 1_000_000), pattern)
-            engines = [e for e in ENGINES if (e, pattern) != ("tiktoken", "characters")]
+            engines = [e for e in ENGINES if e != "tiktoken" or pattern not in NO_TIKTOKEN]
             figures = compare(Path(folder), given.rounds, engines)
             print(json.dumps({"pattern": pattern} | figures), flush=True)
 

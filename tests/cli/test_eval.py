@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.generate import client
 
 pytest.importorskip("torch")
 COMMAND = [sys.executable, "-m", "sabia.cli.main", "eval"]
@@ -43,8 +45,8 @@ def evaluate(tmp_path: Path, *tasks: Path, inputs: tuple = (), out: Path | None 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models (one is the other in 8 bits), tasks of each kind."""
-    from sabia.core.model.backend import load_ops
     from sabia.core.model.storage import hub
+    from sabia.core.ops.backend import load_ops
     from sabia.core.quant.export import export
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import load_recipe
@@ -223,6 +225,102 @@ def test_calls_of_an_endpoint_are_kept_where_help_says_and_do_not_name_the_score
         capsys.readouterr()
         evaluate(tmp_path, folder / "exact.toml", **given, concurrency=3, max_requests=10)
         assert "holds these scores already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scoring", ["items", "points"])
+def test_failing_calls_of_a_judge_change_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scoring: str
+) -> None:
+    """A tenth of the calls fails, and a tenth of the replies cannot be read at first."""
+    task = tmp_path / "t.toml"
+    more = "" if scoring == "items" else 'scoring = "points"\nmaximum = "{{maximum}}"\n'
+    text = 'name = "t"\ndata = "rows.jsonl"\nprompt = "{{question}}"\nkind = "rubric"\n'
+    task.write_text(text + more)
+    rubric = [{"id": "even", "text": "is even"}, {"id": "long", "text": "is long"}]
+    ids = [f"r{n}" for n in range(40)]
+    rows = [{"id": name, "question": f"q {name}", "rubric": rubric, "maximum": 2} for name in ids]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = tmp_path / "answers.jsonl"
+    given = [{"item_id": name, "response": f"{'x' * n} {name}"} for n, name in enumerate(ids)]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in given))
+    shorter = client.Client.__init__.__kwdefaults__ | {"backoff_s": 0.002}
+    monkeypatch.setattr(client.Client.__init__, "__kwdefaults__", shorter)
+
+    def judge(text: str) -> str:
+        met = len(text) % 2 == 0
+        if scoring == "points":
+            return f"[[{1.5 if met else 0.5}]]"
+        item = "even" if 'item "even"' in text else "long"
+        return json.dumps({"verdicts": [{"item": item, "evidence": "", "met": met}]})
+
+    def fault(text: str, attempt: int) -> str:
+        return random.Random(f"{text} {attempt}").choice(["500", "reset", *[""] * 18])
+
+    asked: set[str] = set()
+
+    def mumbling(text: str) -> str:
+        new = text not in asked
+        asked.add(text)
+        return "I cannot say" if new and random.Random(text).random() < 0.1 else judge(text)
+
+    scores = []
+    for reply, failing in ((judge, lambda *_: ""), (mumbling, fault)):
+        with openai_stub().Stub(reply, failing) as stub:
+            name = f"s{len(scores)}"
+            evaluate(
+                tmp_path, task, answers=(str(answers),), judge_url=(stub.url,), judge_model="j",
+                judge_cache=str(tmp_path / name), out=tmp_path / f"{name}.parquet",
+            )  # fmt: skip
+            sent = stub.requests
+        scores.append(pq.read_table(tmp_path / f"{name}.parquet").to_pylist())
+    assert sent > 40 * (1 + (scoring == "items")) and len(scores[0]) > 40
+    assert scores[0] == scores[1]
+
+
+def test_several_judges_are_in_the_details_of_the_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    task, answers = tmp_path / "t.toml", tmp_path / "answers.jsonl"
+    task.write_text('name = "t"\ndata = "rows.jsonl"\nprompt = "{{question}}"\nkind = "rubric"\n')
+    rubric = [{"id": "even", "text": "is even"}]
+    rows = [{"id": f"r{n}", "question": "q", "rubric": rubric} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [{"item_id": f"r{n}", "response": f"sample {n}"} for n in range(4)]
+    answers.write_text("".join(json.dumps(row) + "\n" for row in given))
+
+    def judge(wrong: str):
+        def answer(text: str) -> str:
+            number = int(text.partition("\nsample ")[2][0])
+            met = (number % 2 == 0) != (str(number) in wrong)
+            verdict = {"item": "even", "evidence": "", "met": met}
+            return json.dumps({"verdicts": [verdict]})
+
+        return openai_stub().Stub(answer)
+
+    out, file = tmp_path / "s.parquet", tmp_path / "judges.toml"
+    with judge("") as ann, judge("3") as bob, judge("01") as cal:
+        servers = {"ann": ann, "bob": bob, "cal": cal}
+        tables = (f'[{n}]\nurl = "{s.url}"\nmodel = "{n}"\n' for n, s in servers.items())
+        file.write_text("".join(tables))
+        settings = {"answers": (str(answers),), "judge": str(file), "judge_cache": tmp_path / "c"}
+        evaluate(tmp_path, task, out=out, **settings)
+        rows = [row for row in pq.read_table(out).to_pylist() if row["metric"] == "share"]
+        assert [row["value"] for row in rows] == [1, 0, 1, 0]
+        details = [json.loads(row["detail"])["judges"] for row in rows]
+        assert [d["cal"]["even"] for d in details] == ["unmet", "met", "met", "unmet"]
+        assert "item even: ann and bob agree on 75.0% of 4 verdicts (κ 0.50)" in (
+            capsys.readouterr().err
+        )
+        evaluate(tmp_path, task, out=out, **settings)
+        assert "holds these scores already" in capsys.readouterr().err
+        file.write_text(file.read_text() + "weight = 9\n")
+        evaluate(tmp_path, task, out=out, **settings)
+        rows = [row for row in pq.read_table(out).to_pylist() if row["metric"] == "share"]
+        assert [row["value"] for row in rows] == [0, 1, 1, 0]
+        points = tmp_path / "p.toml"
+        points.write_text(task.read_text() + 'scoring = "points"\nmaximum = "1"\n')
+        with pytest.raises(UsageError, match="scored by points"):
+            evaluate(tmp_path, points, out=tmp_path / "p.parquet", **settings)
 
 
 def test_rubrics_without_a_judge_and_models_that_cannot_score(folder: Path, tmp_path: Path) -> None:

@@ -125,7 +125,6 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
         (("--judge-model", "m"), "--judge-model: only with --judge-url"),
         (("--judge-votes", "1"), "--judge-votes: only with --judge-url"),
         (("--max-judge-tokens", "1M"), "--max-judge-tokens: only with --judge-url"),
-        (("--max-null", "20%"), "--max-null: only with --judge-url"),
         (("--max-unknown", "0"), "--max-unknown: only with --judge-url"),
         (("--concurrency", "4"), "--concurrency: only with --judge-url"),
         (("--clip-low", "0.2"), "--clip-low: only with --updates 2 or more"),

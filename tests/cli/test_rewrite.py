@@ -209,10 +209,32 @@ def test_wrong_key_and_outage_and_budget_end_in_one_line(pages, tmp_path):
         assert stub.requests <= 16
     with Stub(answer=answer) as stub:
         more = endpoint(stub, tmp_path, "--max-requests", 5)
-        done = sabia("rewrite", pages, *out, *more, check=False)
-        assert done.returncode == 3 and stub.requests == 5
-        assert b"request budget reached" in done.stderr
+        for _ in range(2):  # the cap is that of all starts
+            done = sabia("rewrite", pages, "-o", tmp_path / "capped", *more, check=False)
+            assert done.returncode == 3 and stub.requests == 5
+            assert b"request budget reached: 5 sent" in done.stderr
     assert not (tmp_path / "o.parquet").exists()
+
+
+def test_a_cap_is_shared_by_the_tasks_of_an_array(tmp_path):
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        table = pa.Table.from_pylist(list(rows(seed=part)))
+        pq.write_table(table, tmp_path / "in" / f"p{part}.parquet")
+    with Stub(answer=answer, latency_s=0.01) as stub:
+        words = [*SABIA, "rewrite", tmp_path / "in", "-o", tmp_path / "out"]
+        words += endpoint(stub, tmp_path, "--max-requests", 20)
+        tasks = [
+            subprocess.Popen([*map(str, words), "--shard", f"{part}/2"], stderr=subprocess.PIPE)
+            for part in range(2)
+        ]
+        for task in tasks:
+            assert b"request budget reached: 20 sent" in task.communicate()[1]
+            assert task.returncode == 3
+        assert stub.requests == 20
+        words[words.index(20)] = 200
+        done = subprocess.run([*map(str, words)], stderr=subprocess.PIPE, check=True, text=True)
+        assert f"the run in all: {stub.requests} requests" in done.stderr
 
 
 def test_dry_run_says_what_it_would_cost(pages, tmp_path):

@@ -128,13 +128,26 @@ def test_again_is_done(made: Path, sabia: Commands) -> None:
     assert b"already finished" in done.stderr
 
 
+def ask(text: str) -> dict:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def reply(text: str, **more: str) -> dict:
+    answer = {"role": "assistant", "content": text, **more}
+    return {"messages": [{"role": "user", "content": "?"}, answer]}
+
+
 @pytest.mark.parametrize(
     ("rows", "code", "said"),
     [
         ([{"messages": [{"role": "user", "content": "?"}]}], 65, "no usable conversation, 1 rej"),
         ([{"text": "a document"}], 65, "no usable conversation"),
+        ([ask("?"), reply("x", tool_calls="["), ask("??")], 65,
+         "3 rejected; 2 of them: no token of the conversation was written by the assistant"),
+        ([reply("a b c " * n) for n in (9000, 9500)], 65,
+         "2 rejected; 2 of them: 54011 tokens (expected at most --length 2048)"),
     ],
-)
+)  # fmt: skip
 def test_nothing_to_learn(made: Path, tmp_path: Path, sabia: Commands, rows, code, said) -> None:
     chat = write(tmp_path / "chat.jsonl", rows)
     done = sabia("sft", chat, "--model", made / "base" / "final", "-o", tmp_path / "run")

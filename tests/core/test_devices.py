@@ -20,8 +20,8 @@ from training_cases import losses, make_tokens  # noqa: E402
 
 from sabia.core.generate.engine import Engine  # noqa: E402
 from sabia.core.generate.requests import Request  # noqa: E402
-from sabia.core.model.backend import load_ops  # noqa: E402
 from sabia.core.model.lora import LoraConfig  # noqa: E402
+from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.quant import hessians  # noqa: E402
 from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
 from sabia.core.quant.recipe import load_recipe  # noqa: E402

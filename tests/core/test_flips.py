@@ -296,6 +296,8 @@ def token_rows(ending: str) -> Callable[[Path], tuple[Path, Read]]:
             ids=draw.integers(0, 60_000, (300, 64), dtype=np.int32),
             piece_rows=np.repeat(np.arange(300), 2), piece_lengths=np.concatenate(lengths),
             piece_sources=np.repeat(np.arange(300) % 3 // 2, 2),
+            piece_documents=pa.array([f"document {n}" for n in range(600)]),
+            piece_offsets=np.arange(600),
         )  # fmt: skip
         batch = to_batch(packed, ["web", "books"])
         with contextlib.ExitStack() as stack:

@@ -72,7 +72,7 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], tolerance: float = 
         np.testing.assert_allclose(one / size, other / size, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["reference", "triton"])
+@pytest.mark.parametrize("name", ["reference", "eager", "triton"])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS.keys())
 def test_torch(counts: list[int], name: str) -> None:
     data = arrays(counts)
@@ -127,7 +127,7 @@ def test_operators_are_sound() -> None:
 
 def test_choice_is_said_and_never_replaced() -> None:
     x, weight = torch.ones(4, 20), torch.ones(2, 8, 20)
-    assert choose_grouped_matmul(x, weight).implementation == "reference"
+    assert choose_grouped_matmul(x, weight).implementation == "eager"
     assert (
         choose_grouped_matmul(jnp.ones((4, 20)), jnp.ones((2, 8, 20))).implementation == "library"
     )

@@ -3,7 +3,8 @@
 usage: mesh_torch.py RANK SIZE STORE JOB…
 All jobs of one number of processes run in one launch, which saves most of the time. The first
 process prints JSON: job → report. Jobs (a mesh is written as --mesh has it):
-  MODEL:MESH[:SETTING]  → [largest difference of 20 losses, worst gradient, its tensor, learnt]
+  MODEL:MESH[:SETTING]  → [largest difference of 20 losses, worst gradient, its tensor, learnt, the
+                          first wrong result of a product, the first wrong gradient on the way back]
   move:MODEL:MESH:MESH  → whether a state moved through pieces is bit for bit the same, also on one
                           device, and how often each of its elements was written (least, most)
   packed:MODEL:MESH     → loss of packed rows, sum of the losses of their documents on one device
@@ -24,6 +25,7 @@ import torch
 from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
 from sabia.core.numerics.optimizers import OPTIMIZERS
+from sabia.core.ops.product import Recorder
 from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
@@ -68,22 +70,27 @@ def batch(one, step: int, drop: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
     return {k: v[part::parts] for k, v in whole.items() if k not in drop}
 
 
-def run(kind: str, mesh: Mesh, world: World, setting: str) -> tuple[list[float], dict]:
-    """(losses, gradients of the first batch)."""
+def run(kind: str, mesh: Mesh, world: World, setting: str) -> tuple[list[float], dict, dict]:
+    """(losses, gradients of the first batch, results of its products by the name of the matrix)."""
     settings = SETTINGS.get(setting, {})
     one = stepper(kind, mesh, world, **settings)
     rows = partial(batch, one, drop=settings.get("drop", ()))
+    ops, recorder = one._loss(0).ops, Recorder()
+    if setting != "compiled":
+        ops.set_rules((recorder, *ops.rules))
     gradients = one.gradients(rows(0))
+    outputs = {name: x.detach().float().numpy() for name, x in recorder.outputs.items()}
+    ops.set_rules(rule for rule in ops.rules if rule is not recorder)
     found = [one.step(rows(n), LR.get(kind, 3e-3), np.ones(1), number=n) for n in range(STEPS)]
     assert {row.extra_sums[0] for row in found} == {world.size}
     assert all(row.updated for row in found)
     if "expert_load" in found[0].extras:
         gradients["expert_load"] = found[0].extras["expert_load"]
-    return [row.loss for row in found], gradients
+    return [row.loss for row in found], gradients, outputs
 
 
 @lru_cache(None)
-def alone(kind: str, setting: str) -> tuple[list[float], dict]:
+def alone(kind: str, setting: str) -> tuple[list[float], dict, dict]:
     """The run of one device."""
     return run(kind, Mesh(), World(), setting)
 
@@ -91,14 +98,20 @@ def alone(kind: str, setting: str) -> tuple[list[float], dict]:
 def compare(job: str, world: World) -> list:
     """The report of one job."""
     kind, mesh, setting = (*job.split(":"), "")[:3]
-    theirs, other = run(kind, make_mesh(mesh, world.size), world, setting)
+    theirs, other, outputs = run(kind, make_mesh(mesh, world.size), world, setting)
     if not world.leads:
         return []
-    losses, gradients = alone(kind, setting)
+    losses, gradients, wanted = alone(kind, setting)
     worst = mesh_cases.apart(gradients, other)
     name = max(worst, key=worst.__getitem__)
     gap = max(abs(a - b) for a, b in zip(losses, theirs, strict=True))
-    return [gap, worst[name], name, losses[0] - losses[-1]]
+    # results that every process has whole: those behind an exchange
+    whole = {k: x for k, x in outputs.items() if k in wanted and x.shape == wanted[k].shape}
+    ahead = mesh_cases.apart({k: wanted[k] for k in whole}, whole)
+    wrong = [k for k, gap in ahead.items() if gap > 1e-4]
+    behind = [k for k in reversed(worst) if worst[k] > 1e-4]
+    first = [" ".join(names[:1]) for names in (wrong, behind)]
+    return [gap, worst[name], name, losses[0] - losses[-1], *first]
 
 
 def written(one, world: World) -> tuple[dict[str, np.ndarray], list[int]]:
@@ -182,9 +195,9 @@ def memory(mesh: str, world: World) -> list[float]:
         placed = one._loss(0)
         if remat is not None:
             placed.ops.remat = remat
-        placed(one.params, micro, 0, 0)[0].backward()  # whatever is allocated once
+        placed.sums(one.params, micro)[0].backward()  # whatever is allocated once
         before = resident()
-        kept = placed(one.params, micro, 0, 0)
+        kept = placed.sums(one.params, micro)
         report.append((resident() - before) / sum(4 * t.size for t in spec.tensors()))
         kept[0].backward()
     return report

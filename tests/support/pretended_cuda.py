@@ -9,7 +9,6 @@ raises too. Instead of kernels their references are computed.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,8 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from sabia.core.model import ops_torch, ops_torch_attention, ops_torch_loss, ops_torch_moe
-from sabia.core.model.ops_torch import KERNELS
+from sabia.core.ops import device_torch, experts_torch
 
 DEVICE = torch.device("cuda", 0)
 CAPABILITY = (8, 0)  # without units for 8 bits, whose products a CPU cannot compute
@@ -115,21 +113,19 @@ def _without_gradients(mode: bool = True) -> Any:
 
 @contextmanager
 def pretended_cuda() -> Iterator[None]:
-    """Within it torch has a device cuda, which is the default one of sabia.core.model.ops_torch."""
+    """Within it torch has a device cuda, which is the default one of core.ops.device_torch."""
     off = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     changes = {"_lazy_init": lambda: None, "get_device_capability": lambda _=None: CAPABILITY}
-    chosen = KERNELS.requested | dict.fromkeys(KERNELS.requested, "reference")
-    kernels = replace(KERNELS, requested=chosen)
+    chosen = dict.fromkeys(device_torch.TorchOps.requested, "reference")
     with ExitStack() as stack:
         stack.callback(torch._C._set_only_lift_cpu_tensors, off)
-        for module in (ops_torch, ops_torch_attention, ops_torch_loss, ops_torch_moe):
-            stack.enter_context(mock.patch.object(module, "KERNELS", kernels))
-        stack.enter_context(mock.patch.object(ops_torch_loss, "_REQUESTED", "reference"))
-        stack.enter_context(mock.patch.object(ops_torch, "default_device", lambda: DEVICE))
+        stack.enter_context(mock.patch.object(device_torch.TorchOps, "requested", chosen))
+        stack.enter_context(mock.patch.object(experts_torch, "REQUESTED", chosen))
+        stack.enter_context(mock.patch.object(device_torch, "default_device", lambda: DEVICE))
         stack.enter_context(mock.patch.multiple(torch.cuda, **changes))
         # inference mode makes tensors past the mode below
         stack.enter_context(mock.patch.object(torch, "inference_mode", _without_gradients))
-        stack.callback(ops_torch._copied_constants.cache_clear)
+        stack.callback(device_torch._copied_constants.cache_clear)
         stack.enter_context(_Mode())
         yield

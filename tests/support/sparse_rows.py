@@ -10,7 +10,8 @@ import pyarrow as pa
 from sabia.core.shards import schemas
 from sabia.core.shards.token_rows.row_writer import IndexedRows
 
-SCHEMA = pa.schema([field for field in schemas.KINDS["tokens"] if field.name != "id"])
+WITHOUT = ("id", "document_ids", "document_offsets")
+SCHEMA = pa.schema([field for field in schemas.KINDS["tokens"] if field.name not in WITHOUT])
 HOLE = 1 << 16  # bytes
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
+from sabia.core.numerics.floats import numpy_dtype
 
 # names in the file → names of NumPy dtypes (the last four are of ml_dtypes)
 _DTYPES = {
@@ -41,15 +42,6 @@ _DTYPES = {
 _NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The dtype of a NumPy or ml_dtypes name: 'float32', 'bfloat16', 'float8_e4m3fn'."""
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

@@ -10,7 +10,7 @@ fp32 keeps
   4f (gate, activated, up, product)
 
 In BF16 the norms keep two fp32 copies of their input instead of it. A CPU without BF16 units
-multiplies in fp32 (core/model/ops_torch_wide.py): attention then keeps its inputs and result in
+multiplies in fp32 (kernels/runtime/torch_fp32.py): attention then keeps its inputs and result in
 fp32, and the result again in BF16. Recomputation `full` keeps only a layer's input; `selective`
 (--remat matmuls) also its matrix products, in the dtype of the computation.
 """

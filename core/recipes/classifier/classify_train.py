@@ -13,5 +13,5 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     from sabia.core.recipes.classifier import distill
     from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 
-    with lm_scorer(options) as teacher:
+    with lm_scorer(job, options) as teacher:
         distill.run(job, options, teacher)

@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core import units
 from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
 from sabia.core.generate.chat import render
 from sabia.core.generate.model_directory import model_fingerprint
-from sabia.core.generate.opened import default_cache, open_client
+from sabia.core.generate.opened import default_cache, open_budget, open_client
 from sabia.core.model.storage import hub
 from sabia.core.options.classify import AskOptions
 from sabia.core.recipes.classifier.lm_prompt import Prompt, load_prompt
+from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 GROUP = 64  # documents of a local model whose answers are kept at once
@@ -42,7 +42,8 @@ class EndpointBackend:
         limit = self.prompt.max_tokens
         requests = [ChatRequest(self.prompt.messages(text), max_tokens=limit) for text in texts]
         by_text = np.full((len(texts), len(self.prompt.answers)), np.nan)
-        for row, reply in enumerate(self.client.chat(requests)):
+        readers = [self._is_read] * len(requests)
+        for row, reply in enumerate(self.client.chat(requests, readers)):
             answer = None if reply.error else self.prompt.parse(reply.text or "")
             if answer is not None:
                 by_text[row] = np.arange(by_text.shape[1]) == answer
@@ -50,9 +51,10 @@ class EndpointBackend:
 
     def summary(self) -> str:
         """What it did, for a line on stderr."""
-        stats = self.client.stats
-        cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
-        return f"{stats.calls:,} calls, {stats.cached:,} cached, {stats.failed:,} failed{cost}"
+        return self.client.summary()
+
+    def _is_read(self, text: str) -> bool:
+        return self.prompt.parse(text) is not None
 
     def close(self) -> None:
         """Close the client."""
@@ -120,9 +122,9 @@ class LocalBackend:
         self.cache.close()
 
 
-def lm_scorer(options: AskOptions) -> LmScorer:
+def lm_scorer(job: Job, options: AskOptions) -> LmScorer:
     """The scorer that `--ask` names. Raises UsageError for its prompt."""
-    return LmScorer(load_prompt(options.ask), options)
+    return LmScorer(load_prompt(options.ask), options, job)
 
 
 class LmScorer:
@@ -131,8 +133,8 @@ class LmScorer:
     A scale gives one score, `name`; labels give the probability of each as `name_label`.
     """
 
-    def __init__(self, prompt: Prompt, options: AskOptions) -> None:
-        self.prompt, self.options = prompt, options
+    def __init__(self, prompt: Prompt, options: AskOptions, job: Job) -> None:
+        self.prompt, self.options, self.job = prompt, options, job
         labels = tuple(f"{prompt.name}_{answer}" for answer in prompt.answers)
         self.names = (prompt.name,) if prompt.numeric else labels
         # a local model is identified by its files
@@ -141,14 +143,15 @@ class LmScorer:
         self.asked = self.unknown = 0
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return LmScorer, (self.prompt, self.options)
+        return LmScorer, (self.prompt, self.options, self.job)
 
     @cached_property
     def backend(self) -> EndpointBackend | LocalBackend:
         """The backend that the options name, opened when first used."""
         options = self.options
         if options.url:
-            client = open_client(options.url, options.lm, options, options.cache)
+            budget = open_budget(options, self.job)
+            client = open_client(options.url, options.lm, options, options.cache, budget)
             return EndpointBackend(self.prompt, client)
         cache = CallCache(options.cache or default_cache())
         return LocalBackend(self.prompt, options.lm, options.backend, cache)

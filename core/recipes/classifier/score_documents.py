@@ -19,7 +19,7 @@ def run(job: Job, options: ClassifyOptions) -> None:
         return
     from sabia.core.recipes.classifier.lm_scorer import lm_scorer
 
-    asker = lm_scorer(options)
+    asker = lm_scorer(job, options)
     if job.jobs > 1:
         notes.note(f"-j {job.jobs}: only one process asks a language model; see --concurrency")
     with asker:

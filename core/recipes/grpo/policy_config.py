@@ -6,6 +6,7 @@ other options decide the weights.
 
 from typing import Any
 
+from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.options.training import Adapters, Guards
 from sabia.core.recipes.training_config import check_run_texts, optimizer_settings, parse_part
@@ -18,6 +19,17 @@ JUDGE = {
     "judge_model": "model", "judge_votes": "votes", "judge_items_per_call": "items_per_call",
     "judge_format": "reply_format", "judge_tokens": "reply_tokens",
 }  # fmt: skip
+
+# mean |log-probability of the trainer - that of the sampler| of a step, by --precision
+MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}
+MAX_GAP_EMULATED = 0.25  # the sampler computes in bf16, the trainer in fewer bits
+
+
+def max_gap(options: GrpoOptions) -> float:
+    """The bound of `logprob_gap`: --max-logprob-gap, by default that of the precision."""
+    if options.max_logprob_gap is not None:
+        return options.max_logprob_gap
+    return MAX_GAP.get(options.precision, MAX_GAP_EMULATED)
 
 
 def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
@@ -62,10 +74,14 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
             del values[name]
     loss = {name: values.pop(name) for name in PolicyLoss.table if name != "updates"}
     judge = {key: values.pop(name) for name, key in JUDGE.items()}
-    for name in ("model", "weight_decay", "betas", "eps", "clip_norm"):
+    combine = values.pop("judge_combine")
+    if options.judge:
+        judge["model"] = [(s.name, s.model, s.weight) for s in judge_servers(options)]
+        judge["combine"] = combine
+    for name in ("model", "weight_decay", "betas", "eps", "clip_norm", "chat"):
         del values[name]
     values["warmup"], values["decay"] = _phases(options)
     values["std"] = values.pop("advantage") == "std"
     values["loss"] = loss | {"kl_times_ratio": False, "correction_cap": CORRECTION_CAP}
     values["optimizer"] = optimizer_config(options).record()
-    return values | ({"judge": judge} if options.judge_url else {})
+    return values | ({"judge": judge} if options.judge_url or options.judge else {})

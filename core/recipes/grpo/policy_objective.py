@@ -34,9 +34,7 @@ class PolicyObjective:
 
     def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, Any]:
         """See Objective."""
-        row = metrics_row(lr, sums, results)
-        self.table.add(row)
-        return row
+        return self.table.figures(results, sums, lr)
 
     def details(self, results: Results, sums: np.ndarray) -> dict[str, Any]:
         """See Objective: the rate of sampling."""

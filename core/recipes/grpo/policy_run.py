@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any, cast
 
 from sabia.core.errors import UsageError
-from sabia.core.generate.chat import chat_template
+from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import weights_fingerprint
+from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.rewards import Grader, NullGuard
 from sabia.core.model.lora import init_lora
-from sabia.core.model.ops import Remat
-from sabia.core.model.precision import PrecisionSchedule, precision_named
+from sabia.core.ops.base import Remat
+from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits
@@ -27,7 +28,7 @@ from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config
 from sabia.core.recipes.grpo import policy_config
 from sabia.core.recipes.grpo.policy_objective import PolicyObjective
-from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, RejectRow, read_prompts
+from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, read_prompts
 from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.sampler import Sampler, open_grader
@@ -81,18 +82,27 @@ def run(job: Job, options: GrpoOptions) -> None:
         "seed": job.seed,
         **policy_config.identity(options),
     }
+    recorded = {} if job.force else directory.recorded_identity()
+    if variables := template_variables(options.chat, tokenizer, recorded.get("chat")):
+        identity["chat"] = variables
     call = RunCall(job, identity, directory, world)
     if call.already_done():
         return
     spec = load_spec(options.model)
     check_predicts(spec)
-    with open_grader(options) as grader:
-        prompts = _prompts(job, options, spec, sources, grader, world)
-        held_out = _held_out(options, spec, grader)
+    with open_grader(job, options) as grader:
+        reader = partial(
+            read_prompts, tokenizer=tokenizer, grader=grader, longest=_longest(options, spec),
+            variables=variables,
+        )  # fmt: skip
+        prompts = _prompts(job, sources, reader, world)
+        held_out = _held_out(options, reader)
         if job.dry_run:
             _describe(job, spec, prompts, options)
             return
-        table, lora = StepTable(), training_config.lora_config(options)
+        judged, priced = grader.judge is not None, grader.stats.usd is not None
+        table = StepTable(policy_config.max_gap(options), judged, priced)
+        lora = training_config.lora_config(options)
 
         def check(mesh: Mesh) -> None:
             check_fits(spec, mesh)
@@ -108,40 +118,33 @@ def run(job: Job, options: GrpoOptions) -> None:
 
 
 def _prompts(
-    job: Job,
-    options: GrpoOptions,
-    spec: ModelSpec,
-    sources: Sequence[Source],
-    grader: Grader,
-    world: World,
+    job: Job, sources: Sequence[Source], reader: Callable[..., list[Prompt]], world: World
 ) -> list[Prompt]:
     """The usable prompts; the others are written to the rejects."""
-    read = _reader(sources, options, spec, grader)
     if job.dry_run or not world.leads:
-        return read(lambda *_: None)
+        return reader(sources, reject=lambda *_: None)
     adopt_rejects(job)
     with Rejects(reject_path(job)) as rejects:
-        return read(rejects.add)
+        return reader(sources, reject=rejects.add)
 
 
-def _held_out(options: GrpoOptions, spec: ModelSpec, grader: Grader) -> list[Prompt]:
+def _held_out(options: GrpoOptions, reader: Callable[..., list[Prompt]]) -> list[Prompt]:
     """The prompts of --validation."""
     if not options.validation:
         return []
     sources = from_path(options.validation, "prompt", "--validation")
-    return _reader(sources, options, spec, grader)(warn_of_rejects("validation prompt"))
+    return reader(sources, reject=warn_of_rejects("validation prompt"))
 
 
-def _reader(
-    sources: Sequence[Source], options: GrpoOptions, spec: ModelSpec, grader: Grader
-) -> Callable[[RejectRow], list[Prompt]]:
+def _longest(options: GrpoOptions, spec: ModelSpec) -> int:
+    """Tokens that a prompt may have."""
     longest = spec.max_positions - options.max_new_tokens
     if longest < 1:
         raise UsageError(
             f"--max-new-tokens: {options.max_new_tokens} (expected less than the model's context "
             f"of {spec.max_positions})"
         )
-    return partial(read_prompts, sources, load_tokenizer(options.model), grader, longest)
+    return longest
 
 
 def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOptions) -> None:

@@ -5,8 +5,8 @@ in passes over all prompts, each pass in another order. Records whose reward can
 rejected with the reason, never trained on with an invented reward.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 RejectRow = Callable[[dict[str, Any], str, str], None]
-COLUMNS = ("id", "messages", "rubric", "answer")
+COLUMNS = ("id", "messages", "tools", "rubric", "answer")
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,18 @@ class Prompt:
     ids: tuple[int, ...]
     answer: str | None
     rubric: Rubric | None
+    tools: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
 
 
 def read_prompts(
-    sources: Sequence[Source], tokenizer: Tokenizer, grader: Grader, longest: int, reject: RejectRow
-) -> list[Prompt]:
+    sources: Sequence[Source], tokenizer: Tokenizer, grader: Grader, longest: int,
+    reject: RejectRow, variables: Mapping[str, Any],
+) -> list[Prompt]:  # fmt: skip
     """All usable prompts in the order of the input; raises BadData when there is none.
 
-    `longest` bounds the rendered prompt in tokens; `reject` takes (row, reason, shard).
+    `longest` bounds the rendered prompt in tokens; `reject` takes (row, reason, shard);
+    `variables` are those of the chat template.
     """
     prompts: list[Prompt] = []
     reasons: list[str] = []
@@ -54,7 +58,7 @@ def read_prompts(
         for batch in source.batches(columns=COLUMNS, reject=refuse):
             for row in batch.to_pylist():
                 try:
-                    prompts.append(_prompt(row, tokenizer, grader, longest))
+                    prompts.append(_prompt(row, tokenizer, grader, longest, variables))
                 except BadData as error:
                     refuse(row, str(error))
     if not prompts:
@@ -65,15 +69,19 @@ def read_prompts(
     return prompts
 
 
-def _prompt(row: dict[str, Any], tokenizer: Tokenizer, grader: Grader, longest: int) -> Prompt:
+def _prompt(
+    row: dict[str, Any], tokenizer: Tokenizer, grader: Grader, longest: int,
+    variables: Mapping[str, Any],
+) -> Prompt:  # fmt: skip
     messages = [{k: v for k, v in m.items() if v is not None} for m in row["messages"]]
     if not messages or messages[-1].get("role") == "assistant":
         raise BadData("the conversation does not end with a turn to answer")
     rubric = grader.check(row["answer"], row["rubric"])
-    ids = tuple(tokenizer.encode(render(messages, tokenizer, add_generation_prompt=True)))
+    text = render(messages, tokenizer, True, row["tools"], **variables)
+    ids = tuple(tokenizer.encode(text))
     if len(ids) > longest:
         raise BadData(f"the prompt has {len(ids)} tokens (expected at most {longest})")
-    return Prompt(str(row["id"]), messages, ids, row["answer"], rubric)
+    return Prompt(str(row["id"]), messages, ids, row["answer"], rubric, row["tools"], variables)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ EXTRA = (
     pa.field("text", pa.string()),
     pa.field("raw_logprobs", pa.list_(pa.float32())),
     pa.field("weights", pa.list_(pa.float64())),
+    pa.field("message", pa.string()),  # the sample as a message of a chat record, JSON
 )
 Key = tuple[str, int]  # (request id, sample)
 
@@ -118,11 +119,13 @@ class Journal:
         seed: int,
         prompt_ids: Sequence[str],
         samples: Iterable[tuple[Completion, Grade]],
+        messages: Sequence[Mapping[str, Any]],
     ) -> pa.RecordBatch:
         """Write the graded samples of a step and drop its partial file; returns their rows."""
         rows = [
             _row(step, seed, prompt_id, *sample)
-            for prompt_id, sample in zip(prompt_ids, samples, strict=True)
+            | {"message": json.dumps(message, ensure_ascii=False)}
+            for prompt_id, sample, message in zip(prompt_ids, samples, messages, strict=True)
         ]
         schema = pa.schema([*schemas.KINDS["sample"], *EXTRA])
         batch = pa.RecordBatch.from_pylist(rows, schema=schema)

@@ -61,7 +61,7 @@ class SampleSource:
 
     def batches(self, step: int) -> Iterator[Batch]:
         """See Source: --updates batches, all of the samples of one rollout."""
-        started, self.step = time.monotonic(), step
+        started, before, self.step = time.monotonic(), self.sampler.grader.stats, step
         try:
             self.engine.params = self.sampling_params()
             groups = self.sampler.groups(step)
@@ -73,7 +73,8 @@ class SampleSource:
         computed = 1.0 * sum(len(part["targets"]) * row_tokens(part) for part in updates)
         if self.shared:  # equal on the processes that share rows
             computed *= self.stepper.mesh.rows / self.world.size
-        self._sums = step_sums(groups, self.sampler.made, seconds, computed)
+        after = self.sampler.grader.stats
+        self._sums = step_sums(groups, self.sampler.made, seconds, computed, before, after)
         yield from updates
 
     def sums(self) -> np.ndarray:

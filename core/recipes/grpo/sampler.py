@@ -5,14 +5,16 @@ are read from there, and only the rest is generated.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sabia.core.generate.engine import Engine
-from sabia.core.generate.opened import open_client
+from sabia.core.generate.opened import open_budget
 from sabia.core.generate.requests import Completion, Request
-from sabia.core.judge.llm import Judge
-from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
+from sabia.core.generate.turn_parser import parse_turn
+from sabia.core.judge.opened_judges import open_panel
+from sabia.core.judge.rewards import AskedCase, Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
@@ -20,6 +22,7 @@ from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
 from sabia.core.recipes.grpo.sample_batch import Group
 from sabia.core.recipes.grpo.sample_journal import Journal, Key
+from sabia.core.shards.job import Job
 
 GRADING_S = 3600.0  # a judge may take this much longer than the hang time-out
 Owners = Mapping[str, Prompt]  # request id → its prompt
@@ -52,8 +55,13 @@ class Sampler:
         graded, self.made = self.journal.graded(step), 0
         if not graded.keys() >= set(wanted):
             known = {key: completion for key, (completion, _) in graded.items()}
-            samples = self._sampled(step, owners, known | self.journal.sampled(step))
-            graded = self._graded(step, owners, {key: samples[key] for key in wanted})
+            known |= self.journal.sampled(step)
+            asked: dict[Key, tuple[Completion, AskedCase]] = {}
+            # the judge grades finished samples while others are drawn
+            for sample in self._sampled(step, owners, known):
+                case = _case(owners[sample.request_id], sample)
+                asked[sample.request_id, sample.sample] = sample, self.grader.submit(case)
+            graded = self._graded(step, owners, {key: asked[key] for key in wanted})
         return [
             Group(
                 prompt,
@@ -70,23 +78,23 @@ class Sampler:
             for number, prompt in enumerate(prompts)
         ]
         samples = self.engine.generate(requests)
-        grades = self.grader.grade(_cases(prompts, samples))
-        return [grade.score for grade in grades]
+        pairs = zip(prompts, samples, strict=True)
+        return [grade.score for grade in self.grader.grade([_case(*pair) for pair in pairs])]
 
     def _sampled(
-        self, step: int, owners: Owners, known: dict[Key, Completion]
-    ) -> dict[Key, Completion]:
-        """All samples of the owners' prompts, of which `known` exist."""
-        requests = []
+        self, step: int, owners: Owners, known: Mapping[Key, Completion]
+    ) -> Iterator[Completion]:
+        """All samples of the owners' prompts, of which `known` exist, as they are finished."""
+        requests, numbers = [], range(self.options.group)
         for name, prompt in owners.items():
-            missing = tuple(n for n in range(self.options.group) if (name, n) not in known)
+            yield from (known[name, n] for n in numbers if (name, n) in known)
+            missing = tuple(n for n in numbers if (name, n) not in known)
             if missing:
                 requests.append(self._request(name, prompt, missing))
         for completion in self.engine.stream(requests):
             self.journal.add(step, completion)
-            known[completion.request_id, completion.sample] = completion
             self.made += len(completion.tokens)
-        return known
+            yield completion
 
     def _request(self, name: str, prompt: Prompt, missing: tuple[int, ...]) -> Request:
         return Request(
@@ -100,36 +108,32 @@ class Sampler:
         )
 
     def _graded(
-        self, step: int, owners: Owners, samples: Mapping[Key, Completion]
+        self, step: int, owners: Owners, asked: Mapping[Key, tuple[Completion, AskedCase]]
     ) -> dict[Key, tuple[Completion, Grade]]:
-        prompts = [owners[name] for name, _ in samples]
+        prompts = [owners[name] for name, _ in asked]
         watchdog.enter_phase(step + 1, "grading", GRADING_S)
-        grades = self.grader.grade(_cases(prompts, samples.values()))
+        grades = self.grader.collect([case for _, case in asked.values()])
         self.guard.add(grades)
-        pairs = list(zip(samples.values(), grades, strict=True))
-        self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs)
-        return dict(zip(samples, pairs, strict=True))
+        samples = [sample for sample, _ in asked.values()]
+        pairs = list(zip(samples, grades, strict=True))
+        messages = [self._message(*pair) for pair in zip(prompts, samples, strict=True)]
+        self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs, messages)
+        return dict(zip(asked, pairs, strict=True))
+
+    def _message(self, prompt: Prompt, sample: Completion) -> dict[str, Any]:
+        """The sample as a message of a chat record."""
+        tokenizer = self.engine.tokenizer
+        text = tokenizer.decode(sample.tokens)
+        return parse_turn(text, prompt.messages, tokenizer, prompt.tools, **prompt.variables)
 
 
-def _cases(prompts: Iterable[Prompt], samples: Iterable[Completion]) -> list[Case]:
-    return [
-        Case(prompt.messages, completion.text, prompt.answer, prompt.rubric)
-        for prompt, completion in zip(prompts, samples, strict=True)
-    ]
+def _case(prompt: Prompt, sample: Completion) -> Case:
+    return Case(prompt.messages, sample.text, prompt.answer, prompt.rubric)
 
 
 @contextlib.contextmanager
-def open_grader(options: GrpoOptions) -> Iterator[Grader]:
-    """The reward's grader, with a judge on its own client if --judge-url names one."""
+def open_grader(job: Job, options: GrpoOptions) -> Iterator[Grader]:
+    """The reward's grader, with the judges that --judge-url or --judge names."""
     weights = parse_reward(options.reward)
-    if not options.judge_url:
-        yield Grader(weights, None, options.max_unknown)
-        return
-    with open_client(
-        options.judge_url,
-        options.judge_model,
-        options,
-        options.judge_cache,
-        options.max_judge_tokens,
-    ) as client:
-        yield Grader(weights, Judge(client, options), options.max_unknown)
+    with open_panel(options, open_budget(options, job, options.max_judge_tokens)) as panel:
+        yield Grader(weights, panel, options.max_unknown)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes
+from sabia.core.errors import Failed
+from sabia.core.generate.client import ClientStats
 from sabia.core.generate.requests import LENGTH
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo.sample_batch import Group
@@ -19,16 +21,20 @@ from sabia.core.train.stepper import StepResult
 SUMS = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
     *("made", "seconds", "processes", "computed"),
+    *("judge_calls", "judge_cached", "judge_usd"),
 )
 HEADER_EVERY = 20
 COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 
 
-def step_sums(groups: Sequence[Group], made: int, seconds: float, computed: float) -> np.ndarray:
+def step_sums(
+    groups: Sequence[Group], made: int, seconds: float, computed: float,
+    before: ClientStats, after: ClientStats,
+) -> np.ndarray:  # fmt: skip
     """Sums over this process's samples, in the order of SUMS; `made` tokens took `seconds`.
 
-    computed: tokens in the forward passes of training.
+    computed: tokens in the forward passes of training. before, after: counts of the judge's calls.
     """
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
@@ -47,8 +53,22 @@ def step_sums(groups: Sequence[Group], made: int, seconds: float, computed: floa
         "seconds": seconds,
         "processes": 1,
         "computed": computed,
+        "judge_calls": after.calls - before.calls,
+        "judge_cached": after.cached - before.cached,
+        "judge_usd": (after.usd or 0.0) - (before.usd or 0.0),
     }
     return np.array([values[name] for name in SUMS], np.float64)
+
+
+def judge_row(sums: np.ndarray, priced: bool) -> dict[str, Any]:
+    """The judge's calls of a step: those paid for, the share of answers from the cache, dollars."""
+    t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
+    answers = t["judge_calls"] + t["judge_cached"]
+    row = {
+        "judge_calls": int(t["judge_calls"]),
+        "judge_cached": t["judge_cached"] / max(answers, 1),
+    }
+    return row | ({"judge_usd": t["judge_usd"]} if priced else {})
 
 
 def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> dict[str, Any]:
@@ -89,19 +109,30 @@ def _share(updates: Sequence[StepResult], name: str, tokens: float) -> float:
 
 @dataclass
 class StepTable:
-    """Writes rows on stderr under a header, and warns once when the reward collapses."""
+    """Writes rows on stderr under a header, and warns once when the reward collapses.
 
+    max_gap: bound of the mean |old - sampler| of a step, in nats. judged: there is a judge, priced:
+    and a price of its calls.
+    """
+
+    max_gap: float = float("inf")
+    judged: bool = False
+    priced: bool = False
     rows: int = 0
     samples: int = 0
     rewards: list[float] = field(default_factory=list)
     warned: bool = False
 
     def show(self, row: dict[str, Any]) -> None:
-        """Print the row of one more step; warn once when the reward has collapsed."""
+        """Print the row of one more step; warn once when the reward has collapsed.
+
+        Raises Failed if the trainer's log-probabilities are not those of the sampler.
+        """
         if self.rows % HEADER_EVERY == 0:
-            notes.note("  ".join(f"{name:>7}" for name in COLUMNS))
+            judge = ("cached", "judge $")[: self.judged + self.priced]
+            notes.note("  ".join(f"{name:>7}" for name in (*COLUMNS, *judge)))
         self.rows += 1
-        cells = (
+        cells = [
             f"{row['step']:>7,}",
             f"{row['reward']:>7.3f}",
             f"{row['live_groups']:>7.0%}",
@@ -110,9 +141,27 @@ class StepTable:
             f"{row['logprob_gap']:>7.0e}",
             f"{row['grad_norm']:>7.3f}" if "grad_norm" in row else f"{'-':>7}",
             f"{row['tokens_per_s']:>7,.0f}",
-        )
+        ]
+        if self.judged:
+            cells.append(f"{row['judge_cached']:>7.0%}")
+        if self.priced:
+            cells.append(f"{row['judge_usd']:>7.4f}")
         notes.note("  ".join(cells))
         self.check_collapse()
+        if not row["logprob_gap"] <= self.max_gap:
+            raise Failed(
+                f"step {row['step']}: the trainer's log-probabilities of the sampled tokens differ "
+                f"from the sampler's by {row['logprob_gap']:.3g} on average (expected at most "
+                f"{self.max_gap:g}): it trains another distribution than it samples; the step is "
+                "not saved. Train with a higher --precision, or raise --max-logprob-gap"
+            )
+
+    def figures(self, results: Sequence[StepResult], sums: np.ndarray, lr: float) -> dict[str, Any]:
+        """The metrics of one more step, whose samples and reward are recorded."""
+        row = metrics_row(lr, sums, results)
+        row |= judge_row(sums, self.priced) if self.judged else {}
+        self.add(row)
+        return row
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count the samples of a step and record its reward."""

@@ -34,6 +34,7 @@ from sabia.core.shards.token_rows.row_index import (
 from sabia.core.shards.token_rows.shard_bytes import FileBytes, ShardBytes
 
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
+ADDRESSES = ("document_ids", "document_offsets")  # of each document; training does not read them
 DAMAGE = (NotInPlace, OSError, ValueError, KeyError, IndexError, struct.error, pa.ArrowException)
 RESOLVED_BYTES = 12 << 20  # of resolved batches that are kept in memory
 TRIED = 8  # rows of a batch that are hashed to see whether its ids are digests

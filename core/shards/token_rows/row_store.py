@@ -30,7 +30,7 @@ from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.executor import run_tasks
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import NotInPlace
-from sabia.core.shards.token_rows.row_file import COLUMNS, RowFile
+from sabia.core.shards.token_rows.row_file import ADDRESSES, COLUMNS, RowFile
 from sabia.core.shards.token_rows.row_index import (
     RowIndex,
     digest_of_batches,
@@ -58,7 +58,7 @@ def _content(source: Source) -> str:
                 if digest := footer_digest(file, source.name):
                     return f"footer {digest}"
         elif _is_local_arrow(source):
-            index = _index_in_place(source)
+            index = index_in_place(source)
             if digest := index.content if index else _remembered(source, digest_of_batches):
                 return f"batches {digest}"
             note_missing(source.name)
@@ -81,11 +81,11 @@ def _remembered(source: Source, read: Callable[[FileBytes], str], more: str = ""
     return remembered(os.path.realpath(source.name), f"{read.__name__} {more}", compute)
 
 
-def _index_in_place(source: Source) -> RowIndex | None:
+def index_in_place(source: Source) -> RowIndex | None:
     """The index of a local Arrow file whose rows are read in place; None for other shards."""
     if not _is_local_arrow(source):
         return None
-    default = _default(source)
+    default = default_source(source)
 
     def row_index_text(shard: FileBytes) -> str:
         return scan(shard, default).to_text()
@@ -101,7 +101,7 @@ def _index_in_place(source: Source) -> RowIndex | None:
         return RowIndex.from_text(text) if text else None
 
 
-def _default(source: Source) -> str:
+def default_source(source: Source) -> str:
     """The source of rows without one."""
     return dict(source.keys).get("source") or ""
 
@@ -113,7 +113,7 @@ def open_row_files(
 
     `reject` gets the rows that cannot be used. Raises BadData for a shard that is corrupt.
     """
-    in_place = [_index_in_place(source) for source in sources]
+    in_place = [index_in_place(source) for source in sources]
     tasks = [
         (folder / f"{fingerprint(source)}{ENDING}", source)
         for source, index in zip(sources, in_place, strict=True)
@@ -126,7 +126,7 @@ def open_row_files(
     for source, index in zip(sources, in_place, strict=True):
         if index is not None:
             with source.reading():
-                yield RowFile(FileBytes(source.name), index, _default(source))
+                yield RowFile(FileBytes(source.name), index, default_source(source))
             continue
         path, _ = task = next(unpacked)
         file = open_made(_make, task)
@@ -205,7 +205,7 @@ def _remove_unused(folder: Path) -> None:
 def _make(path: Path, source: Source) -> None:
     with source.reading(), atomic_path(path) as temporary, open(temporary, "wb") as file:
         writer = RowWriter(file)
-        for batch in source.batches(columns=list(COLUMNS), reject=writer.reject):
+        for batch in source.batches(columns=[*COLUMNS, *ADDRESSES], reject=writer.reject):
             stop.check()
             writer.add(batch)
         writer.close()

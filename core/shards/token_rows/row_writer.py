@@ -14,16 +14,17 @@ from xxhash import xxh3_128
 
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
-from sabia.core.shards import records
+from sabia.core.shards import records, schemas
 from sabia.core.shards.arrow_arrays import bools, int32s
-from sabia.core.shards.token_rows.row_file import check_lengths, row_digest, row_hash
+from sabia.core.shards.token_rows.row_file import ADDRESSES, check_lengths, row_digest, row_hash
 from sabia.core.shards.token_rows.row_index import INDEX, LISTS, IndexBuilder, encoded
 
 ENDING = ".rows.arrow"
 BATCH_ROWS = 512  # so that little is read to resolve the batch of a row
 SCHEMA = pa.schema(
     [*((name, pa.list_(kind)) for name, kind in LISTS.items()), ("source", pa.string()),
-     ("digest", pa.uint64())]
+     ("digest", pa.uint64()), *((name, schemas.KINDS["tokens"].field(name).type)
+                                for name in ADDRESSES)]
 )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ class RowWriter:
         columns = [
             pa.ListArray.from_arrays(starts, pa.array(ids)),
             pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(lengths)),
-            masks, sources, pa.array(digests, pa.uint64()),
+            masks, sources, pa.array(digests, pa.uint64()), *_addresses(batch),
         ]  # fmt: skip
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -180,6 +181,14 @@ def _masks_padding(batch: pa.RecordBatch) -> bool:
     first = np.repeat(np.cumsum(sizes) - sizes, sizes)
     inside = np.arange(int(sizes.sum())) - first < np.repeat(used, sizes)
     return bool((inside == bools(masks.flatten())).all())
+
+
+def _addresses(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The addresses of the documents, null where the rows have none."""
+    return [
+        batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, kind)
+        for name, kind in ((name, SCHEMA.field(name).type) for name in ADDRESSES)
+    ]
 
 
 def _mask(batch: pa.RecordBatch, bounds: np.ndarray) -> np.ndarray | None:

@@ -25,6 +25,7 @@ from sabia.core.shards.atomic import scratch_directory, write_atomic
 from sabia.core.shards.dry_run import Sample, estimate, measured, peak_memory, planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import fasttext_model, fasttext_training, held_out_metrics
@@ -46,7 +47,12 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
     sources, out = open_inputs(job, "document"), str(job.out)
     recorded = {name: getattr(options, name) for name in (*LabelOptions.table, *FastText.table)}
     fingerprints = [source.fingerprint() for source in sources]
-    made = provenance(replace(job, options=recorded), "fasttext", fingerprints)
+    made, run = run_record.split(
+        provenance(
+            replace(job, options=recorded), "fasttext", fingerprints,
+            names=run_record.inputs_of(sources),
+        )
+    )  # fmt: skip
     report = None if job.force else _finished(out, made)
     if job.dry_run:
         _dry_run(job, options, sources, out, keep=report is not None)
@@ -55,6 +61,9 @@ def run(job: Job, options: ClassifyTrainOptions) -> None:
         notes.note(f"{out}: already trained on this input with these options")
     else:
         report = _train(sources, options, out, job) | {"made": made}
+        if run is not None:
+            report[run_record.RUN] = run.ended(None)
+            run_record.keep_beside(out, report[run_record.RUN])
         report["model_digest"] = fasttext_model.digest(out)
         write_atomic(f"{out}.json", json.dumps(report, indent=1, default=str) + "\n")
     _show(report)

@@ -26,6 +26,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.results import result_version
 from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import NoRejects, Sample
 from sabia.core.shards.inputs import open_inputs
@@ -186,6 +187,8 @@ def _sketch(method: Method, sources: Sequence[Source]) -> None:
 
 def _sketch_path(method: Method, source: Source) -> Path:
     key = [VERSION, method.options.method, source.fingerprint(), method.sketch_key()]
+    if (result := result_version(method.job.command)) != 1:
+        key.append(result)
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
     return Path(method.options.scratch) / f"sketch-{digest}"
 

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sabia.core import stop
+from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
-from sabia.core.generate.chat import chat_template, render
+from sabia.core.generate.chat import render
+from sabia.core.generate.chat_variables import server_variables, template_variables
 from sabia.core.generate.client import Client
 from sabia.core.generate.requests import Request
+from sabia.core.generate.template_engine import chat_template
+from sabia.core.options.chat_template import DATE, chat_variables
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
@@ -87,8 +91,10 @@ def answer_tokens(text: str) -> int:
 class EndpointWriter:
     """Rewrites through an OpenAI-compatible server."""
 
-    def __init__(self, client: Client, recipe: str, temperature: float, seed: int) -> None:
-        self.client, self.recipe = client, recipe
+    def __init__(
+        self, client: Client, recipe: str, temperature: float, seed: int, chat: str = ""
+    ) -> None:
+        self.client, self.recipe, self.extra = client, recipe, server_variables(chat)
         self.temperature, self.seed = temperature, seed
 
     def request(self, text: str) -> ChatRequest:
@@ -98,6 +104,7 @@ class EndpointWriter:
             max_tokens=answer_tokens(text),
             temperature=self.temperature,
             seed=self.seed if self.temperature > 0 else None,
+            extra=self.extra,
         )
 
     def submit(self, texts: Sequence[str]) -> Callable[[], list[ModelAnswer]]:
@@ -128,8 +135,15 @@ class LocalWriter:
         recipe: str,
         temperature: float,
         seed: int,
+        chat: str = "",
     ) -> None:
         chat_template(engine.tokenizer, f"--engine local: {name}")
+        self.variables = template_variables(chat, engine.tokenizer)
+        if DATE in self.variables and DATE not in chat_variables(chat):
+            raise UsageError(
+                f"--chat: {name} has a chat template that writes the date (expected one, so that "
+                f"all shards get the same, such as --chat date={self.variables[DATE]})"
+            )
         self.engine, self.name, self.cache, self.recipe = engine, name, cache, recipe
         self.sampling = {"temperature": temperature, "seed": seed if temperature > 0 else 0}
         self.fingerprint = fingerprint
@@ -147,6 +161,7 @@ class LocalWriter:
                 "messages": messages(self.recipe, text),
                 "max_tokens": answer_tokens(text),
                 **self.sampling,
+                **({"chat": self.variables} if self.variables else {}),
             }
             for text in texts
         ]
@@ -169,7 +184,8 @@ class LocalWriter:
         requests, replies = [], {}
         context, tokenizer = self.engine.spec.max_positions, self.engine.tokenizer
         for key, body in todo:
-            prompt = tokenizer.encode(render(body["messages"], tokenizer, True))
+            text = render(body["messages"], tokenizer, True, **self.variables)
+            prompt = tokenizer.encode(text)
             max_tokens = min(body["max_tokens"], context - len(prompt))
             if max_tokens < SPARE_TOKENS:
                 error = f"does not fit the model's context ({len(prompt)} of {context} tokens)"

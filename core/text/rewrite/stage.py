@@ -21,7 +21,7 @@ import pyarrow as pa
 from sabia.core import notes, units
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.model_directory import load_engine, model_fingerprint
-from sabia.core.generate.opened import default_cache, open_client
+from sabia.core.generate.opened import default_cache, open_budget, open_client
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.inputs import open_inputs
@@ -68,7 +68,7 @@ def run(job: Job, options: RewriteOptions) -> None:
     if job.jobs > 1:
         notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
         job = replace(job, jobs=1)
-    writer = make_writer(options, job.seed)
+    writer = make_writer(job, options)
     try:
         if job.dry_run and isinstance(writer, EndpointWriter):
             _print_estimate(writer, sources)
@@ -79,13 +79,7 @@ def run(job: Job, options: RewriteOptions) -> None:
         writer.close()
     _report(job, summary)
     if isinstance(writer, EndpointWriter) and not job.dry_run:
-        stats = writer.client.stats
-        cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
-        notes.note(
-            f"{stats.calls:,} calls, {stats.cached:,} from the cache, {stats.failed:,} failed; "
-            f"{stats.usage.prompt_tokens:,} prompt and "
-            f"{stats.usage.completion_tokens:,} completion tokens{cost}"
-        )
+        notes.note(writer.client.summary())
 
 
 def rewrite_by_rules(
@@ -213,19 +207,20 @@ def with_outcomes(
     return batch
 
 
-def make_writer(options: RewriteOptions, seed: int) -> Writer:
+def make_writer(job: Job, options: RewriteOptions) -> Writer:
     """The writer for the engine and model that the options name."""
     if options.engine == "local":
         cache = CallCache(options.cache or default_cache())
         fingerprint = model_fingerprint(options.model)
         return LocalWriter(
             load_engine(options.model), options.model, fingerprint, cache, options.recipe,
-            options.temperature, seed,
+            options.temperature, job.seed, options.chat,
         )  # fmt: skip
     client = open_client(
-        options.url, options.model, options, options.cache, options.max_tokens, options.timeout
-    )
-    return EndpointWriter(client, options.recipe, options.temperature, seed)
+        options.url, options.model, options, options.cache,
+        open_budget(options, job, options.max_tokens), options.timeout,
+    )  # fmt: skip
+    return EndpointWriter(client, options.recipe, options.temperature, job.seed, options.chat)
 
 
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
@@ -264,8 +259,9 @@ def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
     )
     calls = writer.client.estimate(requests)
     cost = "" if calls.usd is None else f", at most {units.format_money(calls.usd)}"
+    servers = ", ".join(writer.client.urls)
     print(
-        f"call {writer.client.url}: {calls.requests:,} requests ({calls.cached:,} more are in the "
+        f"call {servers}: {calls.requests:,} requests ({calls.cached:,} more are in the "
         f"cache), about {calls.usage.prompt_tokens:,} prompt and at most "
         f"{calls.usage.completion_tokens:,} completion tokens{cost}"
     )

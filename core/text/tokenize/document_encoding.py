@@ -12,8 +12,10 @@ from sabia.core.text.tokenize.packing import make_packer, to_batch
 from sabia.core.text.tokenize.source_buckets import Buckets
 from sabia.core.text.tokenize.token_counts import Tally, coded
 
-# an encoded document: its ids with the end-of-document token, and its source
-ENCODED = pa.schema([("source", pa.string()), ("tokens", pa.list_(pa.int32()))])
+# an encoded document: its id, its source, and its token ids with the end-of-document token
+ENCODED = pa.schema(
+    [("id", pa.string()), ("source", pa.string()), ("tokens", pa.list_(pa.int32()))]
+)
 
 
 def pack_shard(
@@ -33,7 +35,7 @@ def pack_shard(
         distinct, codes = coded(documents.column("source"))
         names += [name for name in distinct if name not in names]
         sources = np.array([names.index(name) for name in distinct], np.int64)[codes]
-        for rows in packer.add(tokens, lengths, sources):
+        for rows in packer.add(tokens, lengths, sources, documents.column("id")):
             yield to_batch(rows, names)
     for rows in packer.flush():
         yield to_batch(rows, names)
@@ -59,7 +61,8 @@ def encode_shard(
         documents, tokens, lengths = encode_documents(encoder, documents, context, tally)
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         lists = pa.ListArray.from_arrays(ends, pa.array(tokens, pa.int32()))
-        yield pa.RecordBatch.from_arrays([documents.column("source"), lists], schema=ENCODED)
+        columns = [documents.column("id"), documents.column("source"), lists]
+        yield pa.RecordBatch.from_arrays(columns, schema=ENCODED)
     for name, n in tally.counters().items():
         context.count(name, n)
 

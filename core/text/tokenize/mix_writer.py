@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
@@ -42,7 +44,8 @@ class RowSpool:
 
     def __init__(self, length: int, directory: str | None) -> None:
         self.length, self._ends = length, [0]
-        self._ids, self._pieces = Spool(directory=directory), Spool(directory=directory)
+        self._ids, self._pieces, self._names = (Spool(directory=directory) for _ in range(3))
+        self._name_bytes = 0
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -50,23 +53,35 @@ class RowSpool:
     def append(self, rows: PackedRows) -> None:
         """Add packed rows."""
         self._ids.append(rows.ids.astype("<i4"))
-        self._pieces.append(rows.piece_lengths.astype("<i4"))
+        names = rows.piece_documents.cast(pa.large_binary())
+        ends = np.cumsum(pc.binary_length(names).to_numpy()) + self._name_bytes
+        pieces = np.stack([rows.piece_lengths, rows.piece_offsets, ends], 1)
+        self._pieces.append(pieces.astype("<i8"))
+        self._names.append(np.frombuffer(b"".join(names.to_pylist()), np.uint8))
+        self._name_bytes = int(ends[-1])
         counts = np.bincount(rows.piece_rows, minlength=len(rows))
         self._ends += (np.cumsum(counts) + self._ends[-1]).tolist()
 
     def seal(self) -> None:
         """End writing; `read` works from here on."""
         self._all_ids = self._ids.array("<i4", (len(self), self.length))
-        self._all_pieces = self._pieces.array("<i4", (self._ends[-1],))
+        self._all_pieces = self._pieces.array("<i8", (self._ends[-1], 3))
+        self._all_names = self._names.array(np.uint8, (self._name_bytes,))
 
-    def read(self, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids[T], lengths of its documents) of one row."""
-        return self._all_ids[row], self._all_pieces[self._ends[row] : self._ends[row + 1]]
+    def read(self, row: int) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
+        """(ids[T]; lengths, ids and offsets of its pieces of documents) of one row."""
+        first, last = self._ends[row], self._ends[row + 1]
+        lengths, offsets, ends = self._all_pieces[first:last].T
+        start = int(self._all_pieces[first - 1, 2]) if first else 0
+        text = self._all_names[start : int(ends[-1])].tobytes()
+        bounds = [0, *(ends - start).tolist()]
+        names = [text[a:b].decode() for a, b in pairwise(bounds)]
+        return self._all_ids[row], lengths, names, offsets
 
     def close(self) -> None:
         """Free the disk space."""
-        self._ids.file.close()
-        self._pieces.file.close()
+        for spool in (self._ids, self._pieces, self._names):
+            spool.file.close()
 
 
 def write(
@@ -143,7 +158,9 @@ class MixSink(ParquetSink):
             for code, name in enumerate(map(str, names)):
                 chosen = codes == code
                 ids, sizes = tokens[np.repeat(chosen, lengths)], lengths[chosen]
-                for rows in packers[name].add(ids, sizes, np.zeros(len(sizes), np.int64)):
+                documents = batch.column("id").filter(pa.array(chosen))
+                no_codes = np.zeros(len(sizes), np.int64)  # all are of one source
+                for rows in packers[name].add(ids, sizes, no_codes, documents):
                     spools[name].append(rows)
         for name, packer in packers.items():
             for rows in packer.flush():
@@ -185,11 +202,14 @@ def _draw(
         stop.check()
         codes = order[start : start + BATCH_ROWS].tolist()
         drawn = [spools[names[code]].read(next(readers[code])) for code in codes]
-        counts = [len(lengths) for _, lengths in drawn]
+        ids, lengths, documents, offsets = zip(*drawn, strict=True)
+        counts = [len(pieces) for pieces in lengths]
         rows = PackedRows(
-            np.stack([ids for ids, _ in drawn]).astype(np.int32),
+            np.stack(ids).astype(np.int32),
             np.repeat(np.arange(len(drawn)), counts),
-            np.concatenate([lengths for _, lengths in drawn]).astype(np.int64),
+            np.concatenate(lengths).astype(np.int64),
             np.repeat(np.array(codes), counts),
+            pa.array([name for names in documents for name in names], pa.string()),
+            np.concatenate(offsets),
         )
         yield to_batch(rows, names)

@@ -5,7 +5,9 @@
 where it leaves the least free space, in windows of WINDOW pieces (Ding et al. 2024, arXiv
 2404.10830: fewer truncations); rows may end in padding. Batches of the input do not matter.
 A row holds `input_ids[T]`, `document_lengths` (the rest of T is padding), `loss_mask[T]` (0 on
-padding), `source` (that of its documents, MIXED where they differ) and an id, a hash of the row.
+padding), `source` (that of its documents, MIXED where they differ), for each piece of a document
+its address (`document_ids` and `document_offsets`, the number of its first token in the document),
+and an id, a hash of the tokens and lengths.
 """
 
 import bisect
@@ -24,13 +26,15 @@ WINDOW = 4096
 
 @dataclass(frozen=True)
 class PackedRows:
-    """n packed rows: ids[n, T], and for each piece of a document, in order, its row, its length and
-    the code of its source."""
+    """n packed rows: ids[n, T], and for each piece of a document, in order, its row, its length,
+    the code of its source, the id of the document (strings), its first token's number in it."""
 
     ids: np.ndarray
     piece_rows: np.ndarray
     piece_lengths: np.ndarray
     piece_sources: np.ndarray
+    piece_documents: pa.Array
+    piece_offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,33 +48,45 @@ class SequentialPacker:
         self._tokens = np.empty(0, np.int32)
         self._lengths = np.empty(0, np.int64)
         self._sources = np.empty(0, np.int64)
+        self._documents = pa.array([], pa.string())
+        self._offsets = np.empty(0, np.int64)
 
     def add(
-        self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray
+        self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray, documents: pa.Array
     ) -> Iterator[PackedRows]:
-        """Add documents: tokens[Σ lengths], and the length and source code of each."""
+        """Add documents: tokens[Σ lengths], and the length, source code and id of each."""
         tokens = np.concatenate([self._tokens, tokens])
+        offsets = np.concatenate([self._offsets, np.zeros(len(lengths), np.int64)])
         lengths = np.concatenate([self._lengths, lengths])
         sources = np.concatenate([self._sources, sources])
+        documents = pa.concat_arrays([self._documents, documents])
         rows = len(tokens) // self.length
+        row, size, document, offset = _cut(lengths, self.length)
+        sources, offset = sources[document], offset + offsets[document]
+        documents = documents.take(pa.array(document))
+        inside = int(np.searchsorted(row, rows))  # pieces in whole rows
         whole = rows * self.length
-        row, size, document = _cut(lengths, self.length)
-        inside = row < rows
-        rest = ~inside
         self._tokens = tokens[whole:].astype(np.int32)
-        self._lengths, self._sources = size[rest], sources[document[rest]]
+        self._lengths, self._sources = size[inside:], sources[inside:]
+        self._documents, self._offsets = documents[inside:], offset[inside:]
         if rows:
             ids = tokens[:whole].reshape(rows, self.length).astype(np.int32, copy=False)
-            yield PackedRows(ids, row[inside], size[inside], sources[document[inside]])
+            yield PackedRows(
+                ids, row[:inside], size[:inside], sources[:inside], documents[:inside],
+                offset[:inside],
+            )  # fmt: skip
 
     def flush(self) -> Iterator[PackedRows]:
         """The remaining row; the packer is empty afterwards."""
         if len(self._tokens):
             ids = np.full((1, self.length), self.pad_id, np.int32)
             ids[0, : len(self._tokens)] = self._tokens
-            lengths, sources = self._lengths, self._sources
+            rows = PackedRows(
+                ids, np.zeros(len(self._lengths), np.int64), self._lengths, self._sources,
+                self._documents, self._offsets,
+            )  # fmt: skip
             SequentialPacker.__init__(self, self.length, self.pad_id)
-            yield PackedRows(ids, np.zeros(len(lengths), np.int64), lengths, sources)
+            yield rows
 
 
 class BestFitPacker:
@@ -79,16 +95,17 @@ class BestFitPacker:
     def __init__(self, length: int, pad_id: int) -> None:
         self.length, self.pad_id = length, pad_id
         self._pieces: list[np.ndarray] = []
-        self._sources: list[int] = []
+        self._about: list[tuple[int, str, int]] = []  # source, document, offset of each piece
 
     def add(
-        self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray
+        self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray, documents: pa.Array
     ) -> Iterator[PackedRows]:
-        start = 0
-        for size, source in zip(lengths.tolist(), sources.tolist(), strict=True):
+        """See SequentialPacker."""
+        start, about = 0, zip(sources.tolist(), documents.to_pylist(), strict=True)
+        for size, (source, document) in zip(lengths.tolist(), about, strict=True):
             for cut in range(start, start + size, self.length):
                 self._pieces.append(tokens[cut : min(cut + self.length, start + size)].copy())
-                self._sources.append(source)
+                self._about.append((source, document, cut - start))
                 if len(self._pieces) == WINDOW:
                     yield from self.flush()
             start += size
@@ -96,19 +113,22 @@ class BestFitPacker:
     def flush(self) -> Iterator[PackedRows]:
         if not self._pieces:
             return
-        pieces, sources = self._pieces, self._sources
-        self._pieces, self._sources = [], []
+        pieces, about = self._pieces, self._about
+        self._pieces, self._about = [], []
         bins = best_fit([len(piece) for piece in pieces], self.length)
         ids = np.full((len(bins), self.length), self.pad_id, np.int32)
         for row, members in enumerate(bins):
             joined = np.concatenate([pieces[i] for i in members])
             ids[row, : len(joined)] = joined
         order = [i for members in bins for i in members]
+        sources, documents, offsets = zip(*(about[i] for i in order), strict=True)
         yield PackedRows(
             ids,
             np.repeat(np.arange(len(bins)), [len(members) for members in bins]),
             np.array([len(pieces[i]) for i in order], np.int64),
-            np.array([sources[i] for i in order], np.int64),
+            np.array(sources, np.int64),
+            pa.array(documents, pa.string()),
+            np.array(offsets, np.int64),
         )
 
 
@@ -161,6 +181,10 @@ def to_batch(rows: PackedRows, names: Sequence[str | None]) -> pa.RecordBatch:
         ),
         "loss_mask": pa.ListArray.from_arrays(offsets, pa.array(mask.ravel())),
         "source": pa.array(_row_sources(rows, ends, names), pa.string()),
+        "document_ids": pa.ListArray.from_arrays(ends, rows.piece_documents),
+        "document_offsets": pa.ListArray.from_arrays(
+            ends, pa.array(rows.piece_offsets.astype(np.int32))
+        ),
     }
     schema = schemas.KINDS["tokens"]
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -177,8 +201,9 @@ def row_ids(rows: PackedRows, ends: np.ndarray) -> list[str]:
     return hashes
 
 
-def _cut(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, size, document) of each piece of concatenated documents, cut every `length` tokens."""
+def _cut(lengths: np.ndarray, length: int) -> tuple[np.ndarray, ...]:
+    """(row, size, document, number of its first token in the document) of each piece of
+    concatenated documents, cut every `length` tokens."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     edges = np.arange(length, total + 1, length)
@@ -186,7 +211,8 @@ def _cut(lengths: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.n
     starts = np.concatenate([[0], cuts[:-1]]) if len(cuts) else cuts
     keep = cuts > starts
     cuts, starts = cuts[keep], starts[keep]
-    return starts // length, cuts - starts, np.searchsorted(ends, starts, side="right")
+    document = np.searchsorted(ends, starts, side="right")
+    return starts // length, cuts - starts, document, starts - (ends - lengths)[document]
 
 
 def _row_sources(

@@ -30,6 +30,8 @@ from sabia.core.shards.atomic import (
     write_json,
 )  # fmt: skip
 from sabia.core.shards.job import Job
+from sabia.core.shards.lineage import run_record
+from sabia.core.shards.manifest import keep_call
 from sabia.core.shards.outputs import Provenance
 from sabia.core.text.tokenize.document_encoding import tokens_of
 from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
@@ -80,9 +82,10 @@ class TokenFileSink(ABC):
     ) -> int:  # fmt: skip
         """See Sink."""
         rows = self.write_files(part, schema, batches)
-        made = provenance(True) if callable(provenance) else provenance
+        made, run = run_record.split(provenance(True) if callable(provenance) else provenance)
         files = {path.name: file_digest(path) for path in self.files(part)}
-        write_json(self.path(part), made | {"rows": rows, "files": files})
+        record = {run_record.RUN: run.ended(rows)} if run else {}
+        write_json(self.path(part), made | {"rows": rows, "files": files} | record)
         return rows
 
     def for_run(self, job: Job, existing: frozenset[str]) -> Self:
@@ -97,8 +100,9 @@ class TokenFileSink(ABC):
     def write_files(self, part: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
         """Write the files of a part, atomically; returns its rows."""
 
-    def finish(self, parts: int) -> None:  # noqa: B027 - a form may need no end
+    def finish(self, parts: int) -> None:
         """See Sink."""
+        keep_call(self.job, [])
 
     @abstractmethod
     def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
@@ -142,11 +146,12 @@ class ArrowSink(TokenFileSink):
         features = {field.name: _feature(field.type) for field in schemas.KINDS["tokens"]}
         write_atomic(self.file("state.json"), json.dumps(state, indent=1))
         write_atomic(self.file("dataset_info.json"), json.dumps({"features": features}, indent=1))
+        super().finish(parts)
         if len(written) < parts:
             notes.note(f"{len(written)} of {parts} parts so far")
 
     def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
-        return sum(4 * len(batch.column("input_ids").values) for batch in batches)
+        return sum(batch.nbytes for batch in batches)
 
     def _data_file(self, part: int) -> Path:
         return self.file(f"data-{part:05d}.arrow")

@@ -129,6 +129,12 @@ class Tokenizer:
         return frozenset(number for number, token in added.items() if token.special)
 
     @cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """Texts of all added tokens marked special."""
+        added = self.backend.get_added_tokens_decoder()
+        return tuple(token.content for token in added.values() if token.special)
+
+    @cached_property
     def fingerprint(self) -> str:
         """128-bit hash of definition and template, as 32 hex digits."""
         text = json.dumps([self.definition, self.chat_template], ensure_ascii=False)

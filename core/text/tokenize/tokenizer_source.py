@@ -14,6 +14,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
+from sabia.core.results import code_identity
 from sabia.core.shards.atomic import file_digest, read_json, write_json
 from sabia.core.shards.endings import without_ending
 from sabia.core.shards.job import Job
@@ -146,7 +147,7 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
         "training": training,
         "train_bytes": options.train_bytes,
         "extend": base,
-        "versions": {name: version(name) for name in ("sabia", "tokenizers")},
+        "versions": {"sabia": code_identity("tokenize"), "tokenizers": version("tokenizers")},
     }
 
 

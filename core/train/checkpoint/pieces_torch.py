@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from sabia.core.model.ops import dtype_name
-from sabia.core.model.ops_torch import host_array
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.model.storage.safetensors_file import numpy_dtype
+from sabia.core.numerics.floats import numpy_dtype
+from sabia.core.ops.base import dtype_name
+from sabia.core.ops.device_torch import host_array
 
 
 def lazy(tensor: torch.Tensor) -> LazyArray:

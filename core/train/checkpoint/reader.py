@@ -17,7 +17,8 @@ import numpy as np
 
 from sabia.core.errors import BadData
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.model.storage.safetensors_file import numpy_dtype, read_header
+from sabia.core.model.storage.safetensors_file import read_header
+from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.train.checkpoint.local import Checkpoint, check_file
 
 Box = tuple[slice, ...]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.model.forward import KVCache, hidden, token_losses
-from sabia.core.model.ops import Array, Ops, Params, Remat, dtype_name
+from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
 from sabia.core.options.grpo import PolicyLoss
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Batch, Sums
@@ -139,8 +139,8 @@ def sample_logprobs(
     """
     states = _prompt_states if "prompt_ids" in batch else _row_states
     targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
-    x = states(spec, params, batch, ops, remat) * (1.0 / temperature)  # [R·g, C, D]
-    nll, _ = token_losses(spec, params, x, targets, ops)
+    x = states(spec, params, batch, ops, remat)  # [R·g, C, D]
+    nll, _ = token_losses(spec, params, x, targets, ops, temperature)
     return -nll
 
 
@@ -188,7 +188,7 @@ def grpo_loss(
     [R, g, C]; advantage, share [R, g, 1]; slot[R, M], one-hot index of the micro-batch. Optional:
     ref [R, g, C] and old [R, g, C] (default: the policy itself as a constant, which is right for
     the first update after sampling). Sums: tokens, clipped (clipped tokens), gap
-    (|logp - sampler|), gap_max[M], k3.
+    (|old - sampler|), gap_max[M], k3.
     """
     # [R, g, C] → [R·g, C]
     given = {name: batch[name] for name in (*_BY_SAMPLE, "old", "ref") if name in batch}
@@ -198,8 +198,8 @@ def grpo_loss(
     constant = ops.stop_gradient(logp)
     old, others = flat.get("old", constant), {"sampler": sampler, "ref": flat.get("ref")}
     losses, clipped = policy_losses(logp, old, mask, flat["advantage"], options, ops, **others)
-    gap = (constant - sampler) * mask
-    gap = ops.where(gap < 0, -gap, gap)  # |logp - sampler|
+    gap = (old - sampler) * mask
+    gap = ops.where(gap < 0, -gap, gap)  # |old - sampler|
     sums = {"tokens": mask.sum(), "clipped": clipped.sum(), "gap": gap.sum()}
     sums["gap_max"] = gap.max() * batch["slot"][0]
     if "ref" in flat:

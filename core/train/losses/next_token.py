@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sabia.core.model.forward import Stats, hidden_and_stats, token_losses
-from sabia.core.model.ops import Array, Ops, Params, Remat
+from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
 
 Batch = Mapping[str, Array]

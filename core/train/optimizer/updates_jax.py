@@ -1,31 +1,19 @@
 """The optimizers in JAX: `core.train.optimizer.updates` over traced arrays, for use inside jit."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from sabia.core.ops.device_jax import JaxOps
 from sabia.core.train.optimizer.config import Rule, init_state
 from sabia.core.train.optimizer.updates import update
 
 Array = jax.Array
 States = dict[str, dict[str, Array]]
 
-ARRAY_FUNCTIONS = SimpleNamespace(
-    sqrt=jnp.sqrt,
-    sign=jnp.sign,
-    floor=jnp.maximum,
-    mean=lambda x, axes: jnp.mean(x, axes, keepdims=True),
-    argsort=jnp.argsort,
-    take=jnp.take_along_axis,
-    eigenvectors=lambda x: jnp.linalg.eigh(x)[1][..., ::-1],
-    orthonormal=lambda x: jnp.linalg.qr(x)[0],
-    expm1=jnp.expm1,
-    cond=jax.lax.cond,
-    repeat=lambda times, function, x: jax.lax.fori_loop(0, times, lambda _, y: function(y), x),
-)
+OPS = JaxOps()
 
 
 def init_jax(shapes: Mapping[str, tuple[int, ...]], rules: Mapping[str, Rule]) -> States:
@@ -50,5 +38,5 @@ def apply_jax(
     with jax.default_matmul_precision("float32"):  # a TPU's default is bfloat16
         for name, p in params.items():
             arguments = (p, grads.get(name), state[name], count, lr)
-            new[name], parts[name] = update(rules[name], ARRAY_FUNCTIONS, *arguments)
+            new[name], parts[name] = update(rules[name], OPS, *arguments)
     return new, parts

@@ -5,16 +5,15 @@ importing the class takes 2 s for the compiler), Lion `torch._foreach`; the othe
 tensor.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
 
 from sabia.core.model.storage.size_batches import batches_by_size
+from sabia.core.ops.device_torch import TorchOps
 from sabia.core.train.optimizer.config import Rule, init_state
 from sabia.core.train.optimizer.updates import update
 
@@ -23,26 +22,7 @@ Group = list[tuple[Tensor, Tensor, dict[str, Tensor]]]  # (weight, gradient, sta
 NamedTensorFunction = Callable[[str, Tensor], Tensor]
 GROUP_ELEMENTS = 1 << 26  # Lion's temporary copy is at most this, or one tensor
 
-
-def _repeat(times: int, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    for _ in range(times):
-        x = function(x)
-    return x
-
-
-ARRAY_FUNCTIONS = SimpleNamespace(
-    sqrt=torch.sqrt,
-    sign=torch.sign,
-    floor=lambda x, least: torch.clamp(x, min=least),
-    mean=lambda x, axes: torch.mean(x, axes, keepdim=True),
-    argsort=lambda x: torch.argsort(x, dim=-1, stable=True),
-    take=lambda x, indices, axis: torch.take_along_dim(x, indices, axis),
-    eigenvectors=lambda x: torch.linalg.eigh(x)[1].flip(-1),
-    orthonormal=lambda x: torch.linalg.qr(x)[0],
-    expm1=math.expm1,
-    cond=lambda condition, yes, no: yes() if condition else no(),
-    repeat=_repeat,
-)
+OPS = TorchOps()
 
 
 def init_torch(
@@ -100,7 +80,7 @@ def apply_torch(
             if gather is not None and own is not None:
                 changes = {"gather": partial(gather, name), "own": partial(own, name)}
             tensors = params[name], grads[name], state[name]
-            new, parts = update(rule, ARRAY_FUNCTIONS, *tensors, count, lr, **changes)
+            new, parts = update(rule, OPS, *tensors, count, lr, **changes)
             params[name].copy_(new)
             for part, value in parts.items():
                 state[name][part].copy_(value)

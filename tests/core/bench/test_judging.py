@@ -57,7 +57,9 @@ def test_a_judge_that_fails_gives_no_verdict() -> None:
             self.text, self.error = text, None if text else "timeout"
 
     class Client:
-        def chat(self, requests: list) -> list[Reply]:
+        def chat(self, requests: list, readers: list) -> list[Reply]:
+            assert [read("[[0.5]]") for read in readers] == [True, True]
+            assert [read("I cannot say") for read in readers] == [False, False]
             assert "<key>\nK\n</key>" in requests[0].messages[1]["content"]
             return [Reply("[[0.5]]"), Reply(None)]
 

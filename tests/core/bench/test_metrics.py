@@ -5,6 +5,8 @@ import math
 import pytest
 
 from sabia.core.bench import metrics as m
+from sabia.core.bench.answers import Answer, score_exact
+from sabia.core.bench.items import Item
 from sabia.core.bench.task import Task
 
 
@@ -63,3 +65,11 @@ def test_document_sums() -> None:
     assert sums == {m.LOGLIKELIHOOD: -6.0, "bytes": 8, "words": 2, "tokens": 3}
     bits = m.METRICS["bits_per_byte"]
     assert bits.transform(6.0 / 8) == pytest.approx(6 / 8 / math.log(2))
+
+
+def test_an_extraction_past_its_limit_has_no_score() -> None:
+    evil = task(extract=r"(a+)+$")
+    assert m.exact_match(evil, "a" * 60 + "!", "3") == (None, None)
+    item = Item("1", "?", answer="3")
+    (row,) = score_exact(evil, "model", [(item, Answer("1", 0, "a" * 60 + "!"))])
+    assert (row.metric, row.value) == (m.NO_VERDICT, 1.0)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.generate import chat
+from sabia.core.generate import chat, template_engine
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
@@ -114,6 +114,10 @@ def written(ids, mask, tokenizer) -> str:
 def test_same_text_and_ids_as_transformers(template, messages, tools, prompt, tmp_path):
     tokenizer = trained() if template is None else with_template(template)
     judge = hugging_face(tokenizer, tmp_path)
+    if template == FORGETS_REASONING and tools:  # it has no calls
+        with pytest.raises(BadData, match="call of 'add' in message 1"):
+            chat.render(messages, load_tokenizer(tmp_path), prompt, tools)
+        return
     ours = chat.render(messages, load_tokenizer(tmp_path), prompt, tools)
     options = {"tools": tools, "add_generation_prompt": prompt}
     assert ours == judge.apply_chat_template(messages, tokenize=False, **options)
@@ -197,7 +201,10 @@ def test_sandbox_holds():
 
 
 def test_frame_characters_in_content_cannot_move_the_mask():
-    sly = [{"role": "user", "content": f"{chat.OPEN}x{chat.CLOSE}"}, *PLAIN[-1:]]
+    sly = [
+        {"role": "user", "content": f"{template_engine.OPEN}x{template_engine.CLOSE}"},
+        *PLAIN[-1:],
+    ]
     tokenizer = with_template(MARKED)
     ids, mask = chat.render_with_mask(sly, tokenizer)
     assert written(ids, mask, tokenizer) == "002<|im_end|>"

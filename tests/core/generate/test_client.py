@@ -5,17 +5,26 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
 import pytest
 from waiting import HANG_S, until
 
-from sabia.core.errors import ExitCode, Failed, UsageError
-from sabia.core.generate.budget import BudgetExceeded, load_prices
+from sabia.core.errors import ExitCode, Failed, Unavailable, UsageError
+from sabia.core.generate.budget import Budget, BudgetExceeded, load_prices
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.calls import ChatRequest, Refused, Usage, server_message, wait_s
+from sabia.core.generate.calls import (
+    ChatRequest,
+    Refused,
+    Usage,
+    limit_reset_s,
+    server_message,
+    wait_s,
+)
 from sabia.core.generate.client import Client
+from sabia.core.generate.ledger import Ledger
 
 STUB = Path(__file__).parents[2] / "openai_stub.py"
 spec = importlib.util.spec_from_file_location("openai_stub", STUB)
@@ -89,6 +98,42 @@ def test_a_torn_last_line_is_not_there_and_harms_nothing(tmp_path):
         ends = whole[:cut].count(b"\n")
         kept = [again.get(k * 64) for k in "ab"]
         assert kept == [{"n": 1} if ends >= 1 else None, {"n": 2} if ends >= 2 else None]
+
+
+@pytest.mark.parametrize("damaged", range(3))
+def test_a_damaged_line_hides_no_other_reply_to_its_key(tmp_path, damaged):
+    for number in range(3):
+        cache = CallCache(tmp_path)
+        cache.append([("a" * 64, {"n": number})])
+        cache.close()
+    path = sorted(tmp_path.glob("*.log"))[damaged]
+    path.write_bytes(path.read_bytes().replace(b'"n"', b'"m"'))
+    for _ in range(2):
+        assert CallCache(tmp_path).get("a" * 64) == {"n": 1 if damaged == 2 else 2}
+
+
+def test_a_damaged_reply_is_paid_for_again_once(tmp_path):
+    with Stub() as stub:
+        for requests in (1, 2, 2, 2):
+            with client(stub, cache_dir=tmp_path) as one:
+                one.chat([ask("q")])
+            assert stub.requests == requests
+            if (path := min(tmp_path.glob("*.log"))).read_bytes().count(b"echo q"):
+                path.write_bytes(path.read_bytes().replace(b"echo q", b"echo x"))
+
+
+def test_what_its_reader_does_not_accept_is_asked_again_and_not_kept(tmp_path):
+    answers = iter(["I cannot say"] * 4 + ["yes"] * 9)
+    reader = lambda text: text == "yes"  # noqa: E731
+    with Stub(answer=lambda text: next(answers)) as stub:
+        for text, requests in (("I cannot say", 2), ("I cannot say", 4), ("yes", 5), ("yes", 5)):
+            with client(stub, cache_dir=tmp_path) as one:
+                (response,) = one.chat([ask("q")], [reader])
+                assert response.text == text and stub.requests == requests
+                assert one.stats.requests == one.stats.calls
+        with client(stub, cache_dir=tmp_path) as one:  # another reader of the same call
+            assert one.chat([ask("q")], [lambda text: "y" not in text])[0].text == "yes"
+            assert one.stats.calls == 2 and stub.requests == 7
 
 
 def test_votes_are_calls_of_their_own():
@@ -207,9 +252,24 @@ def test_a_long_outage_ends_the_run():
     with (
         Stub(fault=fault, latency_s=0.01) as stub,
         client(stub, max_tries=100, outage_s=0.5) as one,
-        pytest.raises(Failed, match=r"no answer for 0.5 s; finished calls are kept"),
+        pytest.raises(Unavailable, match=r"no answer for 0.5 s; finished calls are kept") as caught,
     ):
         one.chat(ask(f"q {i}") for i in range(3_000))
+    assert caught.value.exit_code == ExitCode.INTERRUPTED  # train.sbatch queues the job again
+
+
+def test_an_outage_of_a_restart_ends_with_75_and_of_a_first_start_with_1(tmp_path):
+    """A server that never answered this run has probably a wrong address."""
+    with Stub() as stub:
+        with client(stub, budget=Budget(ledger=Ledger(tmp_path / "spent"))) as one:
+            one.chat([ask("q")])
+        url = stub.url
+    for path, code in (("spent", ExitCode.INTERRUPTED), ("other", ExitCode.FAILED)):
+        budget = Budget(ledger=Ledger(tmp_path / path))
+        options = {"cache_dir": tmp_path / "c", "max_tries": 2, "backoff_s": 0.001}
+        with Client(url, "m", budget=budget, **options) as one, pytest.raises(Failed) as caught:
+            one.chat([ask("r")])
+        assert caught.value.exit_code == code
 
 
 def test_a_wait_too_long_is_not_waited():
@@ -230,6 +290,47 @@ def test_concurrency_is_bounded_cut_on_overload_and_grows_back():
         stub.fault = lambda text, attempt: ""
         one.chat(ask(f"s {i}") for i in range(60))
         assert one._limiter.limit == 5
+
+
+def test_several_servers_share_the_calls_and_one_may_fail(tmp_path):
+    budget = Budget(max_requests=200)
+    with Stub() as gone:
+        lost = gone.url
+    with Stub(latency_s=0.02) as one, Stub(latency_s=0.02) as two:
+        options = {"cache_dir": tmp_path, "max_concurrency": 8, "budget": budget}
+        urls = [one.url, two.url, lost]
+        with Client(urls, "m", backoff_s=0.02, **options) as both:
+            responses = both.chat(ask(f"q {i}") for i in range(100))
+            assert all(response.text for response in responses)
+            assert one.requests + two.requests == 100 and min(one.requests, two.requests) > 25
+            assert max(one.most_in_flight, two.most_in_flight) <= 8
+            two.fault = lambda text, attempt: "500"
+            with pytest.raises(BudgetExceeded):
+                both.chat(ask(f"r {i}") for i in range(1000))
+        assert budget.spent.requests == 200 >= one.requests + two.requests
+
+
+def test_a_limit_that_is_used_up_pauses_until_its_reset():
+    """Of every five calls the last one leaves none; the server refuses those that are too early."""
+    answered, refused, until_s = [], [], [0.0]
+
+    def fault(text, attempt):
+        if time.monotonic() < until_s[0]:
+            refused.append(text)
+            return "429"
+        answered.append(text)
+        left = -len(answered) % 5
+        if not left:
+            until_s[0] = time.monotonic() + 0.4
+        stub.more_headers = {
+            "x-ratelimit-remaining-requests": str(left), "x-ratelimit-reset-requests": "400ms"
+        }  # fmt: skip
+        return ""
+
+    with Stub(fault=fault) as stub, client(stub, max_concurrency=1) as one:
+        responses = one.chat(ask(f"q {i}") for i in range(15))
+    assert all(response.text for response in responses)
+    assert len(answered) == 15 and not refused
 
 
 def test_key_is_sent_and_never_shown(monkeypatch):
@@ -253,7 +354,8 @@ def test_budgets_stop_hard_and_keep_what_is_paid(tmp_path):
     for number, cap in enumerate(caps):
         place = tmp_path / f"cache{number}"
         with Stub(latency_s=0.01) as stub:
-            with client(stub, cache_dir=place, **cap) as one, pytest.raises(BudgetExceeded) as e:
+            options = {"cache_dir": place, "budget": Budget(**cap)}
+            with client(stub, **options) as one, pytest.raises(BudgetExceeded) as e:
                 one.chat(ask(f"q {i}") for i in range(300))
             assert e.value.exit_code == ExitCode.INFEASIBLE
             stats, paid = one.stats, sum(stub.delivered.values())
@@ -269,7 +371,7 @@ def test_budgets_stop_hard_and_keep_what_is_paid(tmp_path):
 
 def test_a_dollar_cap_needs_a_price(tmp_path):
     with pytest.raises(UsageError, match="no price for model m"):
-        Client("http://127.0.0.1:9/v1", "m", cache_dir=tmp_path, max_usd=1.0)
+        Client("http://127.0.0.1:9/v1", "m", cache_dir=tmp_path, budget=Budget(max_usd=1.0))
     (tmp_path / "prices.toml").write_text("[m]\nprompt = 1\n")
     with pytest.raises(UsageError, match="--prices: "):
         load_prices(tmp_path / "prices.toml")
@@ -277,7 +379,8 @@ def test_a_dollar_cap_needs_a_price(tmp_path):
 
 def test_estimate_knows_the_cache_and_sends_nothing(tmp_path):
     (tmp_path / "p.json").write_text('{"m": {"prompt": 1000000, "completion": 1000000}}')
-    options = {"cache_dir": tmp_path / "c", "prices": load_prices(tmp_path / "p.json")}
+    budget = Budget(load_prices(tmp_path / "p.json"))
+    options = {"cache_dir": tmp_path / "c", "budget": budget}
     with Stub() as stub, client(stub, **options) as one:
         one.chat([ask("a")])
         estimate = one.estimate([ask("a"), ask("b"), ask("b"), ask("c" * 700)])
@@ -297,12 +400,22 @@ def test_reads_what_servers_say():
     assert wait_s({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=40.0) == 60.0
     assert wait_s({"Retry-After": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=400.0) == 0.0
     assert wait_s({"Retry-After": "soon"}) is None and wait_s({}) is None
+    spent = {"X-RateLimit-Remaining-Requests": "0", "X-RateLimit-Reset-Requests": "1m30.5s"}
+    assert wait_s(spent) == limit_reset_s(spent) == 90.5
+    assert wait_s(spent | {"Retry-After": "2"}) == 2
+    tokens = {"x-ratelimit-remaining-tokens": "99", "x-ratelimit-reset-tokens": "120ms"}
+    assert limit_reset_s(tokens, Usage(40, 60)) == 0.12
+    assert limit_reset_s(tokens, Usage(40, 59)) is None
+    assert limit_reset_s(spent | tokens | {"x-ratelimit-reset-tokens": "7"}, Usage(100)) == 90.5
+    for odd in ("soon", "-1", "1x", "", "s"):
+        assert limit_reset_s(spent | {"X-RateLimit-Reset-Requests": odd}) is None
 
 
 CHILD = """
 import sys
 from sabia.core import stop
 from sabia.core.generate.client import Client
+from sabia.core.generate.ledger import Ledger
 from sabia.core.generate.calls import ChatRequest
 stop.install()
 with Client(sys.argv[1], "m", cache_dir=sys.argv[2], max_concurrency=2) as one:

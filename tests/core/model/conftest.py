@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import backend, forward
+from sabia.core.model import forward
 from sabia.core.model.storage import hub
+from sabia.core.ops import backend
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 from .mixtures import MIXTURES

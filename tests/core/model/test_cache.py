@@ -7,6 +7,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, compiled, perturbed, states
@@ -67,7 +68,8 @@ def test_a_shared_prompt_fans_out(tiny: Any, ops: Any) -> None:
 
 
 def test_upto_bounds_what_is_read_and_positions_must_fit(tiny: Any) -> None:
-    torch_ops = pytest.importorskip("sabia.core.model.ops_torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    torch_ops = load_ops("torch")
     spec, arrays = tiny
     params = torch_ops.to_device(arrays, "float32", "cpu")
     cache = forward.KVCache.create(spec, 1, 8, torch_ops, like=params["embed"])

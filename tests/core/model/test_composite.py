@@ -66,7 +66,7 @@ def test_both_layouts_of_experts_give_the_model_and_come_back(
 def test_the_judge_computes_the_same_from_the_whole_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
     torch = pytest.importorskip("torch", reason="transformers needs torch")
-    from sabia.core.model import ops_torch
+    from sabia.core.ops.backend import load_ops
 
     from .test_transformers import IDS
 
@@ -78,7 +78,8 @@ def test_the_judge_computes_the_same_from_the_whole_model(tmp_path: Path) -> Non
     with torch.no_grad():
         logits = theirs(torch.from_numpy(IDS), use_cache=False).logits.numpy()
     spec, params = hub.load_model(model)
-    ours = scores(spec, ops_torch.to_device(params, "float32"), ops_torch)
+    ops = load_ops("torch")
+    ours = scores(spec, ops.to_device(params, "float32"), ops)
     assert relative(ours, logits) <= 2e-6
 
 

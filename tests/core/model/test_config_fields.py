@@ -17,6 +17,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import ModelSpec, from_config
 from sabia.core.spec.fields import Fields
 
@@ -86,8 +87,7 @@ def read_by_family(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> d
 
 
 def our_logits(spec: ModelSpec, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    from sabia.core.model import ops_torch as ops
-
+    ops = load_ops("torch")
     params = ops.to_device(arrays, "float32")
     return forward.logits(spec, params, forward.hidden(spec, params, IDS, ops), ops).numpy()
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model.backend import load_ops
-from sabia.core.model.ops import dtype_name
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.base import dtype_name
 
 from .conftest import HURRY, compiled
 
@@ -260,7 +260,7 @@ def relative(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from sabia.core.model import ops_torch
+    from sabia.core.ops.delta_torch import delta_rule
 
     arrays = {n: torch.tensor(x, dtype=torch.float32) for n, x in inputs(300).items()}
     segments = torch.tensor(documents(300))
@@ -270,8 +270,8 @@ def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:
         graphs.append(graph)
         return graph.forward
 
-    run = torch.compile(ops_torch.delta_rule, backend=counting, fullgraph=True)
+    run = torch.compile(delta_rule, backend=counting, fullgraph=True)
     out = run(**arrays, segments=segments)
-    assert torch.allclose(out, ops_torch.delta_rule(**arrays, segments=segments), atol=1e-6)
+    assert torch.allclose(out, delta_rule(**arrays, segments=segments), atol=1e-6)
     calls = [node for node in graphs[0].graph.nodes if "affine_scan" in str(node.target)]
     assert len(graphs) == len(calls) == 1

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sabia.core.model import ops_torch
-from sabia.core.model.precision import precision_named
-from sabia.core.model.precision_backends import wrap
+from sabia.core.ops import device_torch
+from sabia.core.ops.precision import precision_named
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig, rules
@@ -72,7 +72,7 @@ class Copies(TorchDispatchMode):
 @pytest.fixture
 def on_meta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The default device is `meta`."""
-    monkeypatch.setattr(ops_torch, "default_device", lambda: META)
+    monkeypatch.setattr(device_torch, "default_device", lambda: META)
     yield
 
 
@@ -92,7 +92,7 @@ def packed_batch() -> dict[str, torch.Tensor]:
 def test_forward_and_backward_copy_nothing(on_meta: None, family: str, precision: str) -> None:
     """The second pass, after constants have been copied once."""
     spec = small(family, 4 if precision == "nvfp4" else 1)
-    ops = wrap(ops_torch, spec, precision_named(precision))
+    ops = build_ops("torch", spec, precision=precision_named(precision))
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     params = {
         t.name: torch.zeros(t.shape, device=META, requires_grad=True,

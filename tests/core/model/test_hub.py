@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, MissingBackend, UsageError
-from sabia.core.model import backend
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
+from sabia.core.ops import backend
 from sabia.core.spec import from_config
 from sabia.core.spec.tensors import TableRow
 

@@ -19,7 +19,8 @@ from training_cases import ENVIRONMENT, make_tokens, sabia
 
 from sabia.core.model.init import init_params
 from sabia.core.model.storage.hub import read_checkpoint, save_model
-from sabia.core.model.storage.safetensors_file import numpy_dtype, release_pages
+from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.spec import from_config, load_spec, new_config, parameter_count
 
 pytest.importorskip("torch", reason="the torch backend")

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.model import backend
 from sabia.core.model.forward import hidden, logits
 from sabia.core.model.lora import (
     LoraConfig,
-    LoraOps,
     adaptable,
     init_lora,
     lora_tensors,
@@ -21,6 +19,8 @@ from sabia.core.model.lora import (
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import CONFIG, WEIGHTS, save_adapter
 from sabia.core.model.storage.safetensors_file import read_tensors
+from sabia.core.ops import backend
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train.optimizer.config import OptimizerConfig, rules
 
@@ -79,7 +79,7 @@ def test_wrapped_is_merged(ops: Any, name: str, targets: str) -> None:
     spec, config = SPECS[name], LoraConfig(3, 7.0, targets)
     params = perturbed(spec) | adapters(spec, config)
     held = ops.to_device(params)
-    wrapped = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
+    wrapped = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=config)))
     merged = array(ops, scores(ops, spec, ops.to_device(merge(spec, params, config))))
     plain = array(ops, scores(ops, spec, held))
     np.testing.assert_allclose(wrapped, merged, atol=2e-5)
@@ -95,7 +95,7 @@ def test_an_adapted_loss_is_that_of_the_merged_model(ops: Any) -> None:
     batch = {k: ops.integers(v, ops.zeros((), "float32")) for k, v in batch.items()}
     batch["loss_mask"] = ops.zeros((2, 10), "float32") + 1.0
     held, merged = ops.to_device(params), ops.to_device(merge(spec, params, LORA))
-    found, weight, _ = next_token_loss(spec, held, batch, LoraOps(ops, held, LORA))
+    found, weight, _ = next_token_loss(spec, held, batch, build_ops(ops.name, adapters=LORA))
     wanted, _, _ = next_token_loss(spec, merged, batch, ops)
     assert float(weight) == 20
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
@@ -104,7 +104,7 @@ def test_an_adapted_loss_is_that_of_the_merged_model(ops: Any) -> None:
 def test_fresh_adapters_change_nothing(ops: Any) -> None:
     spec = SPECS["llama"]
     held = ops.to_device(perturbed(spec) | init_lora(spec, LORA, 0))
-    wrapped = array(ops, scores(ops, spec, held, LoraOps(ops, held, LORA)))
+    wrapped = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=LORA)))
     np.testing.assert_array_equal(wrapped, array(ops, scores(ops, spec, held)))
 
 
@@ -114,7 +114,7 @@ def gradients(name: str, spec: ModelSpec, held: Any, wanted: Any, wrap: bool, re
 
     def loss(some: Any) -> Any:
         params = held | some
-        over = LoraOps(ops, params, LORA) if wrap else ops
+        over = build_ops(name, adapters=LORA) if wrap else ops
         return (scores(ops, spec, params, over, remat=remat) ** 2).sum()
 
     some = {k: held[k] for k in wanted}
@@ -229,7 +229,7 @@ def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) ->
     adapted = peft.PeftModel.from_pretrained(reference(path), tmp_path / "a")
     ops = backend.load_ops("torch")
     held = ops.to_device(params)
-    ours = array(ops, scores(ops, spec, held, LoraOps(ops, held, config)))
+    ours = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=config)))
     np.testing.assert_allclose(their_scores(adapted), ours, atol=2e-5)
     merged = array(ops, scores(ops, spec, ops.to_device(merge(spec, params, config))))
     np.testing.assert_allclose(their_scores(adapted.merge_and_unload()), merged, atol=2e-5)

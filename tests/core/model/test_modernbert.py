@@ -10,8 +10,8 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.model import forward
 from sabia.core.model.heads import class_logits, pool_weights
-from sabia.core.model.kv_cache import KVCache
 from sabia.core.model.storage import hub
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.spec import ModelSpec, from_config, parameter_count
 
 from .conftest import compiled, perturbed, states

@@ -8,6 +8,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config
 from sabia.core.spec.experts import Router
 
@@ -76,7 +77,7 @@ def test_torch_takes_one_grouped_product_in_bfloat16_where_rows_are_aligned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch", reason="the torch backend")
-    from sabia.core.model import ops_torch, ops_torch_moe
+    ops_torch = load_ops("torch")
 
     calls: list[torch.dtype] = []
     grouped = torch.nn.functional.grouped_mm
@@ -85,7 +86,7 @@ def test_torch_takes_one_grouped_product_in_bfloat16_where_rows_are_aligned(
         calls.append(rows.dtype)
         return grouped(rows, *args, **kwargs)
 
-    monkeypatch.setattr(ops_torch_moe.F, "grouped_mm", counted)
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", counted)
     x = arrays(16, 24)
     found = []
     for dtype in ("float32", "bfloat16"):
@@ -106,7 +107,9 @@ def test_torch_without_grouped_mm_multiplies_experts_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch", reason="the torch backend")
-    from sabia.core.model import ops_torch, precision_torch
+    from sabia.core.ops import rounding_torch
+
+    ops_torch = load_ops("torch")
 
     held = ops_torch.to_device(arrays(16, 24) | {"shares": SHARES}, "bfloat16")
     rows = torch.randn(6, 16, dtype=torch.bfloat16)
@@ -116,7 +119,7 @@ def test_torch_without_grouped_mm_multiplies_experts_in_bfloat16(
     for has in (True, False):
         if not has:
             monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-        found.append((mixed(ops_torch, held), precision_torch._weight_gradient(grad, rows, ends)))
+        found.append((mixed(ops_torch, held), rounding_torch._weight_gradient(grad, rows, ends)))
     for with_it, without in zip(*found, strict=True):
         torch.testing.assert_close(without, with_it, rtol=0.02, atol=0.02)
 
@@ -154,7 +157,8 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
         plain(router, block, scores, chosen)
 
     if ops.name == "jax":  # the same numbers, checked against what torch's scores say
-        torch_stats = stats_of(name, pytest.importorskip("sabia.core.model.ops_torch"))[1]
+        pytest.importorskip("torch", reason="torch is not installed")
+        torch_stats = stats_of(name, load_ops("torch"))[1]
         for key, values in stats_of(name, ops)[1].items():
             np.testing.assert_allclose(values, torch_stats[key], rtol=1e-5, err_msg=key)
         return
@@ -181,7 +185,8 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
 
 
 def test_nothing_is_reported_that_nobody_wants() -> None:
-    ops = pytest.importorskip("sabia.core.model.ops_torch", reason="the torch backend")
+    pytest.importorskip("torch", reason="the torch backend")
+    ops = load_ops("torch")
     spec = from_config(CONFIGS["qwen3-moe"])
     params = ops.to_device(perturbed(spec), "float32")
     assert forward.hidden_and_stats(spec, params, IDS, ops)[1] == {}

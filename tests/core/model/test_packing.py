@@ -7,8 +7,10 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
-from sabia.core.model.backend import load_ops
-from sabia.core.model.ops import WrappedOps, dtype_name
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.base import dtype_name
+from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, perturbed, states
@@ -105,13 +107,15 @@ def test_all_of_a_model_computes_in_the_dtype_of_its_matrices(name: str) -> None
     in_bf16 = {k: ops.cast(x, "bfloat16") if k in matrices else x for k, x in params.items()}
     products = []
 
-    class Recorded(WrappedOps):
-        def linear(self, x: Any, *given: Any, **named: Any) -> Any:
-            products.append((named["name"], dtype_name(x)))
-            return self.base.linear(x, *given, **named)
+    class Recorded(Rule):
+        def apply(self, product: Product, proceed: Multiply) -> Any:
+            products.extend((m.name, dtype_name(product.x)) for m in product.matrices)
+            return proceed(product)
 
     batch = packed(padding=6)
-    x = forward.hidden(spec, in_bf16, batch.pop("ids"), Recorded(ops), **batch)
+    x = forward.hidden(
+        spec, in_bf16, batch.pop("ids"), build_ops(ops.name, record=Recorded()), **batch
+    )
     assert dtype_name(x) == "bfloat16"
     assert {name for name, dtype in products if dtype != "bfloat16"} <= routers(spec)
 

@@ -9,9 +9,9 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
-from sabia.core.model import precision as p
-from sabia.core.model.precision_backends import wrap
 from sabia.core.numerics import hadamard, integers, tiles
+from sabia.core.ops import precision as p
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.definitions import NVFP4, mix
 
@@ -27,7 +27,7 @@ def lowered(ops: Any, name: str, group: int | None = None) -> Any:
     precision = p.BY_NAME[name]
     if group is not None:
         precision = replace(precision, qat=p.QatTarget("int4", group))
-    return wrap(ops, SPEC, precision, SEED).at(STEP, PART)
+    return build_ops(ops.name, SPEC, precision=precision, seed=SEED).at(STEP, PART)
 
 
 def draws(shape: tuple[int, int], of_weight: bool) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_linear_and_its_gradients_are_the_recipe(
     low = lowered(ops, name)
     x, w, dy = matrices(*sizes)
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
-    for mine, wanted in zip(found, oracle(low.precision.recipe, x, w, dy), strict=True):
+    for mine, wanted in zip(found, oracle(low.rules[0].recipe, x, w, dy), strict=True):
         close(mine, wanted)
 
 
@@ -164,7 +164,7 @@ def _expert_gradients(
 
 def test_chance_repeats_and_depends_on_step_part_and_name(ops: Any) -> None:
     """Under jax with a traced step and part."""
-    low = wrap(ops, SPEC, p.BY_NAME["nvfp4"], SEED)
+    low = build_ops(ops.name, SPEC, precision=p.BY_NAME["nvfp4"], seed=SEED)
     x, w, dy = matrices(32, 64, 48)
     w = ops.to_device({"w": w})["w"]
 
@@ -255,7 +255,7 @@ def test_what_stays_high_is_untouched(ops: Any) -> None:
     given = ops.to_device({"x": x, "w": w})
     low = lowered(ops, "nvfp4")
     for name in ("head", "embed", "layers.0.attn.q", "layers.1.mlp.up", "layers.3.mlp.up", None):
-        assert name not in low.quantized
+        assert name not in low.rules[0].names
         same = low.linear(given["x"], given["w"], name=name), ops.linear(given["x"], given["w"])
         found = ops.to_numpy(dict(zip("ab", same, strict=True)))
         np.testing.assert_array_equal(found["a"], found["b"])
@@ -294,7 +294,8 @@ def test_a_model_computes_in_it(ops: Any, name: str, remat: Any) -> None:
 
     arrays, one = [params[name] for name in names], np.ones((), np.float32)
     exact = gradients(ops, loss_in(ops), arrays, one)
-    low = wrap(ops, spec, replace(p.BY_NAME[name], bf16_first=1, bf16_last=0.0), SEED).at(STEP)
+    precision = replace(p.BY_NAME[name], bf16_first=1, bf16_last=0.0)
+    low = build_ops(ops.name, spec, precision=precision, seed=SEED).at(STEP)
     found = gradients(ops, loss_in(low), arrays, one)
     assert abs(found[0] - exact[0]) < 0.05 * exact[0]
     a, b = (np.concatenate([g.ravel() for g in part[1:]]) for part in (found, exact))
@@ -305,9 +306,8 @@ def test_a_model_computes_in_it(ops: Any, name: str, remat: Any) -> None:
 def test_torch_compiles_the_products_without_a_break() -> None:
     """One program for all steps, with the numbers of the eager one."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.backend import load_ops
 
-    low = wrap(load_ops("torch"), SPEC, p.BY_NAME["nvfp4"], SEED)
+    low = build_ops("torch", SPEC, precision=p.BY_NAME["nvfp4"], seed=SEED)
     x, w, dy = (torch.from_numpy(array) for array in matrices(32, 64, 48))
     w.requires_grad_()
 

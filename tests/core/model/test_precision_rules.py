@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.model import precision as p
-from sabia.core.model.precision_backends import describe, wrap
+from sabia.core.ops import precision as p
+from sabia.core.ops.precision_units import describe
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.definitions import (
     FP8,
@@ -37,7 +38,7 @@ def test_nvfp4_keeps_the_first_two_layers_and_the_last_seventh(layers: int, low:
 def test_fp8_takes_every_layer_and_bf16_none() -> None:
     assert len(p.quantized_weights(spec_of(3), p.BY_NAME["fp8"])) == 21
     assert p.quantized_weights(spec_of(3), p.BY_NAME["bf16"]) == frozenset()
-    plain = wrap(object(), spec_of(3), p.BY_NAME["bf16"])
+    plain = build_ops("torch", spec_of(3), precision=p.BY_NAME["bf16"])
     assert plain.at(3) is plain
 
 
@@ -88,7 +89,7 @@ def test_units_by_capability(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, capability: Any, cuda: str, has: bool
 ) -> None:
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import has_units
+    from sabia.core.ops.rounding_units_torch import has_units
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -106,7 +107,7 @@ def sides() -> tuple[np.ndarray, np.ndarray]:
 def test_fp8_units_of_torch_give_the_emulated_product(gradient: bool) -> None:
     """scaled_mm runs on CPU too, for scales of whole matrices."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import product
+    from sabia.core.ops.rounding_units_torch import product
 
     layout = FP8_GRADIENT if gradient else FP8
     given = [torch.from_numpy(side) for side in sides()]
@@ -123,7 +124,7 @@ def test_fp8_units_of_torch_give_the_emulated_product(gradient: bool) -> None:
 def test_operands_are_what_scaled_mm_reads(kind: str, weight: bool) -> None:
     """Its own checks of shapes, strides and dtypes, which need no chip."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import product_by_units
+    from sabia.core.ops.rounding_units_torch import product_by_units
 
     with torch.device("meta"):
         a, b = torch.empty(40, 200), torch.empty(72, 200)
@@ -138,7 +139,7 @@ def test_operands_are_what_scaled_mm_reads(kind: str, weight: bool) -> None:
 def test_swizzled_scales_lie_where_cublas_looks(shape: tuple[int, int]) -> None:
     """The offset that the cuBLAS manual gives for (row, column), blocks of 128 × 4 in order."""
     torch = pytest.importorskip("torch")
-    from sabia.core.model.precision_torch_units import swizzled_scales
+    from sabia.core.ops.rounding_units_torch import swizzled_scales
 
     scales = np.random.default_rng(0).integers(1, 255, shape, np.uint8)
     across = -(-shape[1] // 4)
@@ -154,7 +155,7 @@ def test_swizzled_scales_lie_where_cublas_looks(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("gradient", [False, True])
 def test_fp8_units_of_jax_give_the_emulated_product(gradient: bool) -> None:
     jax = pytest.importorskip("jax")
-    from sabia.core.model.precision_jax import product
+    from sabia.core.ops.rounding_jax import product
 
     layout = FP8_GRADIENT if gradient else FP8
     a, b = (jax.numpy.asarray(side) for side in sides())
@@ -164,8 +165,8 @@ def test_fp8_units_of_jax_give_the_emulated_product(gradient: bool) -> None:
 
 def test_nvfp4_operands_of_jax_decode_to_the_rounded_values() -> None:
     jax = pytest.importorskip("jax")
-    from sabia.core.model.precision_jax import _block_scaled
     from sabia.core.numerics import tiles
+    from sabia.core.ops.rounding_jax import _block_scaled
 
     for layout, side in zip((NVFP4, NVFP4_WEIGHT), sides(), strict=True):
         found = quantize(jax.numpy.asarray(side), layout, implementation="reference")

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from sabia.core.model import forward
-from sabia.core.model import precision as p
-from sabia.core.model.backend import load_ops
-from sabia.core.model.precision_backends import wrap
+from sabia.core.ops import precision as p
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 
 torch = pytest.importorskip("torch")
@@ -38,7 +37,7 @@ def rows_of(steps: int, rows: int = 8, length: int = 32) -> np.ndarray:
 def last_loss(precision: p.Precision, steps: int) -> float:
     """Mean loss of the last tenth of a training with AdamW."""
     random, peak = np.random.default_rng(0), 3e-3
-    ops = wrap(load_ops("torch"), SPEC, precision, seed=1)
+    ops = build_ops("torch", SPEC, precision=precision, seed=1)
     params = {
         t.name: (random.standard_normal(t.shape) * t.init.std).astype(np.float32)
         + np.float32(t.init.kind == "ones")
@@ -75,7 +74,7 @@ def test_the_first_steps_go_as_in_bf16() -> None:
 
 def test_without_chance_and_transform_the_gradient_is_biased() -> None:
     """Averaged over draws, the recipe's gradients come near the true ones; the bare ones do not."""
-    ops, name = load_ops("torch"), "layers.0.mlp.up"
+    name = "layers.0.mlp.up"
     random = torch.Generator().manual_seed(0)
     x = torch.randn(64, 64, generator=random)
     weight = torch.randn(48, 64, generator=random) * 0.1
@@ -84,7 +83,7 @@ def test_without_chance_and_transform_the_gradient_is_biased() -> None:
     wanted = (dy @ seen).flatten()
 
     def error(precision: p.Precision, draws: int) -> float:
-        low, total = wrap(ops, SPEC, precision, seed=1), torch.zeros(64, 64)
+        low, total = build_ops("torch", SPEC, precision=precision, seed=1), torch.zeros(64, 64)
         for step in range(draws):
             given = x.clone().requires_grad_()
             low.at(step).linear(given, weight, name=name).backward(dy)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.model.backend import load_ops
 from sabia.core.model.storage import hub
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import families, from_config
 
 from .conftest import perturbed, states

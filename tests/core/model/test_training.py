@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import backend, forward
+from sabia.core.model import forward
 from sabia.core.model.storage import hub
+from sabia.core.ops import backend
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 torch = pytest.importorskip("torch", reason="compares torch with JAX")

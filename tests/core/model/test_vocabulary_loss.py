@@ -1,12 +1,15 @@
 """The chunked vocabulary loss and the other operations against plain double-precision NumPy."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sabia.core.model.ops import Ops
+from sabia.core.ops import base
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.base import Ops
 
 from .conftest import compiled
 
@@ -61,8 +64,8 @@ def test_loss_and_gradients(
     cap: float | None, chunk_bytes: int | None, ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk_bytes is not None:
-        module = "ops_jax" if ops.name == "jax" else "ops_torch_loss"
-        monkeypatch.setattr(f"sabia.core.model.{module}.DEFAULT_CHUNK_BYTES", chunk_bytes)
+        loss = partial(base._linear_cross_entropy, chunk_bytes=chunk_bytes)
+        monkeypatch.setattr(base, "_linear_cross_entropy", loss)
     ours = computed(ops, softcap=cap)
     for mine, right in zip(ours, expected(cap), strict=True):
         assert mine.dtype == np.float32
@@ -75,20 +78,20 @@ def test_blocks_of_any_size_give_one_loss(
     seed: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from sabia.core.model import ops_torch_loss as module
+    from sabia.kernels.vocabulary_loss import torch_chunks as module
 
     random = np.random.default_rng(seed)
     tokens, vocabulary, width = (int(random.integers(1, most)) for most in (90, 300, 20))
     cap = [None, 3.0][int(random.integers(2))]
     h, w = (torch.tensor(random.standard_normal((n, width)), dtype=getattr(torch, dtype))
             for n in (tokens, vocabulary))  # fmt: skip
-    targets = torch.tensor(random.integers(-1, vocabulary, (1, tokens)))
-    leaves = h[None].requires_grad_(), w.requires_grad_()
+    targets = torch.tensor(random.integers(-1, vocabulary, tokens))
+    leaves = h.requires_grad_(), w.requires_grad_()
 
     def gradients(block: int, product: int) -> list[Any]:
         monkeypatch.setattr(module, "CPU_BLOCK_BYTES", block)
         monkeypatch.setattr(module, "PRODUCT_BYTES", product)
-        nll, lse = module.linear_cross_entropy(*leaves, targets, softcap=cap)
+        nll, lse = module.linear_cross_entropy(*leaves, targets, cap, 1 << 28)
         return [nll.detach(), *torch.autograd.grad((nll + 0.1 * lse).sum(), leaves)]
 
     whole = gradients(1 << 30, 1 << 30)
@@ -100,7 +103,8 @@ def test_blocks_of_any_size_give_one_loss(
 
 
 def test_a_loss_can_be_differentiated_twice_over_the_same_graph() -> None:
-    torch_ops = pytest.importorskip("sabia.core.model.ops_torch", reason="torch is not installed")
+    pytest.importorskip("torch", reason="torch is not installed")
+    torch_ops = load_ops("torch")
     x = torch_ops.to_device({"h": HIDDEN, "w": WEIGHT})
     h = x["h"].requires_grad_()
     nll, _ = torch_ops.linear_cross_entropy(h, x["w"], torch_ops.integers(TARGETS, h))
@@ -112,8 +116,9 @@ def test_a_loss_can_be_differentiated_twice_over_the_same_graph() -> None:
 
 def test_long_rows_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    ops = pytest.importorskip("sabia.core.model.ops_torch")
-    monkeypatch.setattr("sabia.core.model.ops_torch_loss.DEFAULT_CHUNK_BYTES", 32 * 4000)
+    ops = load_ops("torch")
+    loss = partial(base._linear_cross_entropy, chunk_bytes=32 * 4000)
+    monkeypatch.setattr(base, "_linear_cross_entropy", loss)
     largest = 0
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):

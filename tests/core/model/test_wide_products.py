@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch backend")
 
-from sabia.core.model import ops_torch_wide as wide  # noqa: E402
+from sabia.kernels.runtime import torch_fp32 as wide  # noqa: E402
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -15,8 +15,8 @@ ALL = ("data=2", "fsdp=2", "tensor=2", "context=2", "fsdp=2,tensor=2", "fsdp=2,c
 EXPERT = ("expert=2", "fsdp=2,tensor=2,expert=2")
 
 
-def check(model: str, *meshes: str) -> None:
-    words = [sys.executable, str(WORKER), model, *meshes]
+def check(model: str, *meshes: str, worker: tuple[str, ...] = (str(WORKER),)) -> None:
+    words = [sys.executable, *worker, model, *meshes]
     done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT | HURRY)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "nvoluntary full rematerialization" not in done.stderr
@@ -36,6 +36,12 @@ def check(model: str, *meshes: str) -> None:
 )
 def test_a_mesh_of_eight(model: str, mesh: str) -> None:
     check(model, mesh)
+
+
+@pytest.mark.slow
+def test_an_axis_is_added_in_one_line() -> None:
+    worker = (str(WORKER.with_name("extra_axis.py")), "jax")
+    check("dense", "replica=2", "replica=2,fsdp=2,tensor=2", worker=worker)
 
 
 @pytest.mark.slow

@@ -35,12 +35,14 @@ ROUNDED = ("dense:fsdp=2:bf16", "dense:context=2:bf16", "dense:pipe=2:bf16", "de
            "moe:expert=2:fp8", "dense:tensor=2:qat-int8")  # fmt: skip
 
 
-def report(size: int, jobs: tuple[str, ...], folder: Path) -> dict:
+def report(
+    size: int, jobs: tuple[str, ...], folder: Path, worker: tuple[str, ...] = (str(WORKER),)
+) -> dict:
     """What the first of `size` processes says of the jobs."""
     words = [str(size), str(folder / "store"), *jobs]
     started = [
         subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), *words],
+            [sys.executable, *worker, str(rank), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -55,8 +57,8 @@ def report(size: int, jobs: tuple[str, ...], folder: Path) -> dict:
     return json.loads(line.removeprefix("REPORT"))
 
 
-def check(size: int, jobs: tuple[str, ...], folder: Path) -> None:
-    for job, found in report(size, jobs, folder).items():
+def check(size: int, jobs: tuple[str, ...], folder: Path, **worker: tuple[str, ...]) -> None:
+    for job, found in report(size, jobs, folder, **worker).items():
         if job.startswith("move:"):
             assert found == [True, [1, 1]], job
         elif job.startswith("packed:"):
@@ -67,9 +69,10 @@ def check(size: int, jobs: tuple[str, ...], folder: Path) -> None:
             released, kept = found
             assert released < 0.3 and kept > 0.9, (job, found)
         else:
-            loss, gradient, name, learnt = found
-            assert loss <= 1e-5, (job, loss)
-            assert gradient <= 1e-5, (job, name, gradient)
+            loss, gradient, name, learnt, *first = found
+            where = dict(zip(("first wrong result", "first wrong gradient"), first, strict=True))
+            assert gradient <= 1e-5, (job, where, name, gradient)
+            assert loss <= 1e-5, (job, where, loss)
             assert learnt > 0.1, (job, learnt)
 
 
@@ -105,6 +108,14 @@ def test_every_pair_of_axes(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_axis_is_added_in_one_line(tmp_path: Path) -> None:
+    """A second axis of rows works alone and beside others (tests/support/extra_axis.py)."""
+    worker = (str(WORKER.with_name("extra_axis.py")), "torch")
+    check(2, ("dense:replica=2", "moe:replica=2:micro"), tmp_path, worker=worker)
+    check(4, ("dense:replica=2,tensor=2", "moe:replica=2,fsdp=2"), tmp_path, worker=worker)
+
+
+@pytest.mark.slow
 def test_settings(tmp_path: Path) -> None:
     """Recomputation, micro-batches, adapters, frozen tensors, balance terms, optimizers."""
     check(2, SETTINGS, tmp_path)
@@ -123,6 +134,6 @@ def test_states_move_between_meshes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rounded_products(tmp_path: Path) -> None:
     """Narrow numbers round other sums on a mesh: nearly the losses of one device."""
-    for job, (loss, _, _, learnt) in report(2, ROUNDED, tmp_path).items():
+    for job, (loss, _, _, learnt, *_) in report(2, ROUNDED, tmp_path).items():
         assert 0 < loss <= 0.06, (job, loss)
         assert learnt > 0.5, (job, learnt)

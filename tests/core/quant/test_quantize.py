@@ -11,10 +11,16 @@ torch = pytest.importorskip("torch")
 
 from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
-from sabia.core.model.backend import load_ops  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
+from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import build_ops  # noqa: E402
 from sabia.core.quant import export, hessians, recipe  # noqa: E402
-from sabia.core.quant.hessians import BlockOps, Hessians, batches, run_block  # noqa: E402
+from sabia.core.quant.hessians import (  # noqa: E402
+    CalibrationStage,
+    Hessians,
+    batches,
+    run_block,
+)
 from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
 from sabia.core.spec import from_config, new_config  # noqa: E402
 
@@ -89,18 +95,16 @@ def test_hessians_are_those_of_a_whole_pass(tiny, token_rows) -> None:
     assert len(rows) > 3
     whole = Hessians()
     for batch in rows:
-        stage = BlockOps(OPS)
-        stage.record = whole.record
         whole.begin(batch.mask)
-        run_block(spec, weights, stage, batch)
+        run_block(spec, weights, build_ops("torch", record=whole), batch)
     states: list = [None] * len(rows)
     for layer in range(len(spec.layers)):
         alone = Hessians()
         for number, batch in enumerate(rows):
-            stage = BlockOps(OPS, layer, states[number])
-            stage.record = alone.record
+            stage = CalibrationStage(layer, states[number])
             alone.begin(batch.mask)
-            states[number] = run_block(spec, weights, stage, batch)
+            ops = build_ops("torch", stage=stage, record=alone)
+            states[number] = run_block(spec, weights, ops, batch)
         assert set(alone.sums) == {f"layers.{layer}.{n}" for n in ("attn.q", "attn.k", "attn.v",
                                    "attn.o", "mlp.gate", "mlp.up", "mlp.down")}  # fmt: skip
         for name in alone.sums:
@@ -115,10 +119,8 @@ def test_padding_is_not_counted(tiny, token_rows) -> None:
     for rows in (batches(token_rows, 10_000), batches(token_rows, 1)):
         h = Hessians()
         for batch in rows:
-            stage = BlockOps(OPS)
-            stage.record = h.record
             h.begin(batch.mask)
-            run_block(spec, weights, stage, batch)
+            run_block(spec, weights, build_ops("torch", record=h), batch)
         sums.append(h.of("layers.2.mlp.down"))
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-4, atol=1e-6)
 

@@ -53,7 +53,7 @@ def plain_loop(chats: Path, path: str, pack: bool, window: int) -> tuple[TokenRo
         def refuse(row: dict, reason: str, name: str = source.name) -> None:
             rejected.append((json.dumps(row, sort_keys=True), reason, name))
 
-        for batch in source.batches(columns=["messages", "tools"], reject=refuse):
+        for batch in source.batches(columns=["id", "messages", "tools"], reject=refuse):
             for row in batch.to_pylist():
                 try:
                     pairs = render_rows(row["messages"], tokenizer, row["tools"])
@@ -76,7 +76,8 @@ def plain_loop(chats: Path, path: str, pack: bool, window: int) -> tuple[TokenRo
             "document_lengths": [[len(part[i][0]) for i in one] for one in bins],
             "loss_mask": [[t > 0 for i in one for t in part[i][1]] for one in bins],
         }
-        batches.append(pa.RecordBatch.from_pydict(columns, schema=module.ROWS))
+        named = [module.ROWS.field(name) for name in columns]  # without addresses
+        batches.append(pa.RecordBatch.from_pydict(columns, schema=pa.schema(named)))
     return read_token_rows(batches), rejected
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import backend
 from sabia.core.model.storage import hub
+from sabia.core.ops import backend
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.recipes import pooled_model
 from sabia.core.recipes.classifier import fine_tuning

@@ -13,8 +13,8 @@ from sabia.core.errors import BadData, Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.judge.verdict import Grade, Verdict
-from sabia.core.model.backend import load_ops
 from sabia.core.model.storage import hub
+from sabia.core.ops.backend import load_ops
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
@@ -132,6 +132,8 @@ def test_reward_rises_and_the_run_directory_is_whole(start, config, prompts, tmp
     assert first["reward"] == float(first["text"] in ("7", "8", "9"))
     assert first["items"][0]["id"] == "regex"
     assert len(first["tokens"]) == len(first["logprobs"])
+    content = json.loads(first["message"])["content"]
+    assert content == first["text"].strip()
     assert not list((run / "samples").glob("*.jsonl"))
     policy_run.run(job_of(prompts, run), config.replace(steps=24, prompts=4))
     assert "already finished" in capsys.readouterr().err
@@ -413,7 +415,7 @@ def test_journal_gives_back_what_it_was_given(tmp_path):
         file.write('{"request_id": "0-0-p", "sample": 2, "tok')
     assert Journal(tmp_path / "samples").sampled(0) == {("0-0-p", 0): one, ("0-0-p", 1): two}
     grades = [Grade(1.0, (("exact", Verdict.MET, 2.0),)), Grade(None, (("a", Verdict.UNKNOWN, 1),))]
-    journal.finish(0, 3, ["p", "p"], zip([one, two], grades, strict=True))
+    journal.finish(0, 3, ["p", "p"], zip([one, two], grades, strict=True), [{}, {}])
     assert journal.sampled(0) == {}
     found = Journal(tmp_path / "samples", rank=1).graded(0)
     assert found == {("0-0-p", 0): (one, grades[0]), ("0-0-p", 1): (two, grades[1])}
@@ -427,16 +429,17 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
     prompts.write_text(json.dumps(record) + "\n")
     replies = {"down": True}
 
-    def verdicts(self, questions):
+    def collect(self, questions):
         return [
             {"kind": Verdict.UNKNOWN if replies["down"] and i % 2 else
              Verdict.of(question.response == "7")}
             for i, question in enumerate(questions)
         ]  # fmt: skip
 
-    monkeypatch.setattr("sabia.core.judge.llm.Judge.verdicts", verdicts)
+    monkeypatch.setattr("sabia.core.judge.llm.Judge.submit", lambda self, question: question)
+    monkeypatch.setattr("sabia.core.judge.llm.Judge.collect", collect)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    judge = {"judge_url": "http://127.0.0.1:9/v1", "judge_model": "judge"}
+    judge = {"judge_url": ("http://127.0.0.1:9/v1",), "judge_model": "judge"}
     judged = config.replace(reward="rubric", steps=2, **judge)
     run = tmp_path / "run"
     with pytest.raises(Failed, match="no verdict on 50%"):

@@ -13,6 +13,7 @@ from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo import policy_run
+from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -123,3 +124,35 @@ def test_a_new_directory_goes_on_from_a_url(folder, tmp_path):
     weights = [(tmp_path / n / "final" / "model.safetensors").read_bytes() for n in names]
     assert weights[0] == weights[1]
     assert not list((tmp_path / "again" / "samples").glob("*.parquet"))
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_a_capped_model_trains_what_it_samples(folder, tmp_path, temperature):
+    tokenizer = load_tokenizer(folder / "model")
+    config = new_config("gemma2", hidden=32, layers=2, vocab=tokenizer.vocab_size, heads=2,
+                        context=64)  # fmt: skip
+    spec = from_config(config | {"final_logit_softcapping": 5.0})
+    params = hub.init_params(spec, 0)
+    params["embed"] = params["embed"] * 12  # scores far beyond the cap
+    hub.save_model(tmp_path / "model", spec, params, tokenizer_from=folder / "model")
+    (tmp_path / "prompts.jsonl").write_bytes((folder / "prompts.jsonl").read_bytes())
+    rows = run(tmp_path, tmp_path / "run", temperature=temperature, beta=0.1, updates=2)
+    assert rows[0]["trained_tokens"] > 20
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-4
+
+
+def test_another_distribution_than_sampled_stops_the_run(folder, tmp_path):
+    out, changes = tmp_path / "run", {"precision": "bf16", "warmup": "0"}
+    with pytest.raises(Failed, match=r"step 1: .*at most 1e-09.*--max-logprob-gap"):
+        run(folder, out, max_logprob_gap=1e-9, **changes)
+    rows = run(folder, out, **changes)  # the default bound of bf16; the samples are kept
+    whole = run(folder, tmp_path / "whole", **changes)
+    assert [row["reward"] for row in rows] == [row["reward"] for row in whole]
+    assert all(1e-9 < row["logprob_gap"] < 0.05 for row in rows)
+
+
+def test_a_bound_that_is_no_number_of_the_step_stops_it():
+    row = {"step": 3, "reward": 0.0, "live_groups": 1.0, "length": 2.0, "clip_fraction": 0.0,
+           "logprob_gap": float("nan"), "tokens_per_s": 1.0}  # fmt: skip
+    with pytest.raises(Failed, match="step 3: "):
+        StepTable(max_gap=1e-3).show(row)

@@ -66,7 +66,10 @@ def test_prompt_files(tmp_path: Path) -> None:
             load_prompt(path)
 
 
-def asking(**values: str) -> AskOptions:
+JOB = Job("classify score")
+
+
+def asking(**values: object) -> AskOptions:
     return AskOptions(ask="ask.toml", **values)
 
 
@@ -81,8 +84,8 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
     fault = lambda text, attempt: "400" if "refuse me" in text else ""  # noqa: E731
     answer = lambda text: "who knows" if "mumble" in text else judgement(text)  # noqa: E731
     with openai_stub.Stub(answer, fault) as stub, contextlib.ExitStack() as ask:
-        options = asking(lm="stub", url=stub.url, cache=str(tmp_path / "calls"))
-        scorer = pickle.loads(pickle.dumps(LmScorer(LABELS, options)))
+        options = asking(lm="stub", url=(stub.url,), cache=str(tmp_path / "calls"))
+        scorer = pickle.loads(pickle.dumps(LmScorer(LABELS, options, JOB)))
         ask.enter_context(scorer)
         assert scorer.names == ("kind_good", "kind_bad")
         found = scorer.score(many)
@@ -91,11 +94,13 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
         np.testing.assert_array_equal(found["kind_good"][:20], np.array(expected, np.float32))
         assert (scorer.asked, scorer.unknown) == (22, 2)
         paid = sum(stub.delivered.values())
-        again = ask.enter_context(LmScorer(LABELS, options))
+        again = ask.enter_context(LmScorer(LABELS, options, JOB))
         np.testing.assert_array_equal(again.score(many)["kind_bad"], found["kind_bad"])
-        assert sum(stub.delivered.values()) == paid
-        assert "21 cached" in again.summary()
-    with LmScorer(replace(LABELS, instruction="Else?"), options) as gone, pytest.raises(SabiaError):
+        # a reply that cannot be read is not kept: it is requested twice in each run
+        assert sum(stub.delivered.values()) == paid + 2
+        assert "20 from the cache" in again.summary()
+    other = LmScorer(replace(LABELS, instruction="Else?"), options, JOB)
+    with other as gone, pytest.raises(SabiaError):
         # an outage ends the run: it is no score
         gone.backend.client._max_tries, gone.backend.client._outage_s = 1, 0.1  # type: ignore[attr-defined]
         gone.score(["anything"])
@@ -104,7 +109,7 @@ def test_an_endpoint_is_asked_once_and_never_guessed_for(tmp_path: Path) -> None
 def test_a_local_model_says_how_likely(tmp_path: Path) -> None:
     place = model(tmp_path / "lm", DECODER | {"max_position_embeddings": 256})
     options = asking(lm=str(place), cache=str(tmp_path / "calls"))
-    scorer = LmScorer(SCALE, options)
+    scorer = LmScorer(SCALE, options, JOB)
     many = [*texts(4, 1)[0], "word " * 3000, " "]
     found = scorer.score(many)["worth"]
     assert np.isfinite(found[:4]).all() and np.isnan(found[4:]).all()
@@ -115,7 +120,7 @@ def test_a_local_model_says_how_likely(tmp_path: Path) -> None:
     logprobs = judge.score([rows])[0]
     shares = np.exp(logprobs - logprobs.max())
     assert found[1] == pytest.approx(shares @ np.arange(6) / shares.sum(), rel=1e-5)
-    again = LmScorer(SCALE, options)
+    again = LmScorer(SCALE, options, JOB)
     np.testing.assert_array_equal(again.score(many)["worth"], found)
     assert "4 cached" in again.summary()
 
@@ -131,11 +136,11 @@ def test_a_student_learns_what_the_model_says(tmp_path: Path, numeric: bool) -> 
     with openai_stub.Stub(answer) as stub, contextlib.ExitStack() as ask:
         job = Job("classify train", (str(source),), str(tmp_path / "student"))
         options = ClassifyTrainOptions(
-            ask="ask.toml", lm="stub", url=stub.url, cache=str(tmp_path / "calls"), sample=400,
+            ask="ask.toml", lm="stub", url=(stub.url,), cache=str(tmp_path / "calls"), sample=400,
             label="grade" if numeric else "kind", model=str(base), out=job.out, lr=3e-3, epochs=4,
             batch=16, warmup="2%", length=32,
         )  # fmt: skip
-        distill.run(job, options, ask.enter_context(LmScorer(prompt, options)))
+        distill.run(job, options, ask.enter_context(LmScorer(prompt, options, job)))
         assert sum(stub.delivered.values()) <= 400  # equal documents are one call
     said = json.loads((tmp_path / "student.distilled.json").read_text())
     assert said["labelled"] == 400 and said["unknown"] == 0 and said["held_out"] > 20

@@ -27,7 +27,7 @@ def test_samples_are_a_data_set_also_while_a_step_is_sampled(tmp_path: Path) -> 
         grade = Grade(0.5 * step, (("r", Verdict.MET, 1.0),))
         for journal in journals:
             journal.add(step, completion(step, 0))
-            journal.finish(step, 7, ["p"], [(completion(step, 0), grade)])
+            journal.finish(step, 7, ["p"], [(completion(step, 0), grade)], [{}])
     for journal in journals:
         journal.add(3, completion(3, journal.rank))
         journal.close()
@@ -43,7 +43,7 @@ def test_finished_samples_of_an_earlier_version_are_found_and_cleared(tmp_path: 
     former = tmp_path / "samples" / "step-00000001-0000.partial.jsonl"
     now.rename(former)
     assert set(journal.sampled(1)) == {("1:a", 0)}
-    journal.finish(1, 7, ["p"], [(completion(1, 0), Grade(1.0, (("r", Verdict.MET, 1.0),)))])
+    journal.finish(1, 7, ["p"], [(completion(1, 0), Grade(1.0, (("r", Verdict.MET, 1.0),)))], [{}])
     assert [path.name for path in (tmp_path / "samples").iterdir()] == [
         "step-00000001-0000.parquet"
     ]

@@ -182,3 +182,24 @@ def test_random_limits_hold() -> None:
             continue
         read = np.array(order.within(repeats, count).epochs(count)) * sizes
         assert (read <= repeats * np.array(sizes) + 2).all() and round(read.sum()) == count
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_samples_that_read_a_row_are_those_of_the_order(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    large = seed % 5 == 0  # several periods of the interleave
+    sizes = tuple(draw.integers(1, 60_000 if large else 400, int(draw.integers(1, 5))).tolist())
+    weights, stages = None, ()
+    if seed % 3:
+        weights = tuple(float(w) for w in draw.random(len(sizes)) + 0.01)
+    if seed % 3 == 2:
+        starts = sorted({int(n) for n in draw.integers(1, 200_000 if large else 3_000, 3)})
+        stages = tuple(Stage(n, tuple(draw.random(len(sizes)).tolist())) for n in starts)
+    order = DataOrder(sizes, seed, weights, stages)
+    count = int(draw.integers(1, 300_000 if large else 4_000))
+    read = order.rows(0, count)
+    wanted = draw.choice(sum(sizes), min(7, sum(sizes)), replace=False)
+    which, samples = order.samples(wanted, count)
+    expected = np.flatnonzero(np.isin(read, wanted))
+    assert np.array_equal(samples, expected)
+    assert np.array_equal(wanted[which], read[expected])

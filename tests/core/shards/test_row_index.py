@@ -44,8 +44,7 @@ def test_stages_write_the_index(formats: Any, tmp_path: Path, monkeypatch: Any) 
         table = records(rng, int(rng.integers(1, 900)), masks=bool(number % 2))
         if number % 3 == 0:
             table = table.set_column(3, "source", pa.array(["a", None] * 800)[: len(table)])
-        ids = pa.array([f"{n}" for n in range(len(table))])
-        table = table.add_column(0, "id", ids).cast(schemas.KINDS["tokens"])
+        table = with_ids(table)
         path = str(tmp_path / f"{number}.arrow")
         write_stage(formats, path, table, int(rng.integers(1, 900)))
         shard = shard_bytes.FileBytes(path)
@@ -62,6 +61,13 @@ def test_stages_write_the_index(formats: Any, tmp_path: Path, monkeypatch: Any) 
             )
 
 
+def with_ids(table: pa.Table) -> pa.Table:
+    """Token records with ids, and without addresses."""
+    table = table.add_column(0, "id", pa.array([f"{n}" for n in range(len(table))]))
+    batches = table.combine_chunks().to_batches()
+    return pa.Table.from_batches([schemas.conform(batch, "tokens") for batch in batches])
+
+
 def write_stage(formats: Any, path: str, table: pa.Table, rows: int) -> None:
     """An Arrow file (FILES) or stream (STREAMS) as stages write it, given `rows` at a time."""
     with open(path, "wb") as file:
@@ -76,9 +82,7 @@ def test_index_of_damaged_and_joined_streams(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr(arrow_messages, "FIRST_BYTES", 256)  # less than an index
     rng, paths = np.random.default_rng(1), []
     for number in range(3):
-        table = records(rng, 1500, masks=bool(number % 2))
-        table = table.add_column(0, "id", pa.array(map(str, range(1500))))
-        table = table.cast(schemas.KINDS["tokens"])
+        table = with_ids(records(rng, 1500, masks=bool(number % 2)))
         write_stage(STREAMS, path := str(tmp_path / f"{number}.arrow"), table, 700)
         assert len(stored_index(shard_bytes.FileBytes(path)).entries) >= 3
         paths.append(Path(path))

@@ -129,7 +129,9 @@ def packed(path: Path, count: int = 60) -> Path:
     rng = np.random.default_rng(0)
     tokens, lengths = rng.integers(0, 9_999, 32 * count), np.full(4 * count, 8)
     packer = SequentialPacker(32, 0)
-    rows = [*packer.add(tokens, lengths, np.zeros(len(lengths), np.int64)), *packer.flush()]
+    names = pa.array([f"document {n}" for n in range(len(lengths))])
+    codes = np.zeros(len(lengths), np.int64)
+    rows = [*packer.add(tokens, lengths, codes, names), *packer.flush()]
     table = pa.Table.from_batches([to_batch(part, ["web"]) for part in rows])
     return write(table, path, "digests")
 

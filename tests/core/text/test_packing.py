@@ -1,6 +1,7 @@
 """Packing and mixing: no token lost, boundaries true, proportions kept, order reproducible."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
@@ -26,7 +27,8 @@ def pack(docs, packing, batch=7, length=T):
         part = docs[start : start + batch]
         sizes = np.array([len(d) for d in part])
         sources = np.array([int(d[0]) // 1000 % 3 for d in part])
-        packed += packer.add(np.concatenate(part), sizes, sources)
+        names = pa.array([str(start + i) for i in range(len(part))])
+        packed += packer.add(np.concatenate(part), sizes, sources, names)
     packed += packer.flush()
     return [row for rows in packed for row in to_batch(rows, ["a", "b", None]).to_pylist()]
 
@@ -97,7 +99,9 @@ def test_any_lengths_any_rows_any_batches(packing, seed):
         step = at + int(draw.integers(1, 50))
         low = ends[at] - sizes[at]
         part = sizes[at:step]
-        packed += packer.add(tokens[low : low + part.sum()], part, np.zeros(len(part), np.int64))
+        names = pa.array([f"document {at + i}" for i in range(len(part))])
+        codes = np.zeros(len(part), np.int64)
+        packed += packer.add(tokens[low : low + part.sum()], part, codes, names)
         at = step
     packed += packer.flush()
     assert not list(packer.flush())  # nothing is left
@@ -108,9 +112,12 @@ def test_any_lengths_any_rows_any_batches(packing, seed):
             assert 0 < size <= length and (ids[size:] == PAD).all()
             seen.append(ids[:size])
         pieces = np.split(np.concatenate(seen[-len(rows) :]), np.cumsum(rows.piece_lengths)[:-1])
-        for piece in pieces:
+        addresses = zip(rows.piece_documents.to_pylist(), rows.piece_offsets.tolist(), strict=True)
+        for piece, address in zip(pieces, addresses, strict=True):
             document = np.searchsorted(ends, piece[0] - 2, "right")
             assert (np.diff(piece) == 1).all() and piece[-1] - 2 < ends[document]
+            first = ends[document] - sizes[document]
+            assert address == (f"document {document}", piece[0] - 2 - first)
     whole = np.concatenate(seen)
     assert np.array_equal(np.sort(whole), tokens)
     if packing == "sequential":

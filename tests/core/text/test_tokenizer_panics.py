@@ -37,7 +37,12 @@ def tokenizer(pattern: str) -> Tokenizer:
 def test_a_panic_costs_one_document(bad: tuple[int, ...], capfd) -> None:
     texts = [PANICS if n in bad else f"document {n} of the batch" for n in range(8)]
     batch = pa.RecordBatch.from_pydict(
-        {"text": texts, "source": ["s"] * 8, "language": ["en"] * 8},
+        {
+            "id": [str(n) for n in range(8)],
+            "text": texts,
+            "source": ["s"] * 8,
+            "language": ["en"] * 8,
+        },
     )
     refused: list[tuple[list[str], str]] = []
     context = ShardContext(0, "shard", NoRejects(""))

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model.backend import load_ops
 from sabia.core.model.storage.hub import init_params
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.losses.next_token import next_token_loss

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import BadData
-from sabia.core.model import backend
 from sabia.core.model.forward import hidden, logits
 from sabia.core.model.init import init_params
-from sabia.core.model.lora import LoraConfig, LoraOps, init_lora
+from sabia.core.model.lora import LoraConfig, init_lora
 from sabia.core.model.storage import hub
+from sabia.core.ops import backend
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train import convert
 from sabia.core.train.checkpoint import Piece, Reader, Saver, latest
@@ -109,7 +110,7 @@ def test_merged_exports_have_the_logits_of_the_adapters(
         reader, spec, tmp_path / "final", "float32", lora=lora, max_shard_bytes=20_000
     )
     held = ops.to_device(params)
-    adapted = logits_of(spec, held, LoraOps(ops, held, lora))
+    adapted = logits_of(spec, held, build_ops("torch", adapters=lora))
     loaded, merged = hub.load_model(tmp_path / "final")
     assert loaded == spec and merged.keys() == {tensor.name for tensor in spec.tensors()}
     exported = logits_of(spec, ops.to_device(merged), ops)

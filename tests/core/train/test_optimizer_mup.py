@@ -27,8 +27,8 @@ def changes(width: int, config: OptimizerConfig, scaled: bool) -> tuple[float, f
     The head starts at zero: what its initial values make of a change falls as 1/sqrt(width).
     """
     torch = pytest.importorskip("torch", reason="the torch backend")
-    from sabia.core.model.backend import load_ops
     from sabia.core.model.forward import hidden, logits
+    from sabia.core.ops.backend import load_ops
     from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 
     spec, ops, stds = model(width), load_ops("torch"), None

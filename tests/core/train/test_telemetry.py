@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sabia.core.model.precision import PRECISIONS
+from sabia.core.ops.precision import PRECISIONS
 from sabia.core.train import peak, telemetry
 from sabia.core.train.peak import measure_peak_flops, peak_dtype
 from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows

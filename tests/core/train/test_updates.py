@@ -162,9 +162,7 @@ def test_orthogonal_updates_have_even_singular_values(shape) -> None:
     rng = np.random.default_rng(1)
     u, _, v = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
     x = (u * np.linspace(1, 0.1, u.shape[-1])) @ v
-    found = newton_schulz(
-        updates_torch.ARRAY_FUNCTIONS, torch.tensor(x, dtype=torch.float32)
-    ).numpy()
+    found = newton_schulz(updates_torch.OPS, torch.tensor(x, dtype=torch.float32)).numpy()
     seen = np.swapaxes(u, -1, -2) @ found @ np.swapaxes(v, -1, -2)  # in x's singular vectors
     values = np.diagonal(seen, axis1=-2, axis2=-1)
     assert 0.68 < values.min() < values.max() < 1.14
@@ -401,7 +399,7 @@ def test_fast_paths_are_the_shared_maths() -> None:
             p, state = torch.from_numpy(p), {"m": torch.zeros(p.shape), "v": torch.zeros(p.shape)}
             for count, g in enumerate(grads):
                 g = torch.from_numpy(g[name])
-                p, state = update(one, updates_torch.ARRAY_FUNCTIONS, p, g, state, count, LR)
+                p, state = update(one, updates_torch.OPS, p, g, state, count, LR)
             np.testing.assert_allclose(fast[name], p, atol=2e-6)
 
 

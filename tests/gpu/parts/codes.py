@@ -102,8 +102,8 @@ def product(device: Device, a_layout: Layout, b_layout: Layout) -> Figures:
     """Products of codes by the chip beside products of their values."""
     import torch
 
-    from sabia.core.model.precision_torch_units import has_units
-    from sabia.core.model.precision_torch_units import product as quantized_product
+    from sabia.core.ops.rounding_units_torch import has_units
+    from sabia.core.ops.rounding_units_torch import product as quantized_product
 
     if not has_units(a_layout, torch.device(device.kind)):
         raise Skipped(f"{device.name} has no units for {a_layout}")

@@ -34,7 +34,7 @@ def layer(shape: str, device: Device) -> Figures:
 
     Raises Failed where GPTQ is no better than rounding to nearest.
     """
-    from sabia.core.model.backend import load_ops
+    from sabia.core.ops.backend import load_ops
     from sabia.core.quant.hessians import batches
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import BUILT_IN, Recipe
@@ -133,7 +133,7 @@ def _hessian(width: int, device: Device, clock: _Clock) -> Any:
     hessians = Hessians()
     for x in inputs:
         hessians.begin(torch.ones(4, length, dtype=torch.bool))
-        hessians.record(x, "x")
+        hessians.add(x, ["x"])
     hessian = hessians.of("x")
     clock.mark("hessian_s")
     return hessian

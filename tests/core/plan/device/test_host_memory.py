@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.core.model.ops_torch_wide import FP32_COMPUTED
 from sabia.core.model.storage import hub
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
@@ -23,6 +22,7 @@ from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper_factory import make_stepper
+from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED
 
 LENGTH = 16
 GROUPED = {"kv_heads": 2}
@@ -56,7 +56,7 @@ def saved(family, layers, rows, precision):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = stepper._loss(0)(stepper.params, micro, 0, 0)
+        loss = stepper._loss(0).sums(stepper.params, micro)
     saved_bytes = sum(storage.nbytes() for storage in kept.values())
     del loss
     return saved_bytes

@@ -1,0 +1,53 @@
+"""Open the judges that options name; grpo and eval do it here."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from sabia.core import notes
+from sabia.core.generate.budget import Budget
+from sabia.core.generate.client import Client
+from sabia.core.generate.opened import open_client
+from sabia.core.judge.llm import Judge
+from sabia.core.judge.panel import JudgeServer, Panel, load_judges
+from sabia.core.options.model_calls import RubricJudge
+
+
+def judge_servers(options: RubricJudge) -> list[JudgeServer]:
+    """The judges of --judge, or that of --judge-url; none without either. Raises UsageError."""
+    if options.judge:
+        return load_judges(options.judge)
+    if not options.judge_url:
+        return []
+    return [JudgeServer("judge", options.judge_url, options.judge_model)]
+
+
+@contextmanager
+def open_panel(options: Any, budget: Budget) -> Iterator[Panel | None]:
+    """The judges with clients that are charged to the budget; None if no judge is named.
+
+    options: those of RubricJudge and of ApiCalls.
+    At the end, what they have cost and how far they agree is noted.
+    """
+    servers = judge_servers(options)
+    budget.prices = {s.model: s.price for s in servers if s.price is not None} | {**budget.prices}
+    with ExitStack() as clients:
+        judges = []
+        for server in servers:
+            client = open_client(
+                server.urls, server.model, options, options.judge_cache, budget,
+                options.judge_timeout, server.api_key_env,
+            )  # fmt: skip
+            clients.callback(note_calls, server.name, client)
+            judges.append((server, Judge(clients.enter_context(client), options)))
+        panel = Panel(judges, options.judge_combine == "mean") if judges else None
+        yield panel
+        if panel is not None:
+            for line in panel.agreement.lines():
+                notes.note(line)
+
+
+def note_calls(name: str, client: Client) -> None:
+    """Note what a client's calls were and have cost, if there were any."""
+    if client.stats.requests or client.stats.cached:
+        notes.note(f"{name}: {client.summary()}")

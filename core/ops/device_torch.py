@@ -1,0 +1,292 @@
+"""The operations of one device in torch.
+
+Attention, norms, expert products and the vocabulary loss are those of sabia.kernels. The rotary
+embedding has a hand-written gradient in fp32, which reads and writes memory fewer times than
+autograd's chain; inside torch.compile a plain expression is used, because the compiler fuses it.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils import checkpoint
+
+from sabia.core.errors import UsageError
+from sabia.core.numerics.floats import numpy_dtype
+from sabia.core.ops.axes import check_product
+from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat, dtype_name
+from sabia.core.ops.delta_torch import causal_conv, delta_rule
+from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, weighted_bincount
+from sabia.core.ops.kernel_choice import requested_kernels
+from sabia.core.ops.product import Product
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear
+
+Tensor = torch.Tensor
+
+# dtypes that NumPy has only through ml_dtypes: copied as integers of the same size
+_BITS = {torch.bfloat16: torch.int16}
+_BITS |= dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), torch.uint8)
+
+
+def _dtype(dtype: str) -> torch.dtype:
+    if dtype not in FORWARD_DTYPES:
+        raise UsageError(f"dtype: {dtype!r} (expected one of {', '.join(FORWARD_DTYPES)})")
+    return getattr(torch, dtype)
+
+
+def default_device() -> torch.device:
+    """The accelerator if there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    array = np.array(array, order="C")  # a copy: files are mapped read-only
+    dtype = getattr(torch, array.dtype.name)
+    if dtype not in _BITS:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
+
+
+def to_device(
+    params: Mapping[str, np.ndarray], dtype: str | None = None, device: Any = None
+) -> dict[str, Tensor]:
+    """See Ops.to_device; `device` defaults to `default_device()`."""
+    on_device = torch.device(device) if device is not None else default_device()
+    torch_dtype = None if dtype is None else _dtype(dtype)
+    return {key: _tensor(array).to(on_device, torch_dtype) for key, array in params.items()}
+
+
+def host_array(x: Tensor) -> np.ndarray:
+    """x in host memory; on a CPU a view of x."""
+    x = x.detach().cpu()
+    if x.dtype not in _BITS:
+        return x.numpy()
+    return x.contiguous().view(_BITS[x.dtype]).numpy().view(numpy_dtype(dtype_name(x)))
+
+
+def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """See Ops.to_numpy."""
+    return {key: np.array(host_array(value), order="C") for key, value in params.items()}
+
+
+def integers(values: Any, like: Tensor) -> Tensor:
+    """See Ops.integers."""
+    if isinstance(values, np.ndarray) and not values.flags.writeable:
+        values = values.copy()  # torch warns about read-only arrays
+    x = torch.as_tensor(values, device=like.device)
+    return x if x.dtype == torch.int64 else x.long()
+
+
+def arange(count: int, like: Tensor) -> Tensor:
+    """See Ops.arange."""
+    return torch.arange(count, device=like.device)
+
+
+def zeros(shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tensor:
+    """See Ops.zeros."""
+    device = default_device() if like is None else like.device
+    return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
+
+
+def full(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
+    """See Ops.full."""
+    return torch.full(tuple(shape), value, dtype=like.dtype, device=like.device)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """See Ops.cast."""
+    return x.to(_dtype(dtype))
+
+
+def concat(xs: Sequence[Tensor], axis: int) -> Tensor:
+    """See Ops.concat."""
+    return torch.cat(tuple(xs), axis)
+
+
+def known_max(x: Tensor) -> int | None:
+    """See Ops.known_max: on CPU, and not while compiling."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    return int(x.max())
+
+
+def _by_hand(x: Tensor) -> bool:
+    """Whether to use the hand-written path: fp32, and no compiler that fuses by itself."""
+    return x.dtype == torch.float32 and not torch.compiler.is_compiling()
+
+
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See Ops.layer_norm."""
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), eps=eps).to(x.dtype)
+
+
+def gelu(x: Tensor, tanh: bool = False) -> Tensor:
+    """See Ops.gelu."""
+    return F.gelu(x, approximate="tanh" if tanh else "none")
+
+
+def softmax(x: Tensor) -> Tensor:
+    """See Ops.softmax."""
+    return torch.softmax(x, -1, dtype=torch.float32)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """See Ops.logsumexp."""
+    return torch.logsumexp(x.float(), -1)
+
+
+def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """fp32[N] on the device, copied there once: the host waits for a copy. Compilers keep it."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    return _copied_constants(values, device)
+
+
+@functools.lru_cache(64)
+def _copied_constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+def rope_angles(
+    positions: Tensor, frequencies: tuple[float, ...], growth: Tensor | None = None
+) -> Angles:
+    """See Ops.rope_angles."""
+    # both halves of the head dimension rotate by the same angles
+    table = _constants(frequencies * 2, positions.device)
+    if growth is not None:
+        last = len(frequencies) - 1
+        exponents = tuple(-pair / last for pair in range(last + 1))
+        table = table * growth[:, :, None] ** _constants(exponents * 2, positions.device)
+    angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    out = x * cos
+    # (x1 cos - x2 sin, x2 cos + x1 sin)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+class _Rope(torch.autograd.Function):
+    """A rotation; its gradient is the inverse rotation, so x need not be saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(grad, cos, -sin), None, None
+
+
+def rope(x: Tensor, angles: Angles) -> Tensor:
+    """See Ops.rope."""
+    cos, sin = angles
+    if _by_hand(x):
+        return (_Rope.apply if torch.is_grad_enabled() else _rotate)(x, cos, sin)
+    wide = x.float()
+    first, second = wide.chunk(2, -1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+
+def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
+    """See Ops.cache_write: in place."""
+    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]  # [B, 1]
+    cache[rows, slots] = new.to(cache.dtype)  # slots [B, T], new [B, T, K, N]
+    return cache
+
+
+_ATEN = torch.ops.aten
+_MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
+
+
+def _keep_matmuls(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+    policy = checkpoint.CheckpointPolicy
+    return policy.MUST_SAVE if operation in _MATMULS else policy.PREFER_RECOMPUTE
+
+
+def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tensor]:
+    """See Ops.remat."""
+    if policy == "none":
+        return function
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if policy == "matmuls":
+        # a partial, because torch.compile cannot trace a lambda here
+        create = checkpoint.create_selective_checkpoint_contexts
+        options["context_fn"] = functools.partial(create, _keep_matmuls)
+    elif policy != "full":
+        raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
+    return functools.partial(checkpoint.checkpoint, function, **options)
+
+
+def _repeat(times: int, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    for _ in range(times):
+        x = function(x)
+    return x
+
+
+class TorchOps(Ops):
+    """The operations of one device; their descriptions are those of Ops."""
+
+    name = "torch"
+    requested = requested_kernels("torch")
+
+    to_device, to_numpy = staticmethod(to_device), staticmethod(to_numpy)
+    integers, arange = staticmethod(integers), staticmethod(arange)
+    zeros, full, cast = staticmethod(zeros), staticmethod(full), staticmethod(cast)
+    concat, known_max = staticmethod(concat), staticmethod(known_max)
+    silu, sigmoid = staticmethod(F.silu), staticmethod(torch.sigmoid)
+    softplus, gelu = staticmethod(F.softplus), staticmethod(gelu)
+    exp, tanh, where = staticmethod(torch.exp), staticmethod(torch.tanh), staticmethod(torch.where)
+    stop_gradient = staticmethod(torch.Tensor.detach)
+    topk = staticmethod(torch.topk)
+    softmax, logsumexp = staticmethod(softmax), staticmethod(logsumexp)
+    layer_norm = staticmethod(layer_norm)
+    rope_angles, rope = staticmethod(rope_angles), staticmethod(rope)
+    causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
+    dispatch, combine = staticmethod(dispatch), staticmethod(combine)
+    weighted_bincount = staticmethod(weighted_bincount)
+    cache_write, remat = staticmethod(cache_write), staticmethod(remat)
+
+    # of the optimizers
+    sqrt, sign, expm1 = staticmethod(torch.sqrt), staticmethod(torch.sign), staticmethod(math.expm1)
+    floor = staticmethod(lambda x, least: torch.clamp(x, min=least))
+    mean = staticmethod(lambda x, axes: torch.mean(x, axes, keepdim=True))
+    argsort = staticmethod(lambda x: torch.argsort(x, dim=-1, stable=True))
+    take = staticmethod(torch.take_along_dim)
+    eigenvectors = staticmethod(lambda x: torch.linalg.eigh(x)[1].flip(-1))
+    orthonormal = staticmethod(lambda x: torch.linalg.qr(x)[0])
+    cond = staticmethod(lambda condition, yes, no: yes() if condition else no())
+    repeat = staticmethod(_repeat)
+
+    def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
+        """See Ops.embedding."""
+        return F.embedding(ids, table)
+
+    def take_along(self, x: Tensor, indices: Tensor) -> Tensor:
+        """See Ops.take_along."""
+        return x.gather(-1, indices)
+
+    def kernel(self, product: Product) -> list[Tensor]:
+        """See Ops.kernel."""
+        x, matrices, plan = product
+        multiply: Any = fp32_linear if computed_in_fp32(x) else F.linear
+        results = []
+        for matrix in matrices:
+            check_product(matrix.name, x, matrix.weight)
+            if plan is not None:
+                results.append(biased(grouped(x, matrix.weight, plan), matrix.bias, plan))
+                continue
+            bias = None if matrix.bias is None else matrix.bias.to(x.dtype)
+            results.append(multiply(x, matrix.weight.to(x.dtype), bias))
+        return results

@@ -1,0 +1,109 @@
+"""A line of text that says which implementation computes each operation of a model.
+
+It calls the choosers of sabia.kernels with arrays of the model's shapes, so that a named
+implementation that does not work here is an error before the first step.
+"""
+
+from typing import Any
+
+from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
+from sabia.core.spec.experts import Experts
+from sabia.core.spec.latent import LatentAttention
+from sabia.core.spec.layers import Attention
+from sabia.core.spec.model import ModelSpec
+from sabia.kernels.attention.interface import attention_mask, choose_attention
+from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul
+from sabia.kernels.rms_norm.interface import choose_rms_norm
+from sabia.kernels.runtime.dispatch import Choice, framework
+from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
+
+
+def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: bool) -> str:
+    """`kernels on cuda: attention by library (...); ...` for rows of `length` tokens.
+
+    dtype: of activations; packed: rows hold several documents. For this process's default device.
+    Raises MissingBackend if an implementation that SABIA_KERNELS names does not work here.
+    """
+    like, platform = (_torch if backend == "torch" else _jax)(dtype)
+    choose, parts = raises_missing_backend(_choices), []
+    for operation, name in requested_kernels(backend).items():
+        choices = dict.fromkeys(choose(operation, spec, like, length, packed, name))
+        text = " and ".join(f"{choice.implementation} ({choice.reason})" for choice in choices)
+        parts += [f"{operation} by {text}"] if choices else []
+    return f"kernels on {platform}: {'; '.join(parts)}"
+
+
+def _torch(dtype: str) -> tuple[Any, str]:
+    """(a scalar on the default device, platform); other arrays take device and dtype from it."""
+    import torch
+
+    from sabia.core.ops.device_torch import default_device
+
+    like = torch.zeros((), dtype=getattr(torch, dtype), device=default_device())
+    return like, like.device.type
+
+
+def _jax(dtype: str) -> tuple[Any, str]:
+    import jax
+    import jax.numpy as jnp
+
+    return jnp.zeros((), dtype), jax.default_backend()
+
+
+def _shaped(like: Any, *shape: int) -> Any:
+    """An array of that shape without memory of its own."""
+    if framework(like) == "torch":
+        return like.expand(shape)
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, like.dtype)
+
+
+def _choices(
+    operation: str, spec: ModelSpec, like: Any, length: int, packed: bool, name: str | None
+) -> list[Choice]:
+    """The implementations for the model's shapes; [] if it does not have the operation."""
+    x = _shaped(like, length, spec.hidden_size)
+    if operation == "attention":
+        mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
+        parts = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
+        return [_attention(part, like, length, packed, spec.causal, name) for part in parts]
+    if operation == "grouped_matmul":
+        widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
+        weights = [_shaped(like, 1, width, spec.hidden_size) for width in widths[:1]]
+        return [choose_grouped_matmul(x, weight, implementation=name) for weight in weights]
+    if operation == "rms_norm":
+        scale = _shaped(like, spec.hidden_size)
+        # norm weights stay fp32 whatever the dtype of activations
+        scale = scale.float() if framework(like) == "torch" else scale
+        return [choose_rms_norm(x, scale, implementation=name)] if spec.norm_kind == "rms" else []
+    return [choose_linear_cross_entropy(x, implementation=name)] if spec.classifier is None else []
+
+
+def _one_document(like: Any, length: int) -> Any:
+    """[1, length] segment numbers."""
+    if framework(like) == "torch":
+        return like.new_ones((1, length)).int()
+    import jax.numpy as jnp
+
+    return jnp.ones((1, length), jnp.int32)
+
+
+def _attention(
+    part: Any, like: Any, length: int, packed: bool, causal: bool, name: str | None
+) -> Choice:
+    latent = isinstance(part, LatentAttention)
+    keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)
+    values = (length, part.heads, part.value_dim) if latent else keys
+    segments = _one_document(like, length) if packed else None
+    shape: Any = {"segments": segments, "window": part.window, "causal": causal}
+    mask = attention_mask(like, length, length, **shape)
+    return choose_attention(
+        _shaped(like, 1, length, part.heads, keys[-1]),
+        _shaped(like, 1, *keys),
+        _shaped(like, 1, *values),
+        mask,
+        softcap=None if latent else part.softcap,
+        sinks=_shaped(like, part.heads) if not latent and part.sinks else None,
+        implementation=name,
+    )

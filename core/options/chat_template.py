@@ -1,0 +1,65 @@
+"""The option --chat: variables of the chat template."""
+
+import json
+import re
+from datetime import date
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.options.option import text
+from sabia.core.options.table import Options
+
+DATE = "date"  # the variable that sets the date of strftime_now
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now")
+_NEXT = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
+
+
+class ChatTemplate(Options, group="Model"):
+    """How conversations are rendered."""
+
+    chat: str = text(
+        "Variables of the chat template: enable_thinking=false,date=2026-01-31", "KEY=VALUE,…",
+        later=True, unset="none",
+    )  # fmt: skip
+    """A value that is JSON, such as `false` or `3`, has its type; any other is text. `date` is the
+    date that the template's `strftime_now` gives, by default that of the first start (UTC). The
+    variables are part of the identity of the result."""
+
+    def check(self) -> None:
+        """Refuse what is no variable."""
+        super().check()
+        chat_variables(self.chat)
+
+
+def chat_variables(given: str) -> dict[str, Any]:
+    """The variables of --chat by name; raises UsageError.
+
+    A comma separates two variables where a name and = follow it, and belongs to the value
+    otherwise.
+    """
+    variables: dict[str, Any] = {}
+    for part in _NEXT.split(given) if given.strip() else ():
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not name.isidentifier() or name in RESERVED or name in variables:
+            raise UsageError(
+                f"--chat: {part.strip()!r} (expected KEY=VALUE, each KEY once and the name of a "
+                "variable of the chat template)"
+            )
+        variables[name] = _value(value)
+    if DATE in variables:
+        variables[DATE] = _day(str(variables[DATE]))
+    return variables
+
+
+def _value(given: str) -> Any:
+    try:
+        return json.loads(given)
+    except ValueError:
+        return given
+
+
+def _day(given: str) -> str:
+    try:
+        return date.fromisoformat(given).isoformat()
+    except ValueError:
+        raise UsageError(f"--chat: date={given} (expected YYYY-MM-DD)") from None

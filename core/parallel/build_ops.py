@@ -1,0 +1,71 @@
+"""The one place where the operations of a forward pass are composed.
+
+A product passes the rules in this order, each of which may change its operands or its results:
+
+  record           sees the model's own products: calibration, activations for bisecting
+  adapter          adds low-rank products, which pass all rules behind it like any others
+  tensor parallel  splits products over the processes of a torch mesh (in JAX the compiler does)
+  precision        rounds what this process multiplies
+  kernel           the backend's product (`Ops.kernel`)
+"""
+
+from collections.abc import Callable
+
+from sabia.core.model.lora import LoraConfig
+from sabia.core.ops.backend import load_ops, operations_class
+from sabia.core.ops.base import Ops, Stage
+from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
+from sabia.core.ops.product import LowRankAdapter, Rule
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.sharding_rules import axis_sizes
+from sabia.core.spec.model import ModelSpec
+
+
+def build_ops(
+    backend: str,
+    spec: ModelSpec | None = None,
+    *,
+    precision: Precision | None = None,
+    seed: int = 0,
+    mesh: Callable[..., Ops] | None = None,
+    stage: Stage | None = None,
+    adapters: LoraConfig | None = None,
+    record: Rule | None = None,
+) -> Ops:
+    """Operations of `torch` or `jax`.
+
+    precision: rounds the products of the matrices of `spec` (needed with it); seed: of its random
+    bits. mesh: a class of operations over a mesh (core.parallel.mesh_ops_torch or _jax) with its
+    arguments bound; None: one device. stage: a part of the layers. adapters: for parameters that
+    hold LoRA matrices. record: a rule that sees every product of the model first.
+    """
+    load_ops(backend)  # raises where the backend is unknown or not installed
+    ops = (mesh or operations_class(backend))(stage=stage)
+    if spec is not None:
+        over = Mesh() if backend == "jax" else getattr(ops, "mesh", Mesh())  # JAX arrays are whole
+        ops.sizes = axis_sizes(spec, over)
+    chain = (
+        record,
+        None if adapters is None else LowRankAdapter(adapters.scale),
+        *ops.mesh_rules(),
+        None if spec is None or precision is None else _rounding(backend, spec, precision, seed),
+    )
+    ops.set_rules([rule for rule in chain if rule is not None])
+    return ops
+
+
+def _rounding(
+    backend: str, spec: ModelSpec, precision: Precision, seed: int
+) -> RoundedProducts | None:
+    """The rule of a precision; None for one that rounds no operands."""
+    names = quantized_weights(spec, precision)
+    if not names:
+        return None
+    if backend == "jax":
+        from sabia.core.ops.rounding_jax import JaxRounding
+
+        return JaxRounding(precision, names, seed)
+    from sabia.core.ops.device_torch import default_device
+    from sabia.core.ops.rounding_torch import TorchRounding
+
+    return TorchRounding(precision, names, seed, default_device())

@@ -1,0 +1,1 @@
+"""Where training tokens are from, and what became of documents (`sabia report`)."""

@@ -1,0 +1,165 @@
+"""Answers the question of `sabia report`, as text or as JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core import notes
+from sabia.core.digests import parquet_at
+from sabia.core.errors import BadData, UsageError
+from sabia.core.options.reporting import ReportOptions
+from sabia.core.recipes.report.document_uses import uses_of, wanted_documents
+from sabia.core.recipes.report.given_outputs import Output, open_outputs, provenance_of, rows_with
+from sabia.core.recipes.report.run_rows import TrainingRun
+from sabia.core.recipes.report.token_chain import Chains, stages_of, tokenizers_beside
+from sabia.core.recipes.report.token_row import TokenRow, read_row
+from sabia.core.shards.job import Job
+from sabia.core.shards.sources import Source
+
+MOST_ROWS = 20  # of equal id that --row shows
+
+
+def run(job: Job, options: ReportOptions) -> None:
+    """Print the answer; raises UsageError for a question that cannot be answered."""
+    outputs, runs = open_outputs(job.inputs, options.text_column)
+    chains = Chains(outputs, options.tokenizer)
+    if options.token:
+        answer = of_token(options.token, outputs, chains)
+    elif options.row:
+        answer = of_row(options.row, outputs, chains)
+    else:
+        trained = [TrainingRun(Path(path), outputs) for path in runs]
+        uses, missing, remarks = uses_of(wanted_documents(str(options.document)), outputs, trained)
+        for remark in remarks:
+            notes.warn(remark)
+        answer = {"documents": [{"id": name} | use for name, use in uses.items()]}
+        answer["not_found"] = missing
+    if options.json:
+        print(json.dumps(answer, ensure_ascii=False, indent=2, default=str))
+    else:
+        print("\n".join(lines_of(answer)))
+
+
+def of_token(text: str, outputs: Sequence[Output], chains: Chains) -> dict[str, Any]:
+    """The chain of the token RUN:STEP:ROW:POSITION."""
+    path, *rest = text.rsplit(":", 3)
+    if len(rest) != 3 or not all(part.isdigit() for part in rest):
+        raise UsageError(f"--token: {text!r} (expected RUN:STEP:ROW:POSITION)")
+    step, row, position = map(int, rest)
+    trained = TrainingRun(Path(path), outputs)
+    if trained.command == "grpo":
+        return of_sample(trained, step, row, position, chains)
+    if trained.command not in ("pretrain", "sft"):
+        raise UsageError(
+            f"--token: {path} is a run of {trained.command} (expected pretrain, sft or grpo)"
+        )
+    number = trained.row_of(step, row)
+    source, here = trained.located(number)
+    chains = replace(chains, variables=trained.identity.get("chat", {}))
+    about: dict[str, Any] = {"run": path, "step": step, "row_of_step": row, "row_of_run": number}
+    if number in trained.skipped:
+        about["skipped"] = "a guard has skipped this row since"
+    made = provenance_of(source)
+    near = [str(trained.path / "final"), *tokenizers_beside(source.name, made)]
+    if made.get("command") == "tokenize":
+        near = near[1:] + near[:1]
+    return about | _of_position(read_row(source, here), position, chains, made, near)
+
+
+def _of_position(
+    row: TokenRow, position: int, chains: Chains, made: dict[str, Any], near: Sequence[str]
+) -> dict[str, Any]:
+    piece = row.piece_at(position)
+    about = _about(row) | {"position": position, "token_id": int(row.ids[position])}
+    if piece is None:
+        return about | {"document": "none: padding"}
+    return about | {"document": chains.of_piece(row, piece, position, made, near)}
+
+
+def _about(row: TokenRow) -> dict[str, Any]:
+    return {"shard": row.shard, "row": row.number, "id": row.id, "source": row.source}
+
+
+def of_row(text: str, outputs: Sequence[Output], chains: Chains) -> dict[str, Any]:
+    """The documents of the rows with an id; the same tokens may be in several."""
+    tokens = [output for output in outputs if output.kind == "tokens"]
+    shard, _, row_id = text.rpartition(":")
+    matches = [*_rows_with_id(tokens, shard, row_id)]
+    if not matches:
+        paths = (
+            ", ".join(output.path for output in tokens) or "the given paths: none has token rows"
+        )
+        raise BadData(f"--row: no token row {text} in {paths}")
+    rows = []
+    for source, number in matches[:MOST_ROWS]:
+        row, made = read_row(source, number), provenance_of(source)
+        near = tokenizers_beside(source.name, made)
+        pieces = [
+            {"positions": [piece.start, piece.end]} | chains.of_piece(row, piece, None, made, near)
+            for piece in row.pieces
+        ]
+        rows.append(_about(row) | {"documents": pieces})
+    more = {"rows_left_out": len(matches) - MOST_ROWS} if len(matches) > MOST_ROWS else {}
+    return {"rows": rows} | more
+
+
+def _rows_with_id(
+    outputs: Sequence[Output], shard: str, row_id: str
+) -> Iterator[tuple[Source, int]]:
+    for output in outputs:
+        for source in output.sources:
+            if not shard or source.name == shard:
+                for numbers, _ in rows_with(source, {"id": pa.array([row_id])}, ("id",)):
+                    yield from ((source, number) for number in numbers.tolist())
+
+
+def of_sample(
+    trained: TrainingRun, step: int, row: int, position: int, chains: Chains
+) -> dict[str, Any]:
+    """The chain of a token of a GRPO run: the sample, and the record of its prompt."""
+    paths = sorted((trained.path / "samples").glob(f"step-{step - 1:08d}-*.parquet"))
+    samples: list[dict[str, Any]] = []
+    for path in paths:
+        with parquet_at(path) as file:
+            samples += [{"shard": str(path)} | one for one in file.read().to_pylist()]
+    if not row < len(samples):
+        raise UsageError(f"--token: sample {row} of step {step} of {trained.path} (expected one of "
+                         f"its {len(samples)} samples)")  # fmt: skip
+    sample = samples[row]
+    if not position < len(sample["tokens"]):
+        raise UsageError(
+            f"--token: position {position} of a sample of {len(sample['tokens'])} tokens"
+        )
+    about = {"run": str(trained.path), "step": step, "row_of_step": row, "shard": sample["shard"],
+             "position": position, "token_id": sample["tokens"][position]}  # fmt: skip
+    kept = ("prompt_id", "sample", "text", "reward", "finish_reason", "seed", "policy_version")
+    return about | {
+        "sampled": {name: sample[name] for name in kept},
+        "stages": stages_of(chains.records(sample["prompt_id"], {})),
+    }
+
+
+def lines_of(value: Any, indent: str = "") -> Iterator[str]:
+    """An answer as indented lines."""
+    for name, one in value.items():
+        label = f"{indent}{name}:"
+        if isinstance(one, dict):
+            yield label
+            yield from lines_of(one, f"{indent}  ")
+        elif isinstance(one, list) and one and isinstance(one[0], dict):
+            for number, item in enumerate(one, 1):
+                yield f"{label[:-1]} {number} of {len(one)}:"
+                yield from lines_of(item, f"{indent}  ")
+        elif one is not None:
+            yield f"{label} {_value(one)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        shown = ", ".join(map(str, value[:20]))
+        return f"{shown}, … ({len(value)})" if len(value) > 20 else shown or "none"
+    return " ".join(str(value).split())

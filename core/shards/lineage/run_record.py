@@ -1,0 +1,263 @@
+"""What an output tells about the run that made it: command line, inputs, host, times, rows.
+
+Parquet files hold it as a text between the rows and the footer (`digests.text_of_run`), and Arrow
+streams, without host and times, in the metadata of their schema. `_manifest.json` has it for all
+shards of a directory. `.NAME.sabia.json` beside an output, which remains when that is deleted, has
+the call that made it. It has no influence on rows, fingerprints or hashes of content. With
+SABIA_RUN_RECORD=0 it is left out.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sabia.core.digests import text_of_run
+from sabia.core.results import result_version
+from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.lineage.identities import identity_of
+
+RUN = "run_record"  # the key of a provenance with a RunRecord, which is not part of its JSON
+KEY = b"sabia.run"  # of the schema metadata of an Arrow stream
+ROWS = ("rows_in", "rows_out", "removed", "rejected")
+
+
+def enabled() -> bool:
+    """Whether outputs tell of their runs."""
+    return os.environ.get("SABIA_RUN_RECORD", "") not in ("0", "false", "no", "off")
+
+
+@dataclass
+class _Clock:
+    """The CPU time and the time of day of this process when it last finished an output."""
+
+    cpu: float = 0.0
+    at: float = field(default_factory=time.time)
+
+
+_clock = _Clock()
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@dataclass
+class RunRecord:
+    """The record of one output. `call`: see lineage.command_line. summary: an object with the
+    counts of rows (shards.summary.Summary), read when the output ends."""
+
+    made: Mapping[str, Any]
+    call: Mapping[str, Any]
+    inputs: Sequence[Mapping[str, Any]]
+    jobs: int = 1
+    summary: Any = None
+
+    def stable(self) -> dict[str, Any]:
+        """What is the same for each run of the same call."""
+        call = {name: value for name, value in self.call.items() if name != "jobs"}
+        made = {
+            name: value for name, value in self.made.items() if name not in ("inputs", "origins")
+        }
+        return {
+            **made,
+            "result": result_version(str(self.made.get("command"))),
+            **call,
+            "inputs": list(self.inputs),
+        }
+
+    def ended(self, rows: int | None, beside: bool = False) -> dict[str, Any]:
+        """The whole record of an output that is complete. beside: rows beside the output, whose CPU
+        time counts for the output."""
+        now, cpu, start = time.time(), cpu_seconds(), _clock.at
+        spent = None if beside else round(cpu - _clock.cpu, 3)
+        if not beside:
+            _clock.cpu, _clock.at = cpu, now
+        counts: dict[str, Any] = {"rows_out": rows}
+        if self.summary is not None and not beside:
+            counts |= {"rows_in": self.summary.rows_in, "rejected": self.summary.rejected}
+            if self.made.get("kind") == "document" and rows is not None:
+                counts["removed"] = self.summary.rows_in - rows - self.summary.rejected
+        return self.stable() | {
+            "commit": package_commit(),
+            "host": socket.gethostname(),
+            "jobs": self.jobs,
+            "start": _iso(start),
+            "end": _iso(now),
+            "cpu_seconds": spent,
+            "rows": {name: counts[name] for name in ROWS if counts.get(name) is not None},
+        }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def text(record: Mapping[str, Any]) -> str:
+    """A record as it is stored."""
+    return json.dumps(record, sort_keys=True, ensure_ascii=True, default=str)
+
+
+def split(made: Mapping[str, Any] | None) -> tuple[dict[str, Any], RunRecord | None]:
+    """A provenance without the record of its run, and that record."""
+    plain = dict(made or {})
+    run = plain.pop(RUN, None)
+    return plain, run if isinstance(run, RunRecord) and enabled() else None
+
+
+@functools.cache
+def package_commit() -> str:
+    """The git commit of the package: of its source tree, or that pip installed; '' if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _commit_of(Path(__file__).resolve().parents[2])
+    with contextlib.suppress(PackageNotFoundError, ValueError, TypeError):
+        direct = json.loads(distribution("sabia").read_text("direct_url.json") or "{}")
+        return str(direct.get("vcs_info", {}).get("commit_id", ""))
+    return ""
+
+
+def _commit_of(tree: Path) -> str:
+    """The commit of HEAD in a source tree; raises OSError or ValueError if there is none."""
+    git = tree / ".git"
+    if git.is_file():  # a worktree
+        git = Path(git.read_text().split("gitdir: ")[1].strip())
+    head = (git / "HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head
+    common = git / "commondir"
+    base = (git / common.read_text().strip()).resolve() if common.exists() else git
+    name = head.removeprefix("ref: ")
+    for folder in (git, base):
+        with contextlib.suppress(FileNotFoundError):
+            return (folder / name).read_text().strip()
+    lines = (base / "packed-refs").read_text().splitlines()
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
+
+
+OF_SHARD = ("inputs", "host", "start", "end", "cpu_seconds")  # the rest is shared: a call
+
+
+def summed(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The shards of a manifest with what they tell about their runs: `calls`, to which each shard
+    refers by number, and `totals`."""
+    calls: dict[str, dict[str, Any]] = {}
+    listed, records = [], [one[RUN] for one in shards if RUN in one]
+    for shard in shards:
+        entry = {name: value for name, value in shard.items() if name != RUN}
+        if RUN in shard:
+            record = dict(shard[RUN])
+            own = {name: record.pop(name, None) for name in (*OF_SHARD, "fingerprint")}
+            counts = record.pop("rows", {})
+            number = list(calls).index(key) if (key := text(record)) in calls else len(calls)
+            calls.setdefault(key, record)
+            entry |= {"call": number, "counts": counts}
+            entry |= {name: own[name] for name in OF_SHARD}
+        listed.append(entry)
+    if not records:
+        return {"shards": listed}
+    totals: dict[str, Any] = {
+        name: sum(one["rows"].get(name, 0) for one in records)
+        for name in ROWS
+        if any(name in one["rows"] for one in records)
+    }
+    totals["cpu_seconds"] = round(sum(one["cpu_seconds"] or 0 for one in records), 3)
+    totals |= {"start": min(one["start"] for one in records)}
+    totals |= {"end": max(one["end"] for one in records)}
+    totals["hosts"] = sorted({one["host"] for one in records})
+    return {"shards": listed, "calls": list(calls.values()), "totals": totals}
+
+
+def beside(path: str) -> Path:
+    """The file that keeps the record of an output."""
+    folder, name = os.path.split(path)
+    return Path(folder, f".{name}.sabia.json")
+
+
+def keep_beside(path: str, record: Mapping[str, Any], stdout: bool = False) -> None:
+    """Write a record beside its output; a folder that cannot be written is left as it is. stdout:
+    the file is what the command wrote to stdout."""
+    path = os.path.abspath(path)
+    with contextlib.suppress(OSError):
+        write_json(beside(path), {RUN: {**record, "path": path, "stdout": stdout}})
+
+
+def read_beside(path: str) -> dict[str, Any] | None:
+    """The record that is kept beside a file, which may have been deleted."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(read_json(beside(path))[RUN])
+    return None
+
+
+def of_parquet(file: BinaryIO) -> dict[str, Any] | None:
+    """The record in a Parquet file."""
+    with contextlib.suppress(ValueError):
+        return json.loads(text_of_run(file) or "null")
+    return None
+
+
+def keep_script(program: Sequence[str], outputs: Sequence[str], inputs: Sequence[str] = ()) -> None:
+    """Keep the call of a program that is no command of sabia, with the arguments of this process,
+    beside each of the files that it has written. program: its words before the arguments."""
+    if not enabled():
+        return
+    call = {"arguments": sys.argv[1:], "folder": os.getcwd(), "reads": [], "writes": []}
+    made = {"command": os.path.basename(program[-1]), "program": list(program)}
+    named = [_named(one) for one in inputs]
+    for path in map(os.path.abspath, outputs):
+        record = RunRecord(made, call | {"out": path}, named)
+        keep_beside(path, record.ended(None, beside=True))
+
+
+def of_process(made: Mapping[str, Any], job: Any) -> dict[str, Any]:
+    """The record of what a command makes that is no file of rows, at its end."""
+    return run_metadata(job, {"version": version("sabia"), **made})[RUN].ended(None)
+
+
+def run_metadata(job: Any, made: Mapping[str, Any]) -> dict[str, RunRecord]:
+    """The entry of a provenance with the record of the job's run."""
+    return {RUN: RunRecord(made, job.call, inputs_of_job(job), job.jobs)}
+
+
+def inputs_of_job(job: Any) -> list[dict[str, Any]]:
+    """The inputs of a job as it names them, for stages that do not list their shards."""
+    return [_named(one) for one in job.inputs if one != "-"]
+
+
+def _named(name: str) -> dict[str, Any]:
+    """A file or directory with its content, see `identity_of`."""
+    path = name if "://" in name else os.path.abspath(name)
+    return {"name": path, "content": identity_of(path)}
+
+
+def inputs_of(sources: Sequence[Any]) -> list[dict[str, Any]]:
+    """Names of sources, and for streams the record of the run that wrote them. Their fingerprints
+    are in the provenance, in the same order."""
+    return [_input_of(source) for source in sources]
+
+
+def _input_of(source: Any) -> dict[str, Any]:
+    if source.origin:
+        return _named(source.name)
+    known: dict[str, Any] = {"name": source.name}
+    with contextlib.suppress(OSError, ValueError):
+        form, writer = getattr(source, "form", ""), None  # archives of pages have none
+        if form == "parquet":
+            with source.open() as file:
+                writer = of_parquet(file)
+        elif form == "arrow":
+            writer = json.loads((source.stored_schema().metadata or {}).get(KEY, b"null"))
+        if writer is not None:
+            known["made"] = writer
+    return known

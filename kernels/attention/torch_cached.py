@@ -1,0 +1,122 @@
+"""Attention over the slots of a key-value cache in torch: `scaled_dot_product_attention`.
+
+Its CPU and flash kernels read grouped keys without a copy; soft-capped attention is a plain
+expression.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class CacheMask:
+    """bias[B, 1, T, S]: 0 for the slots of the cache that a query sees, -inf for the others."""
+
+    bias: Tensor
+
+    @property
+    def queries(self) -> int:
+        """T."""
+        return self.bias.shape[2]
+
+    @property
+    def keys(self) -> int:
+        """S."""
+        return self.bias.shape[3]
+
+
+def cache_mask(like: Tensor, keys: int, slots: Tensor, window: int | None) -> CacheMask:
+    """See attention.attention_mask, with slots."""
+    # [B, T, S], t - j
+    distance = slots[:, :, None] - torch.arange(keys, device=like.device)
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)  # [B, T, S]
+    return CacheMask(bias.masked_fill_(hidden, float("-inf"))[:, None])
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: CacheMask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """See attention.attention; keys and values may have another dtype than queries."""
+    dtype = q.dtype
+    # [B, T, H, N] → [B, H, T, N]; keys and values [B, K, S, ·]
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if k.dtype != q.dtype:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    if softcap is not None:
+        return _capped_attention(q, k, v, mask, scale, softcap, sinks).transpose(1, 2)
+    if sinks is not None:
+        q, k, v, mask = _with_sink_key(q, k, v, mask, scale, sinks)
+    size = v.shape[3]
+    if size < q.shape[3]:  # the fused kernels need keys and values of one size
+        v = F.pad(v, (0, q.shape[3] - size))
+    if computed_in_fp32(q) and q.shape[2] > 1:
+        q, k, v, mask = q.float(), k.float(), v.float(), CacheMask(mask.bias.float())
+    return _fused_attention(q, k, v, mask, scale)[..., :size].to(dtype)
+
+
+def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: CacheMask, scale: float) -> Tensor:
+    """q, k, v[B, heads, length, N] → [B, T, H, N]."""
+    if q.shape[2] == 1:  # one query per row: the heads of a group become its queries
+        out = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, K, H/K, N]
+        out = F.scaled_dot_product_attention(out, k, v, attn_mask=mask.bias, scale=scale)
+        return out.reshape(q.shape[0], 1, q.shape[1], v.shape[3])
+    grouped = bool(q.shape[1] != k.shape[1])  # not a symbol under torch.compile
+    if grouped and q.device.type == "cuda":
+        # CUDA kernels that accept a bias do not read grouped keys; repeating keys is faster than
+        # torch's fallback
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        grouped = False
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask.bias, scale=scale, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
+def _with_sink_key(
+    q: Tensor, k: Tensor, v: Tensor, mask: CacheMask, scale: float, sinks: Tensor
+) -> tuple[Tensor, Tensor, Tensor, CacheMask]:
+    """Append one key, whose score is the head's sink and whose value is zero.
+
+    Eight more dimensions keep rows aligned. In two of them, queries hold sink / scale (rounded to
+    q's dtype, and the remainder), the new key holds 1 and the other keys 0.
+    """
+    batch, heads, length, size = q.shape
+    wide = sinks.float() / scale
+    high = wide.to(q.dtype)
+    pair = torch.stack((high, (wide - high).to(q.dtype)), -1)  # [H, 2]
+    # [B, H, T, N + 8]
+    q = torch.cat((q, F.pad(pair, (0, 6))[:, None].expand(batch, heads, length, 8)), -1)
+    key = F.pad(k.new_ones(2), (size, 6)).expand(batch, k.shape[1], 1, size + 8)  # [B, K, 1, N + 8]
+    k = torch.cat((F.pad(k, (0, 8)), key), 2)  # [B, K, S + 1, N + 8]
+    return q, k, F.pad(v, (0, 0, 0, 1)), CacheMask(F.pad(mask.bias, (0, 1)))
+
+
+def _capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: CacheMask, scale: float, cap: float, sinks: Tensor | None
+) -> Tensor:
+    batch, heads, length, size = q.shape
+    groups = k.shape[1]
+    q = q.reshape(batch, groups, heads // groups, length, size)  # [B, K, H/K, T, N]
+    scores = torch.einsum("bkgtn,bksn->bkgts", q, k).float() * scale  # [B, K, H/K, T, S], fp32
+    scores = torch.tanh(scores / cap) * cap + mask.bias[:, :, None]
+    if sinks is not None:
+        # [B, K, H/K, T, 1]
+        column = sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    # the sink is in the denominator only: its own column is dropped
+    weights = torch.softmax(scores, -1)[..., : k.shape[2]].to(v.dtype)
+    out = torch.einsum("bkgts,bksn->bkgtn", weights, v)  # [B, K, H/K, T, P]
+    return out.reshape(batch, heads, length, v.shape[-1])

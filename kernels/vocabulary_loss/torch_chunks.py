@@ -1,0 +1,167 @@
+"""Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
+
+Scores are computed for some tokens at a time, and the fp32 operations on them for fewer still, so
+that these stay in a CPU's cache. If the scores of all tokens fit in the budget they are saved, in
+the dtype of the product, otherwise the products are repeated in the backward pass. With p =
+softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 - (z/cap)²). The
+weight's gradient is summed over products in fp32.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
+
+Tensor = torch.Tensor
+CPU_BLOCK_BYTES = 8 << 20
+PRODUCT_BYTES = 64 << 20
+WIDE_BLOCK_BYTES = 32 << 20
+
+
+def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
+    return (slice(i, min(i + rows, stop)) for i in range(start, stop, rows))
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """`rows` tokens are processed at a time, `product_rows` (a multiple) in one matrix product."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        cap: float | None,
+        rows: int,
+        product_rows: int,
+        save: bool,
+    ) -> tuple[Tensor, Tensor]:
+        tokens, vocabulary = hidden.shape[0], weight.shape[0]
+        # [tokens] each
+        lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
+        target_column = targets.clamp_min(0)[:, None]
+        scores = hidden.new_empty((tokens if save else product_rows, vocabulary))
+        buffer = hidden.new_empty((rows, vocabulary), dtype=torch.float32)
+        for part in _blocks(0, tokens, product_rows):
+            raw = scores[part] if save else scores[: part.stop - part.start]
+            torch.mm(hidden[part], weight.t(), out=raw)
+            for block in _blocks(part.start, part.stop, rows):
+                z = buffer[: block.stop - block.start]
+                z.copy_(raw[block.start - part.start : block.stop - part.start])
+                if cap is not None:
+                    z.div_(cap).tanh_().mul_(cap)
+                target_score[block] = z.gather(1, target_column[block])[:, 0]
+                # log Σ e^z = max + log Σ e^{z - max}
+                largest = z.amax(-1)
+                sums = z.sub_(largest[:, None]).exp_().sum(-1)
+                torch.add(largest, sums.log_(), out=lse[block])
+        ctx.save_for_backward(hidden, weight, targets, lse, scores if save else None)
+        ctx.cap, ctx.rows, ctx.product_rows = cap, rows, product_rows
+        return torch.where(targets >= 0, lse - target_score, 0.0), lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, lse, saved = ctx.saved_tensors
+        tokens, vocabulary = hidden.shape[0], weight.shape[0]
+        grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
+        factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
+        d_hidden, d_weight = torch.empty_like(hidden), None
+        buffer = hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
+        d_scores = hidden.new_empty((ctx.product_rows, vocabulary))
+        for part in _blocks(0, tokens, ctx.product_rows):
+            d_part = d_scores[: part.stop - part.start]
+            raw = d_part if saved is None else saved[part]
+            if saved is None:
+                torch.mm(hidden[part], weight.t(), out=raw)
+            for block in _blocks(part.start, part.stop, ctx.rows):
+                rows = slice(block.start - part.start, block.stop - part.start)
+                dz, slope = buffer[: block.stop - block.start], None
+                dz.copy_(raw[rows])
+                if ctx.cap is not None:  # tanh's slope is 1 - (z/cap)²
+                    slope = 1 - dz.div_(ctx.cap).tanh_().square()
+                    dz.mul_(ctx.cap)
+                # p·(g_nll + g_lse), minus g_nll at the target
+                dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
+                dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
+                d_part[rows] = dz if slope is None else dz.mul_(slope)
+            torch.mm(d_part, weight, out=d_hidden[part])
+            if ctx.needs_input_grad[1]:
+                d_weight = _added(d_weight, d_part.t(), hidden[part])
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
+        return d_hidden, d_weight, None, None, None, None, None
+
+
+def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """total + left·right; the sum of several products is fp32."""
+    if total is None:
+        return left @ right
+    total = total.float()
+    return total.addmm_(left, right) if right.dtype == total.dtype else total.add_(left @ right)
+
+
+def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
+    z = _capped(torch.mm(hidden.to(weight.dtype), weight.t()).float(), cap)
+    lse = torch.logsumexp(z, -1)
+    target_score = z.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    return [torch.where(targets >= 0, lse - target_score, 0.0), lse]
+
+
+def _fused_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
+    """The same for torch.compile: scores are saved in hidden's dtype, the rest is fused.
+
+    The one-hot is a comparison, which fuses; the gradient of a gather would fill [tokens, V].
+    Products are in weight's dtype, which may be wider than hidden's.
+    """
+    scores = (hidden.to(weight.dtype) @ weight.t()).to(hidden.dtype)
+    z = _capped(scores.float(), cap)
+    lse = torch.logsumexp(z, -1)
+    is_target = torch.arange(z.shape[1], device=z.device) == targets[:, None]
+    return [torch.where(targets >= 0, lse - torch.where(is_target, z, 0.0).sum(-1), 0.0), lse]
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _compiled(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int
+) -> tuple[Tensor, Tensor]:
+    """For torch.compile: `rows` rows of scores may be saved; with more, blocks are recomputed."""
+    tokens = hidden.shape[0]
+    if rows < tokens:
+        parts = [
+            checkpoint(_plain_loss, hidden[p], weight, targets[p], cap, use_reentrant=False)
+            for p in _blocks(0, tokens, rows)
+        ]
+    else:
+        if weight.dtype != hidden.dtype:  # wider scores exist for a few rows at a time
+            rows = max(1, WIDE_BLOCK_BYTES // (4 * weight.shape[0]))
+        parts = [_fused_loss(hidden[p], weight, targets[p], cap) for p in _blocks(0, tokens, rows)]
+    return torch.cat([nll for nll, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_bytes: int
+) -> tuple[Tensor, Tensor]:
+    """See vocabulary_loss.linear_cross_entropy."""
+    weight, on_cpu = weight.to(hidden.dtype), hidden.device.type == "cpu"
+    if computed_in_fp32(hidden):  # the weight's gradient is then summed in fp32 too
+        weight = weight.float()
+    row_bytes = 4 * weight.shape[0]
+    if torch.compiler.is_compiling():
+        return _compiled(hidden, weight, targets, cap, max(1, chunk_bytes // row_bytes))
+    hidden, tokens = hidden.to(weight.dtype), max(1, hidden.shape[0])
+    small, large = (
+        min(chunk_bytes, limit) if on_cpu else chunk_bytes
+        for limit in (CPU_BLOCK_BYTES, PRODUCT_BYTES)
+    )
+    rows = min(max(1, small // row_bytes), tokens)
+    raw_bytes = hidden.element_size() * weight.shape[0]
+    product_rows = min(rows * max(1, large // raw_bytes // rows), tokens)
+    differentiable = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    save = differentiable and hidden.shape[0] * raw_bytes <= chunk_bytes
+    return _LinearCrossEntropy.apply(hidden, weight, targets, cap, rows, product_rows, save)
