@@ -9,7 +9,12 @@ BACKENDS = ("torch", "jax")
 
 
 def load_ops(name: str) -> Ops:
-    """The operations of `torch` or `jax` on one device, without rules.
+    """The operations of `torch` or `jax` on one device, without rules; see `operations_class`."""
+    return operations_class(name)()
+
+
+def operations_class(name: str) -> type[Ops]:
+    """The class of the operations of `torch` or `jax` on one device.
 
     Raises UsageError for another name, MissingBackend where the package is not installed.
     """
@@ -23,11 +28,6 @@ def load_ops(name: str) -> Ops:
         raise MissingBackend(
             f"backend {name}: the package is not installed (run: pip install {name})"
         ) from None
-    return operations_class(name)()
-
-
-def operations_class(name: str) -> type[Ops]:
-    """The class of a backend's operations on one device."""
     if name == "torch":
         from sabia.core.ops.device_torch import TorchOps
 

@@ -63,10 +63,8 @@ class Ops(ArrayFunctions, Protocol):
     sizes: Mapping[str, frozenset[int]]
     multiply: Multiply  # all results of a product: the chain of rules and kernel
 
-    def __init__(
-        self, stage: Stage | None = None, sizes: Mapping[str, frozenset[int]] | None = None
-    ) -> None:
-        self.stage, self.sizes = stage, sizes or {}
+    def __init__(self, stage: Stage | None = None) -> None:
+        self.stage, self.sizes = stage, {}
         self.set_rules(())
 
     def set_rules(self, rules: Sequence[Rule]) -> None:
@@ -98,12 +96,6 @@ class Ops(ArrayFunctions, Protocol):
     ) -> Array:
         """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype; `name`: the weight's."""
         return self.multiply(Product(x, (Matrix(name, weight, bias),)))[0]
-
-    def grouped_matmul(
-        self, rows: Array, weight: Array, plan: Any, bias: Array | None = None, *, name: str = ""
-    ) -> Array:
-        """rows[M, in] of each expert e · weight[e, out, in]ᵀ + bias[e, out], in rows' dtype."""
-        return self.multiply(Product(rows, (Matrix(name, weight, bias),), plan))[0]
 
     # -- arrays
     def to_device(self, params: Mapping[str, Any], dtype: str | None = None) -> dict[str, Array]:
@@ -182,7 +174,7 @@ class Ops(ArrayFunctions, Protocol):
     def dispatch(self, y: Array, experts_of_tokens: Array, experts: int) -> tuple[Array, Any]:
         """Rows of y[B, T, D], one per assignment in experts_of_tokens[B, T, k], sorted by expert.
 
-        Returns (rows[M, D], the opaque plan that `grouped_matmul` and `combine` need). The rows of
+        Returns (rows[M, D], the opaque plan that products and `combine` need). The rows of
         an expert keep the order of the tokens. On one device M = B·T·k.
         """
 

@@ -12,7 +12,7 @@ A product passes the rules in this order, each of which may change its operands 
 from collections.abc import Callable
 
 from sabia.core.model.lora import LoraConfig
-from sabia.core.ops.backend import load_ops, operations_class
+from sabia.core.ops.backend import operations_class
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
 from sabia.core.ops.product import LowRankAdapter, Rule
@@ -39,8 +39,8 @@ def build_ops(
     arguments bound; None: one device. stage: a part of the layers. adapters: for parameters that
     hold LoRA matrices. record: a rule that sees every product of the model first.
     """
-    load_ops(backend)  # raises where the backend is unknown or not installed
-    ops = (mesh or operations_class(backend))(stage=stage)
+    one_device = operations_class(backend)
+    ops = (mesh or one_device)(stage=stage)
     if spec is not None:
         over = Mesh() if backend == "jax" else getattr(ops, "mesh", Mesh())  # JAX arrays are whole
         ops.sizes = axis_sizes(spec, over)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.ops.axes import check_sizes
+from sabia.core.ops.base import Stage
 from sabia.core.ops.device_jax import JaxOps
 from sabia.core.ops.experts_jax import biased, combine, dispatch
 from sabia.core.ops.product import Matrix
@@ -38,9 +39,13 @@ class MeshOps(JaxOps):
     """The operations of one device, over the devices of a mesh."""
 
     def __init__(
-        self, table: Mapping[str, TensorSpec], mesh: Mesh, devices: JaxMesh, **settings: Any
+        self,
+        table: Mapping[str, TensorSpec],
+        mesh: Mesh,
+        devices: JaxMesh,
+        stage: Stage | None = None,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(stage)
         self.mesh, self.devices = mesh, devices
         self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
         self.split_tokens = any(mesh.along(axis) > 1 for axis in TOKEN_AXES)

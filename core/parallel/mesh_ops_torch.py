@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.ops.axes import check_sizes
-from sabia.core.ops.base import Remat
+from sabia.core.ops.base import Remat, Stage
 from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.experts_torch import biased
 from sabia.core.ops.product import Multiply, Product, Rule
@@ -80,9 +80,9 @@ class MeshOps(TorchOps):
         groups: Groups,
         narrow: frozenset[str] = frozenset(),
         dtype: torch.dtype = torch.float32,
-        **settings: Any,
+        stage: Stage | None = None,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(stage)
         mesh = self.mesh = groups.mesh
         self.coordinates = groups.coordinates
         self.narrow, self.dtype = narrow, dtype

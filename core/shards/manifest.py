@@ -76,7 +76,7 @@ def provenance(
     named = run_record.inputs_of_job(job) if names is None else names
     if len(named) == len(inputs):
         named = [{**one, "hash": each} for one, each in zip(named, inputs, strict=True)]
-    return record | {RUN: RunRecord(record, job.call, named, job.jobs)}
+    return record | {RUN: RunRecord(record, run_record.call_of_job(job), named, job.jobs)}
 
 
 def _call(job: Job) -> dict[str, Any]:

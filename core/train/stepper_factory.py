@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.model.lora import init_lora
-from sabia.core.ops.backend import load_ops
+from sabia.core.ops.backend import operations_class
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
@@ -39,7 +39,7 @@ def make_stepper(
     if setup.lora is not None:
         layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
         params = ChainMap(*layers)
-    load_ops(backend)  # raises where the backend is unknown or not installed
+    operations_class(backend)  # raises where the backend is unknown or not installed
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
 

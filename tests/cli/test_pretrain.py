@@ -20,13 +20,6 @@ WORDS = ("--shape", SHAPE, "--steps", "15", "--batch", "8", "--lr", "1e-2")
 
 
 @pytest.fixture(scope="module")
-def sabia(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory, sabia: Commands) -> Path:
     """A folder with token rows and a finished run with validation."""
     folder = tmp_path_factory.mktemp("made")

@@ -44,13 +44,6 @@ def documents(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def sabia(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory, sabia: Commands) -> Path:
     """The outputs of a pipeline from documents to trained models."""
     folder = tmp_path_factory.mktemp("made")

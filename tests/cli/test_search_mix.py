@@ -43,13 +43,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sabia(tmp_path_factory: pytest.TempPathFactory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
-
-
-@pytest.fixture(scope="module")
 def call(sabia: Commands) -> Callable[..., str]:
     """Runs `pretrain` to the end; its standard output."""
 

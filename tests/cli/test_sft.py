@@ -30,13 +30,6 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sabia(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("commands"))
-    yield commands
-    commands.close()
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory, sabia: Commands) -> Path:
     """A base model, conversations (two of them unusable) and a model tuned on them."""
     folder = tmp_path_factory.mktemp("made")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sabia.core.options.kinds import FALSE
 from sabia.core.options.option import Option
 from sabia.core.options.table import Options
-from sabia.core.shards.lineage.identities import identity_of
 
 HOW = {"jobs", "shard", "phase", "force", "dry_run", "json", "quiet", "debug", "config"}
 # options that name files which a command writes besides its output
@@ -25,8 +25,8 @@ OTHER_PLACES = {"out", "rejects", "state", "scratch", "cache", "row_cache", "jud
 
 def call_of(options: Options) -> dict[str, Any]:
     """arguments: words after the name of the command; folder: where it runs; reads, writes: files
-    that options name, without the inputs and the output, as absolute paths (reads with the content
-    that they have now, see `identity_of`); out: the absolute path of the output, '' for stdout."""
+    that options name, without the inputs and the output, as absolute paths; out: the absolute path
+    of the output, '' for stdout."""
     given = {o.name: _texts(o, options) for o in options.table.values() if _is_given(o, options)}
     words = [word for name, texts in given.items() for word in _words(options.table[name], texts)]
     other = WRITTEN | OTHER_PLACES | {"inputs"}
@@ -39,7 +39,7 @@ def call_of(options: Options) -> dict[str, Any]:
     return {
         "arguments": [*words, *(["--"] if any(i.startswith("-") for i in inputs) else []), *inputs],
         "folder": os.getcwd(),
-        "reads": [{"name": path, "content": identity_of(path)} for path in sorted(reads)],
+        "reads": sorted(reads),
         "writes": sorted(writes),
         "out": "" if out == "-" else os.path.abspath(out),
     }
@@ -68,7 +68,7 @@ def _words(option: Option, texts: list[str]) -> Iterator[str]:
         return
     flag = option.short if option.name == "out" else option.flag
     if option.kind == "flag":
-        given = texts[-1].lower() not in ("false", "0", "no", "off")
+        given = texts[-1].lower() not in FALSE
         if given or option.negative:
             yield flag if given else f"--no-{option.key}"
         return

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sabia.core.digests import text_of_run
+from sabia.core.options.kinds import FALSE
 from sabia.core.results import result_version
-from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.atomic import write_json
 from sabia.core.shards.lineage.identities import identity_of
 
 RUN = "run_record"  # the key of a provenance with a RunRecord, which is not part of its JSON
@@ -34,7 +35,7 @@ ROWS = ("rows_in", "rows_out", "removed", "rejected")
 
 def enabled() -> bool:
     """Whether outputs tell of their runs."""
-    return os.environ.get("SABIA_RUN_RECORD", "") not in ("0", "false", "no", "off")
+    return os.environ.get("SABIA_RUN_RECORD", "") not in FALSE
 
 
 @dataclass
@@ -193,13 +194,6 @@ def keep_beside(path: str, record: Mapping[str, Any], stdout: bool = False) -> N
         write_json(beside(path), {RUN: {**record, "path": path, "stdout": stdout}})
 
 
-def read_beside(path: str) -> dict[str, Any] | None:
-    """The record that is kept beside a file, which may have been deleted."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return dict(read_json(beside(path))[RUN])
-    return None
-
-
 def of_parquet(file: BinaryIO) -> dict[str, Any] | None:
     """The record in a Parquet file."""
     with contextlib.suppress(ValueError):
@@ -227,7 +221,12 @@ def of_process(made: Mapping[str, Any], job: Any) -> dict[str, Any]:
 
 def run_metadata(job: Any, made: Mapping[str, Any]) -> dict[str, RunRecord]:
     """The entry of a provenance with the record of the job's run."""
-    return {RUN: RunRecord(made, job.call, inputs_of_job(job), job.jobs)}
+    return {RUN: RunRecord(made, call_of_job(job), inputs_of_job(job), job.jobs)}
+
+
+def call_of_job(job: Any) -> dict[str, Any]:
+    """The call of a job with the content that the files named by its options have now."""
+    return {**job.call, "reads": [_named(path) for path in job.call.get("reads", ())]}
 
 
 def inputs_of_job(job: Any) -> list[dict[str, Any]]:

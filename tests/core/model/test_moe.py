@@ -9,6 +9,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.product import Matrix, Product
 from sabia.core.spec import from_config
 from sabia.core.spec.experts import Router
 
@@ -38,8 +39,11 @@ def by_hand(x: dict[str, np.ndarray]) -> np.ndarray:
 
 def mixed(ops: Any, x: dict[str, Any]) -> Any:
     rows, plan = ops.dispatch(x["y"], ops.integers(CHOICES, x["y"]), EXPERTS)
-    inner = ops.softcap(ops.grouped_matmul(rows, x["up"], plan, x["up_bias"]), 1.0)  # tanh
-    return ops.combine(ops.grouped_matmul(inner, x["down"], plan), plan, x["shares"])
+    up = Matrix("", x["up"], x["up_bias"])
+    (inner,) = ops.multiply(Product(rows, (up,), plan))
+    inner = ops.softcap(inner, 1.0)  # tanh
+    (rows,) = ops.multiply(Product(inner, (Matrix("", x["down"]),), plan))
+    return ops.combine(rows, plan, x["shares"])
 
 
 def test_tokens_get_their_experts_and_gradients_theirs(ops: Any) -> None:

@@ -11,6 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.numerics import hadamard, integers, tiles
 from sabia.core.ops import precision as p
+from sabia.core.ops.product import Matrix, Product
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.definitions import NVFP4, mix
@@ -125,7 +126,7 @@ def test_experts_and_their_gradients_are_the_recipe(
 
     def run(x: Any, w: Any) -> Any:
         rows, plan = low.dispatch(x, low.integers(chosen, x), 3)
-        return low.grouped_matmul(rows, w, plan, name=NAME)
+        return low.multiply(Product(rows, (Matrix(NAME, w),), plan))[0]
 
     y, dx, dw = gradients(ops, run, [x, w], dy)
     height = products.weight.tile[0] if products.weight.tile else 1
@@ -234,7 +235,7 @@ def test_qat_nvfp4_computes_with_the_quantized_weights(ops: Any) -> None:
 
     def run(x: Any, w: Any) -> Any:
         rows, plan = low.dispatch(x, low.integers(np.repeat([0, 1], 12)[:, None], x), 2)
-        return low.grouped_matmul(rows, w, plan, name=NAME)
+        return low.multiply(Product(rows, (Matrix(NAME, w),), plan))[0]
 
     y = gradients(ops, run, [x, stack], dy)[0]
     seen = [tiles.simulate(matrix, NVFP4) for matrix in stack]
