@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RESULTS = {
-    "crawl": 1,
+    "crawl": 2,
     "classify": 1,
     "classify train": 1,
     "classify threshold": 1,

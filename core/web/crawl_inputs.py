@@ -30,6 +30,7 @@ from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject, origin_
 from sabia.core.urls import canonical
 from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
 from sabia.core.web.archives.warc_reader import Decompressed, read_pages
+from sabia.core.web.documents import ARCHIVED, WarcRecord, archived_columns
 
 HTML_ENDINGS = (".html", ".htm", ".xhtml")
 TEXT_ENDINGS = (".txt", ".md")
@@ -43,7 +44,8 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # a page before extraction; documents have `text` instead of `body`
 PAGE = pa.schema(
     [("url", pa.string()), ("source", pa.string()), ("content_type", pa.string()),
-     ("body", pa.binary()), ("crawl_time", pa.timestamp("us", tz="UTC")), ("cut", pa.bool_())]
+     ("body", pa.binary()), ("crawl_time", pa.timestamp("us", tz="UTC")), ("cut", pa.bool_()),
+     *ARCHIVED]
 )  # fmt: skip
 
 
@@ -120,6 +122,8 @@ class PageFiles:
                         continue
                     source = os.path.basename(self.name)
                     row = _page(page.url, source, page.content_type, page.body)
+                    kept = WarcRecord.of("" if self.name == STDIN else self.name, page.record)
+                    row |= archived_columns(kept) if kept else {}
                     yield row | {"crawl_time": page.time, "cut": page.cut}
                 return
             body = decompressed(file).read(self.max_bytes + 1)

@@ -23,7 +23,7 @@ from sabia.core.progress import ProgressBar
 from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
-from sabia.core.web.documents import document, text_to_judge
+from sabia.core.web.documents import WarcRecord, document, text_to_judge
 from sabia.core.web.expand import Expansion
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.link_scan import links_only
@@ -278,11 +278,11 @@ class Crawl:
         self.count("fetched")
         self.count("bytes", len(response.body))
         self.count("careful", float(extracted["extractor"] == CAREFUL))
-        self._archive(entry, response, digest)
+        archived = self._archive(entry, response, digest) or response.archived
         if self.options.no_extract:
             self.frontier.end(entry, DONE)
         else:
-            self._keep(entry, extracted, score)
+            self._keep(entry, extracted, score, archived)
         if score is not None:
             self.count("relevant", float(score >= self.options.threshold))
             self.frontier.judged(self.fetched, score)
@@ -306,10 +306,12 @@ class Crawl:
 
     def _archive(
         self, entry: Entry, response: Response, digest: str, before: Visit | None = None
-    ) -> None:
-        """Write the fetch to the WARC files, if there are any, and store its validators."""
+    ) -> WarcRecord | None:
+        """Write the fetch to the WARC files, if there are any, and store its validators. Returns
+        the new record."""
         etag, modified = response.header("etag"), response.header("last-modified")
         record, date = (before.record, before.date) if before else ("", "")
+        written = None
         if before and response.status == 304:
             etag, modified = etag or before.etag, modified or before.modified
         if self.archive:
@@ -318,7 +320,9 @@ class Crawl:
             self._written = kept.position
             if before is None:
                 record, date = kept.record, kept.date
+                written = WarcRecord.of(str(self.archive.path(kept.position.file)), record)
         self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
+        return written
 
     def _learn(self, entry: Entry, links: Any, digest: bytes, score: float | None) -> None:
         """Update page families, link words and hosts from a page, and follow its links."""
@@ -334,13 +338,16 @@ class Crawl:
             self.expansion.follow(links, entry.depth + 1, relevance)
         self.expansion.rescore(entry.host)
 
-    def _keep(self, entry: Entry, extracted: dict[str, Any], score: float | None) -> None:
+    def _keep(
+        self, entry: Entry, extracted: dict[str, Any], score: float | None,
+        archived: WarcRecord | None,
+    ) -> None:  # fmt: skip
         reason = None if extracted["index"] else "the page asks not to be indexed"
         reason = reason or (None if extracted["text"] else "no text on the page")
         if reason is None:
             now = datetime.now(UTC).isoformat()
-            row = document(extracted, entry.url, host_of(entry.url), now, score, depth=entry.depth,
-                           order=self.fetched, via=entry.via)  # fmt: skip
+            row = document(extracted, entry.url, host_of(entry.url), now, score, archived,
+                           depth=entry.depth, order=self.fetched, via=entry.via)  # fmt: skip
             self.frontier.keep_document(self.fetched, entry, row)
         else:
             self.frontier.drop_document(entry)

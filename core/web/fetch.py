@@ -22,6 +22,7 @@ from sabia.core.options.crawl import CrawlOptions
 from sabia.core.urls import canonical
 from sabia.core.web import addresses, bodies, robots
 from sabia.core.web.addresses import AddressRefused
+from sabia.core.web.documents import WarcRecord
 from sabia.core.web.url_rules import host_of
 
 MIME_TYPES = ("text/html", "application/xhtml+xml", "text/plain")
@@ -39,7 +40,8 @@ class Response:
     """A page (200), an unchanged page (304), a redirect, or the reason of a refusal.
 
     `retry_s`: seconds after which the server asks for a retry; `requests`: number of requests sent;
-    `asked`: the headers sent; `address`: the server's address; `took_s`: time of the last request.
+    `asked`: the headers sent; `address`: the server's address; `took_s`: time of the last request;
+    `archived`: the WARC record that it is read from.
     """
 
     url: str
@@ -54,6 +56,7 @@ class Response:
     asked: Headers = ()
     address: str = ""
     took_s: float = 0.0
+    archived: WarcRecord | None = None
 
     def header(self, name: str) -> str:
         """A header of the response, or ''; `name` in lower case."""

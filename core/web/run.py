@@ -11,11 +11,13 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
@@ -33,7 +35,7 @@ from sabia.core.web.archives.stored_pages import read_stored_pages
 from sabia.core.web.archives.warc_writer import Archive, Position
 from sabia.core.web.crawl_inputs import Inputs, open_crawl_inputs
 from sabia.core.web.crawler import TRANSIENT, Crawl
-from sabia.core.web.documents import FOCUS
+from sabia.core.web.documents import ARCHIVED, FOCUS
 from sabia.core.web.fetch import user_agent
 from sabia.core.web.focus import make_judge
 from sabia.core.web.frontier import Frontier
@@ -106,7 +108,8 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
             raise Failed(f"no page was fetched; {url}: {reason} ({rejected})")
         summary = _summary(frontier, crawl.counters, rejects)
         if not options.no_extract:
-            _write(job, frontier, (FOCUS,) if judge else ())
+            archived = ARCHIVED if options.warc or options.replay else ()
+            _write(job, frontier, (FOCUS,) if judge else (), archived)
         following = _next(frontier, options, crawl.left)
         scores = frontier.scores()
     if judge:
@@ -189,16 +192,19 @@ def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -
     return summary
 
 
-def _write(job: Job, frontier: Frontier, names: tuple[str, ...]) -> None:
-    """All documents, with scores of these names; a directory gets parts of PART_DOCUMENTS."""
+def _write(
+    job: Job, frontier: Frontier, names: tuple[str, ...], extras: Sequence[pa.Field]
+) -> None:
+    """All documents, with scores of these names and further columns; a directory gets parts of
+    PART_DOCUMENTS."""
     layout.adopt(job)
-    rows, schema = map(_row, frontier.documents()), document_schema(names)
+    rows, schema = map(_row, frontier.documents()), pa.schema([*document_schema(names), *extras])
     count = frontier.document_count()
     parts = -(-count // PART_DOCUMENTS) if job.to_directory else 1
     inputs = [str(frontier.fact("identity")), str(count)]
     made = manifest.provenance(job, "document", inputs, schema=schema)
     groups = (list(islice(rows, _BATCH)) for _ in range(0, count, _BATCH))
-    batches = (to_batch(group, "document", scores=names) for group in groups)
+    batches = (to_batch(group, "document", extras, names) for group in groups)
     manifest.write_parts(job, schema, made, batches, parts, PART_DOCUMENTS)
 
 

@@ -17,8 +17,9 @@ from sabia.core.recipes.report.token_row import ADDRESS_HINT
 from sabia.core.shards.sources import Source
 
 # of the rows of a document that are read; a removed row has some of the last ones
-COLUMNS = ("id", "url", "source", "crawl_time", "language", "cluster", "cluster_size",
-           "contamination", "rewrite_verdict", "reason", "kept_id", "similarity")  # fmt: skip
+COLUMNS = ("id", "url", "source", "crawl_time", "warc_file", "warc_record", "language", "cluster",
+           "cluster_size", "contamination", "rewrite_verdict", "reason", "kept_id",
+           "similarity")  # fmt: skip
 Uses = dict[str, dict[str, Any]]  # by the id of a document
 
 

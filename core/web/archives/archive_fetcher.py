@@ -17,6 +17,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import canonical
 from sabia.core.web import robots
 from sabia.core.web.archives.warc_reader import ENDINGS, url_of
+from sabia.core.web.documents import WarcRecord
 from sabia.core.web.fetch import MIME_TYPES, Response
 
 
@@ -105,13 +106,16 @@ def _read_response(url: str, path: str, offset: int, limit: int) -> Response:
     with open(path, "rb") as file:
         file.seek(offset)
         record: Any = next(iter(ArchiveIterator(file, parse_http=False)))
+        archived = WarcRecord.of(path, record.record_id)
         if not record.is_http:
             kind = record.headers.get("Content-Type") or "text/plain"
-            return Response(url, 200, (("content-type", kind),), record.reader.read(limit))
+            body = record.reader.read(limit)
+            return Response(url, 200, (("content-type", str(kind)),), body, archived=archived)
         try:
             record.parse_http(auto_decode="all")
             body = record.reader.read(limit + 1)
         except (OSError, ValueError, EOFError) as error:
             return Response(url, refused=f"archived answer cannot be decoded ({error})")
     headers = tuple((str(k), str(v)) for k, v in record.http_headers.items())
-    return Response(url, int(record.http_headers.status_code or 0), headers, body)
+    status = int(record.http_headers.status_code or 0)
+    return Response(url, status, headers, body, archived=archived)

@@ -7,7 +7,7 @@ schema are moved into `meta`.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,21 @@ from sabia.core.options.crawl import Focus
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import score_names
 from sabia.core.shards.job import Job
+from sabia.core.shards.manifest import columns_there
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary
-from sabia.core.web.crawl_inputs import FolderRecords, is_document
-from sabia.core.web.documents import FOCUS, document, text_to_judge
+from sabia.core.web.crawl_inputs import FolderRecords, PageFiles, is_document
+from sabia.core.web.documents import (
+    ARCHIVED,
+    FOCUS,
+    WarcRecord,
+    archived_columns,
+    document,
+    text_to_judge,
+)
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import MIME_TYPES
@@ -41,9 +49,16 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Sum
     whole = not job.shard
     score_columns = set().union(*(_score_names(source, whole) for source in sources))
     names = tuple(sorted(score_columns | ({FOCUS} if judged else set())))
-    transform = partial(read_shard, options=options, names=names)
+    there = columns_there(job) if job.append else None
+    lacks = there is not None and ARCHIVED[0].name not in there.names
+    extras = ARCHIVED if any(map(_is_archive, sources)) and not lacks else ()
+    transform = partial(read_shard, options=options, names=names, extras=extras)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify",
-                   schema=schemas.document(names))  # fmt: skip
+                   schema=pa.schema([*schemas.document(names), *extras]))  # fmt: skip
+
+
+def _is_archive(source: Any) -> bool:
+    return isinstance(source, PageFiles) and source.warc
 
 
 def _score_names(source: Any, whole: bool) -> set[str]:
@@ -63,10 +78,12 @@ def read_shard(
     context: ShardContext,
     options: Focus,
     names: tuple[str, ...],
+    extras: Sequence[pa.Field] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The transform: batches of pages or documents in, batches of documents out.
 
-    names: the scores that any document of the output has.
+    names: the scores that any document of the output has; extras: its further columns, ARCHIVED or
+    none: then `meta` has what they would have.
     """
     judge = make_judge(options)
 
@@ -85,13 +102,13 @@ def read_shard(
                     score = score_of(row["text"])
                     row["scores"] += [] if score is None else [(FOCUS, score)]
             else:
-                documents = list(_documents(batch, sandbox, score_of, context))
+                documents = list(_documents(batch, sandbox, score_of, context, bool(extras)))
             if documents:
-                yield to_batch(documents, "document", scores=names)
+                yield to_batch(documents, "document", extras, names)
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, score_of: ScoreOf, context: ShardContext
+    batch: pa.RecordBatch, sandbox: Sandbox, score_of: ScoreOf, context: ShardContext, columns: bool
 ) -> Iterator[dict[str, Any]]:
     for page in batch.to_pylist():
         kind = page["content_type"] or "text/html"
@@ -108,8 +125,11 @@ def _documents(
             context.reject({"url": page["url"]}, "no text on the page")
             continue
         score = score_of(text_to_judge(extracted))
+        record = WarcRecord(*(page[field.name] for field in ARCHIVED))
+        archived = record if record.id else None
+        meta = archived_columns(archived) if archived and not columns else {}
         yield document(extracted, page["url"], page["source"], page["crawl_time"], score,
-                       truncated=page["cut"])  # fmt: skip
+                       archived if columns else None, truncated=page["cut"], **meta)  # fmt: skip
 
 
 def _folded(batch: pa.RecordBatch, shard: str) -> Iterator[dict[str, Any]]:

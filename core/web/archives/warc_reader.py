@@ -24,7 +24,7 @@ class Archived:
     """An archived page; transfer and content encodings of `body` are removed.
 
     `refused` is the reason why a record is not a page (another status, too large); `cut` is true
-    where the end is missing.
+    where the end is missing; `record` is the WARC-Record-ID as in the file.
     """
 
     url: str
@@ -33,6 +33,7 @@ class Archived:
     time: datetime | None = None
     refused: str = ""
     cut: bool = False
+    record: str = ""
 
 
 def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
@@ -123,10 +124,10 @@ def url_of(record: Any) -> str:
 
 
 def _page(record: Any, raw: bytes, max_bytes: int, cut: bool) -> Archived:
-    url, time = url_of(record), record.record_date
+    url, time, name = url_of(record), record.record_date, str(record.record_id or "")
     if not record.is_http:
         kind = record.headers.get("Content-Type") or "text/plain"
-        return Archived(url, kind, raw[:max_bytes], time, cut=cut)
+        return Archived(url, kind, raw[:max_bytes], time, cut=cut, record=name)
     try:
         record.set_bytes_content(raw)
         record.parse_http(auto_decode="all")
@@ -140,4 +141,4 @@ def _page(record: Any, raw: bytes, max_bytes: int, cut: bool) -> Archived:
         return Archived(url, refused=f"larger than {max_bytes} bytes")
     kind = record.http_headers.get("Content-Type") or ""
     cut = cut or bool(record.headers.get("WARC-Truncated"))
-    return Archived(url, kind, body, time, cut=cut)
+    return Archived(url, kind, body, time, cut=cut, record=name)
