@@ -19,9 +19,9 @@ from typing import Any
 from run_folder import RunFolder, aligned, markdown, percent
 
 from sabia.core import page
-from sabia.core.bench.metrics import RATIOS
 from sabia.core.bench.report import value_text
 from sabia.core.bench.score_rows import Score
+from sabia.core.bench.task import METRICS_OF
 from sabia.core.svg import line_chart
 from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS
 from sabia.core.web.crawl_inputs import HTML_ENDINGS, RECORD_ENDINGS, TEXT_ENDINGS
@@ -163,7 +163,7 @@ def evaluation_table(run: RunFolder, name: str = "scores.parquet") -> Table:
     guess, summary = guess_accuracy(run.scores(name)), run.summary(name)
     rows = []
     for r in summary.results:
-        if r.metric in RATIOS and r.metric != summary.headlines[r.task]:
+        if r.metric in METRICS_OF["perplexity"] and r.metric != summary.headlines[r.task]:
             continue  # the same likelihood in another unit; eval.html has them
         remark, line = "", guess.get(r.task)
         if line is not None:

@@ -2,7 +2,7 @@
 
 Records have a column response, completion, text or answer, and the item's id in `id`, `item_id`,
 `prompt_id` or by the task's id template; rows that repeat an id are samples 0, 1, … of it. A column
-`model` names the model.
+`model` names the model. Reasoning is taken out of an answer; a text that ends in it is no answer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,25 +11,32 @@ from typing import Any
 
 from sabia.core import notes, stop
 from sabia.core.bench.items import Item, Message, render
-from sabia.core.bench.metrics import NO_VERDICT, exact_match
+from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_match, word_f1
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.chat import render as render_chat
 from sabia.core.generate.chat_variables import server_variables
-from sabia.core.generate.requests import Request
+from sabia.core.generate.message_forms import REASONING_NAMES
+from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
+from sabia.core.generate.requests import LENGTH, Request
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
 
 TEXT_COLUMNS = ("response", "completion", "text", "answer")
 ID_COLUMNS = ("id", "item_id", "prompt_id")
 QUESTION_CHARACTERS = 500
+UNCLOSED = "the text ends inside of the reasoning"
+FILTERED = "the server's filter withheld it"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One sample of one item. messages: the conversation it answers, if the records have it."""
+    """One sample of one item. messages: the conversation it answers, if the records have it.
+
+    text: without the reasoning. missing: why there is no answer, if there is none.
+    """
 
     item_id: str
     sample: int
@@ -37,6 +44,21 @@ class Answer:
     finish_reason: str = ""
     tokens: int = 0
     messages: tuple[Message, ...] = ()
+    reasoning: str = ""
+    missing: str = ""
+
+
+def answer_of(
+    item_id: str, sample: int, text: str, closing: str = "", reasoning: str = "", **more: Any
+) -> Answer:
+    """An answer from a sampled text; closing: of the reasoning that the prompt opened.
+
+    reasoning: what a server has taken out of the text.
+    """
+    answer, inside = split_reasoning(text, closing)
+    missing = UNCLOSED if answer is None or (reasoning and not answer.strip()) else ""
+    reasoning = "\n\n".join(filter(None, (reasoning, inside)))
+    return Answer(item_id, sample, answer or "", reasoning=reasoning, missing=missing, **more)
 
 
 def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
@@ -79,13 +101,21 @@ def generate(
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
     names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
+    closing = {
+        item.id: opened_by_prompt(render_chat(item.messages, tokenizer, True, **variables))
+        for item in items
+        if item.messages
+    }
     order = {item.id: number for number, item in enumerate(items)}
     answers = []
     with progress(len(items) * samples, task.name, "answers") as bar:
         for done in engine.stream(requests):
             stop.check()
             item, reason = names[done.request_id], done.finish_reason
-            answers.append(Answer(item, done.sample, done.text, reason, len(done.tokens)))
+            answers.append(
+                answer_of(item, done.sample, done.text, closing.get(item, ""),
+                          finish_reason=reason, tokens=len(done.tokens))
+            )  # fmt: skip
             bar.advance()
     return sorted(answers, key=lambda answer: (order[answer.item_id], answer.sample))
 
@@ -98,7 +128,12 @@ def prompt_ids(item: Item, tokenizer: Any, variables: Mapping[str, Any]) -> list
 
 
 def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-    """Answers by an OpenAI-compatible endpoint; raises Failed if one failed."""
+    """Answers by an OpenAI-compatible endpoint; raises Failed if one failed.
+
+    A request that the server refuses, or whose answer its filter withholds, has no answer. If one
+    reply closes reasoning that it did not open, the server's template opens it, and a reply that
+    was cut before it closed it has no answer.
+    """
     samples, temperature = sampling_of(task, options)
     cells = [(item, sample) for item in items for sample in range(samples)]
     requests = [
@@ -106,15 +141,27 @@ def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) ->
                     task.stop, vote=sample, extra=server_variables(options.chat))
         for item, sample in cells
     ]  # fmt: skip
+    replies = client.wait([client.submit(request) for request in requests])
+    closings = filter(None, (closed_unopened(reply.text or "") for reply in replies))
+    template_closing = next(closings, "")
     answers = []
-    for (item, sample), reply in zip(cells, client.chat(requests), strict=True):
+    for (item, sample), reply in zip(cells, replies, strict=True):
+        reason = reply.finish_reason or ""
+        if reply.refused or reason == "content_filter":
+            text, missing = reply.text or "", reply.error or FILTERED
+            answers.append(Answer(item.id, sample, text, reason, missing=missing))
+            continue
         if reply.text is None:
             raise Failed(
                 f"{task.name}, item {item.id}: no answer from the endpoint ({reply.error}); "
                 "answers so far are cached: run again"
             )
-        tokens = reply.usage.completion_tokens
-        answers.append(Answer(item.id, sample, reply.text, reply.finish_reason or "", tokens))
+        reasoning = next(filter(None, map(reply.message.get, REASONING_NAMES)), "")
+        answers.append(
+            answer_of(item.id, sample, reply.text,
+                      template_closing if reason == LENGTH and not reasoning else "",
+                      str(reasoning), finish_reason=reason, tokens=reply.usage.completion_tokens)
+        )  # fmt: skip
     return answers
 
 
@@ -125,8 +172,9 @@ def read_answers(
     answers: dict[str, list[Answer]] = {}
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(rows):
-        column = next((c for c in TEXT_COLUMNS if row.get(c) is not None), None)
-        if column is None:
+        named = [column for column in TEXT_COLUMNS if column in row]
+        text = next((row[column] for column in named if row[column] is not None), None)
+        if not named:
             known = ", ".join(TEXT_COLUMNS)
             raise BadData(f"answers {name}, row {number}: no column of {known}")
         model, item = str(row.get("model") or name), _item_id(task, row, number)
@@ -136,7 +184,10 @@ def read_answers(
             {"role": m["role"], "content": m.get("content") or ""}
             for m in row.get("messages") or ()
         )
-        answer = Answer(item, sample, str(row[column]), messages=messages)
+        if text is None:
+            answer = Answer(item, sample, "", messages=messages, missing=f"{named[0]} is null")
+        else:
+            answer = answer_of(item, sample, str(text), messages=messages)
         answers.setdefault(model, []).append(answer)
     return answers
 
@@ -153,21 +204,29 @@ def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
 def matched(
     task: Task, items: Sequence[Item], answers: Sequence[Answer], model: str
 ) -> list[tuple[Item, Answer]]:
-    """Items with their answers; warns if items have none. Raises BadData if no id matches."""
+    """Items with their answers, of which those without one are missing. Raises BadData if no id
+    matches."""
     by_id = {item.id: item for item in items}
     pairs = [(by_id[answer.item_id], answer) for answer in answers if answer.item_id in by_id]
     if not pairs:
         raise BadData(f"{task.name}: no answer of {model} has the id of an item")
-    if missing := len(by_id.keys() - {answer.item_id for _, answer in pairs}):
-        notes.warn(f"{task.name}: {model} has no answer to {missing} of {len(items)} items")
     if unknown := len(answers) - len(pairs):
         notes.warn(f"{task.name}: {unknown} answers of {model} belong to no item")
+    answered = {answer.item_id for _, answer in pairs}
+    nothing = [item for item in items if item.id not in answered]
+    pairs += [(item, Answer(item.id, 0, "", missing="no record of it")) for item in nothing]
+    if nothing:
+        notes.warn(f"{task.name}: {model} has no answer to {len(nothing)} of {len(items)} items")
     return pairs
 
 
 def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, Any]:
     """The details of an answer for the report; the first sample includes the question."""
     detail: dict[str, Any] = {"response": answer.text, **more}
+    if answer.reasoning:
+        detail["reasoning"] = answer.reasoning
+    if answer.missing:
+        detail[NO_ANSWER] = answer.missing
     if answer.finish_reason:
         detail |= {"finish_reason": answer.finish_reason, "tokens": answer.tokens}
     if answer.sample == 0:
@@ -182,5 +241,7 @@ def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) ->
         right, extracted = exact_match(task, answer.text, str(item.answer))
         detail = detail_of(item, answer, {"extracted": extracted, "answer": item.answer})
         values = {NO_VERDICT: 1.0} if right is None else {"exact_match": right}
+        if right is not None and task.metric == "f1":
+            values["f1"] = word_f1(task, extracted, str(item.answer))
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows

@@ -7,7 +7,9 @@ unique, because models are compared item by item.
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from sabia.core.shards.json_lines import decompressed
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
+_EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def _made(task: Task, row: Row, number: int) -> Item:
     if task.prompt:
         text = render(task.prompt, row)
         if not task.chat:
-            return Item(name, task.system + text, (), choices, answer, row)
+            return Item(name, text, (), choices, answer, row)
         messages = [{"role": "user", "content": text}]
     elif row.get("messages"):
         turns = row["messages"]
@@ -158,9 +161,11 @@ def _choices(task: Task, row: Row) -> tuple[str, ...]:
         return ()
     choices = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
     if isinstance(choices, str):
-        choices = json.loads(choices)
+        with suppress(ValueError):
+            choices = json.loads(choices)
     if not isinstance(choices, list | tuple) or len(choices) < 2:
-        raise BadData(f"choices {choices!r:.60} (expected a list of two or more)")
+        reason = "expected a list of two or more, or its JSON"
+        raise BadData(f"choices = {task.choices!r:.60} gives {choices!r:.60} ({reason})")
     return tuple(str(choice) for choice in choices)
 
 
@@ -180,9 +185,12 @@ def choice_index(given: Any, choices: Sequence[str]) -> int:
 
 
 def value(name: str, row: Row) -> Any:
-    """The column `name` of a row, or the text of a template."""
+    """The column `name` of a row, the value of a template that is one expression, or the text of
+    another template."""
     if name in row:
         return row[name]
+    if expression := _EXPRESSION.fullmatch(name):
+        return _evaluated(expression[1], row)
     if "{{" in name or "{%" in name:
         return render(name, row)
     raise BadData(f"no column {name!r} among {', '.join(map(str, row))}")
@@ -211,6 +219,21 @@ def render(template: str, row: Row) -> str:
         raise BadData(f"template {template!r:.60}: {error}") from error
 
 
+def _evaluated(expression: str, row: Row) -> Any:
+    try:
+        found = _expression(expression)(**row)
+    except jinja2.TemplateError as error:
+        raise BadData(f"template {expression!r:.60}: {error}") from error
+    if isinstance(found, jinja2.Undefined):
+        raise BadData(f"template {expression!r:.60}: {found._undefined_message}")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _expression(text: str) -> Any:
+    return _environment().compile_expression(text, undefined_to_none=False)
+
+
 def target_text(task: Task, item: Item) -> str:
     """The answer of a few-shot example as text."""
     if task.target:
@@ -224,7 +247,7 @@ def target_text(task: Task, item: Item) -> str:
 
 def _with_shots(task: Task, item: Item, pool: Sequence[Item], seed: int) -> Item:
     if not task.shots:
-        return item
+        return item if item.messages else replace(item, text=task.system + item.text)
     shots = list(pool)
     if task.shots_sampler == "random":
         others = [shot for shot in pool if shot.id != item.id]
@@ -233,7 +256,7 @@ def _with_shots(task: Task, item: Item, pool: Sequence[Item], seed: int) -> Item
         shots = random.Random(f"{seed} {task.name} {item.id}").sample(others, task.shots)
     if not item.messages:
         shown = (s.text + task.delimiter + target_text(task, s) + task.separator for s in shots)
-        return replace(item, text="".join(shown) + item.text)
+        return replace(item, text=task.system + "".join(shown) + item.text)
     system = tuple(m for m in item.messages[:1] if m["role"] == "system")
     turns: list[Message] = []
     for shot in shots:

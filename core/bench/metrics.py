@@ -3,15 +3,17 @@
 multiple_choice: `acc` is 1 if the right choice has the greatest summed log-likelihood,
 `acc_norm` the same after division by the choice's characters (Python's, without the delimiter),
 `acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 if the extracted,
-normalised answer passes the verifier. rubric: `share` of the positive points, or the `points`.
-perplexity: sums over documents, so that a task's value is a ratio of sums. The names and
-definitions of acc, acc_norm, acc_bytes and the perplexities follow lm-evaluation-harness.
+normalised answer passes the verifier; `f1` compares its words with those of the reference answer.
+rubric: `share` of the positive points, or the `points`. perplexity: sums over documents, so that a
+task's value is a ratio of sums. The names and definitions of acc, acc_norm, acc_bytes and the
+perplexities follow lm-evaluation-harness.
 """
 
 import math
 import re
 import string
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +54,7 @@ METRICS = {
         Metric("acc_norm", "share"),
         Metric("acc_bytes", "share"),
         Metric("exact_match", "share"),
+        Metric("f1", "share"),
         Metric("share", "share"),
         Metric("points", "points", "sum"),
         Metric("bits_per_byte", "bits per byte", "ratio", False, "bytes", _bits),
@@ -62,14 +65,8 @@ METRICS = {
 }
 LOGLIKELIHOOD = "loglikelihood_nats"
 MAXIMUM = "maximum_points"
-NO_VERDICT = "no_verdict"  # 1 for an item without a verdict, which has no score, not a score of 0
-RATIOS = tuple(name for name, metric in METRICS.items() if metric.aggregate == "ratio")
-KIND_METRICS = {
-    "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
-    "exact_match": ("exact_match",),
-    "rubric": ("share", "points"),
-    "perplexity": RATIOS,
-}
+# 1 for an item without a verdict, or without an answer: it has no score, and not a score of 0
+NO_VERDICT, NO_ANSWER = "no_verdict", "no_answer"
 
 
 def choice_scores(
@@ -144,3 +141,12 @@ def exact_match(task: Task, text: str, answer: str) -> tuple[float | None, str |
         return 0.0, None
     right = verify(task.verifier, normalised(task, answer_text), normalised(task, answer))
     return None if right is None else float(right), answer_text
+
+
+def word_f1(task: Task, extracted_text: str | None, answer: str) -> float:
+    """Harmonic mean of precision and recall of the words, with repeats, of an extracted answer."""
+    found, wanted = (normalised(task, text).split() for text in (extracted_text or "", answer))
+    if not found or not wanted:
+        return float(found == wanted and extracted_text is not None)
+    common = (Counter(found) & Counter(wanted)).total()
+    return 2 * common / (len(found) + len(wanted))

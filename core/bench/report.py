@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sabia.core import page, svg
-from sabia.core.bench.metrics import METRICS, Metric
+from sabia.core.bench.metrics import METRICS, NO_ANSWER, Metric
 from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
+from sabia.core.bench.statistics import Interval
 
 EXAMPLES = 3  # changed items shown in full for each comparison
 EXAMPLE_CHARACTERS = 1_200
@@ -74,15 +75,41 @@ def _results_table(summary: Summary) -> str:
     rows: list[list[Any]] = []
     for r in summary.results:
         metric = r.metric + (" *" if summary.headlines[r.task] == r.metric else "")
-        counts = [r.items, f"{r.samples_per_item:g}", r.no_verdict or ""]
+        counts = [r.items, f"{r.samples_per_item:g}", r.no_answer or "", r.no_verdict or ""]
         method = r.interval.method.replace("_", " ")
-        rows.append([r.task, r.model, metric, value_text(r), *counts, method])
-    for model, i in summary.overall.items():
-        value, method = f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]", i.method.replace("_", " ")
-        rows.append(["all tasks", model, "mean of shares", value, "", "", "", method])
-    columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no verdict",
-               "interval"]  # fmt: skip
-    return page.table(columns, rows, "* headline metric of its task")
+        rows.append([r.task, r.model, metric, value_text(r), *counts, bounds_text(r), method])
+    means = [("all tasks", model, i) for model, i in summary.overall.items()]
+    for name, model, i in [*capability_rows(summary), *means]:
+        method = i.method.replace("_", " ")
+        rows.append([name, model, "mean of shares", _share(i), *[""] * 5, method])
+    columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no answer",
+               "no verdict", "missing: wrong – right", "interval"]  # fmt: skip
+    note = (
+        "* headline metric of its task. Samples without an answer or a verdict are not in the "
+        "value: beside it is what it would be if all of them were wrong, and if all were right."
+    )
+    return page.table(columns, rows, note)
+
+
+def bounds_text(result: Result) -> str:
+    """The value if all missing samples were wrong, and if all were right."""
+    if result.bounds is None:
+        return ""
+    wrong, right = result.bounds
+    return f"{wrong:.4g} – {'?' if math.isnan(right) else f'{right:.4g}'}"
+
+
+def capability_rows(summary: Summary) -> list[tuple[str, str, Interval]]:
+    """(name of a capability, model, mean of the shares of its tasks)."""
+    return [
+        (f"capability {name}", model, interval)
+        for name, by_model in summary.capabilities.items()
+        for model, interval in by_model.items()
+    ]
+
+
+def _share(i: Interval) -> str:
+    return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
 
 
 def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
@@ -148,6 +175,8 @@ def _example(item: str, c: Comparison, before: Mapping[str, Any], after: Mapping
 
 
 def _answer_text(detail: Mapping[str, Any]) -> str:
+    if detail.get(NO_ANSWER):
+        return f"(no answer: {detail[NO_ANSWER]})"
     for name in ("response", "chosen"):
         if name in detail:
             return str(detail[name]).strip()
@@ -156,11 +185,16 @@ def _answer_text(detail: Mapping[str, Any]) -> str:
 
 def terminal_table(summary: Summary) -> str:
     """The headline results and the comparisons as plain text."""
-    rows = [["task", "model", "metric", "value [95 %]", "items", "samples"]]
+    missing = any(r.missing for r in summary.results)
+    more = ["missing", "wrong – right"] if missing else []
+    rows = [["task", "model", "metric", "value [95 %]", "items", "samples", *more]]
     for r in summary.results:
         if summary.headlines[r.task] == r.metric:
             samples = f"{r.samples_per_item:g}"
-            rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples])
+            missed = [str(r.missing or ""), bounds_text(r)] if missing else []
+            rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples, *missed])
+    for name, model, i in capability_rows(summary):
+        rows.append([name, model, "mean of shares", _share(i), *[""] * (len(rows[0]) - 4)])
     lines = _aligned(rows)
     if summary.comparisons:
         pairs = [["task", "from → to", "difference [95 %]", "worse", "better", "p (Holm)"]]

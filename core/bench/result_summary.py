@@ -15,14 +15,15 @@ import numpy as np
 
 from sabia.core.bench import statistics
 from sabia.core.bench.metrics import (
-    KIND_METRICS,
     LOGLIKELIHOOD,
     MAXIMUM,
     METRICS,
+    NO_ANSWER,
     NO_VERDICT,
     Metric,
 )
 from sabia.core.bench.score_rows import Score
+from sabia.core.bench.task import METRICS_OF
 
 Key = tuple[str, int]  # item id, sample
 SCHEMA_VERSION = 1
@@ -31,7 +32,11 @@ HEADLINES = ("acc", "exact_match", "points", "share", "bits_per_byte")
 
 @dataclass(frozen=True)
 class Result:
-    """One metric of one model on one task. maximum: of `points`, the maximum points."""
+    """One metric of one model on one task. maximum: of `points`, the maximum points.
+
+    no_answer, no_verdict: samples that `interval` leaves out. bounds: the value if all of them were
+    wrong, and if all were right; None without such samples, the second NaN if it is not known.
+    """
 
     model: str
     task: str
@@ -41,6 +46,13 @@ class Result:
     samples_per_item: float
     no_verdict: int = 0
     maximum: float | None = None
+    no_answer: int = 0
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def missing(self) -> int:
+        """Samples without a score."""
+        return self.no_verdict + self.no_answer
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,8 @@ class Summary:
     results: tuple[Result, ...]
     comparisons: tuple[Comparison, ...]
     overall: Mapping[str, statistics.Interval] = field(default_factory=dict)
+    # capability → model → mean of the headline shares of its tasks
+    capabilities: Mapping[str, Mapping[str, statistics.Interval]] = field(default_factory=dict)
 
     def result(self, model: str, task: str, metric: str = "") -> Result | None:
         """The result of a model on a task (its headline metric by default)."""
@@ -77,8 +91,12 @@ class Summary:
         return None
 
 
-def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = None) -> Summary:
-    """Values, intervals and comparisons; `headlines` gives tasks' headline metrics."""
+def summarise(
+    scores: Iterable[Score],
+    headlines: Mapping[str, str] | None = None,
+    capabilities: Mapping[str, str] | None = None,
+) -> Summary:
+    """Values, intervals and comparisons; `headlines` and `capabilities` are those of tasks."""
     table: dict[str, dict[str, dict[str, dict[Key, float]]]] = {}
     for score in scores:  # task → model → metric → (item, sample) → value
         cell = table.setdefault(score.task, {}).setdefault(score.model, {})
@@ -101,30 +119,42 @@ def summarise(scores: Iterable[Score], headlines: Mapping[str, str] | None = Non
     ]
     p_values = statistics.holm([pair.paired.p_value for pair in pairs])
     adjusted = tuple(replace(c, p_holm=p) for c, p in zip(pairs, p_values, strict=True))
-    return Summary(
-        models, tuple(table), chosen, results, adjusted, _overall(models, chosen, results)
-    )
+    overall = _overall(models, chosen, results)
+    by_capability = {
+        name: {
+            model: mean
+            for model in models
+            for mean in _overall(
+                [model],
+                {t: metric for t, metric in chosen.items() if (capabilities or {}).get(t) == name},
+                results,
+                least=1,
+            ).values()
+        }
+        for name in dict.fromkeys((capabilities or {}).values())
+    }
+    return Summary(models, tuple(table), chosen, results, adjusted, overall, by_capability)
 
 
 def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
     present = {metric for metrics in by_model.values() for metric in metrics}
     if LOGLIKELIHOOD in present:
-        present |= set(KIND_METRICS["perplexity"])
+        present |= set(METRICS_OF["perplexity"])
     known = [name for name in (wanted, *HEADLINES, *METRICS) if name in present and name in METRICS]
     return known[0] if known else min(present)
 
 
 def _results(model: str, task: str, metrics: Mapping[str, Mapping[Key, float]]) -> Iterable[Result]:
-    missing = len(metrics.get(NO_VERDICT, ()))
-    if missing and not set(metrics) & set(METRICS):
-        nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_verdict_at_all")
-        yield Result(model, task, "share", nothing, 0, 0.0, missing)
+    silent, unanswered = (len(metrics.get(name, ())) for name in (NO_VERDICT, NO_ANSWER))
+    if (silent or unanswered) and not set(metrics) & set(METRICS):
+        nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_score_at_all")
+        yield Result(model, task, "share", nothing, 0, 0.0, silent, None, unanswered, (0.0, 1.0))
     for name, metric in METRICS.items():
         if metric.aggregate == "ratio":
             if LOGLIKELIHOOD in metrics and metric.per in metrics:
                 yield _ratio(model, task, metric, metrics)
         elif name in metrics:
-            yield _mean(model, task, metric, metrics, missing)
+            yield _mean(model, task, metric, metrics)
 
 
 def _ratio(
@@ -140,7 +170,7 @@ def _ratio(
 
 
 def _mean(
-    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]], missing: int
+    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]]
 ) -> Result:
     by_key = metrics[metric.name]
     values, clusters, items = _columns(by_key, list(by_key))
@@ -156,8 +186,18 @@ def _mean(
             scale = maximum = round(float(most.sum()), 9)
         low, high = interval.low * scale, interval.high * scale
         interval = statistics.Interval(total, low, high, interval.method)
-    samples = len(values) / items
-    return Result(model, task, metric.name, interval, items, samples, missing, maximum)
+    silent, unanswered = (metrics.get(name, {}) for name in (NO_VERDICT, NO_ANSWER))
+    bounds_if_missing = None
+    if missing := [*silent, *unanswered]:
+        total, count = float(values.sum()), len(values) + len(missing)
+        bounds_if_missing = (total / count, (total + len(missing)) / count)
+        if metric.aggregate == "sum":
+            maxima = metrics.get(MAXIMUM, {})
+            bounds_if_missing = (total, total + sum(maxima.get(key, np.nan) for key in missing))
+    return Result(
+        model, task, metric.name, interval, items, len(values) / items, len(silent), maximum,
+        len(unanswered), bounds_if_missing,
+    )  # fmt: skip
 
 
 def _columns(
@@ -200,12 +240,13 @@ def _compare(
 
 
 def _overall(
-    models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result]
+    models: Sequence[str], headlines: Mapping[str, str], results: Sequence[Result], least: int = 2
 ) -> dict[str, statistics.Interval]:
-    """Mean of the headline metrics that are shares, if every model has all of them."""
+    """Mean of the headline metrics that are shares, if every model has all of them, and they are
+    `least` or more."""
     tasks = [task for task, metric in headlines.items() if unit_key(metric) == "share"]
-    by_cell = {(r.model, r.task): r.interval for r in results if headlines[r.task] == r.metric}
-    if len(tasks) < 2 or any((m, t) not in by_cell for m in models for t in tasks):
+    by_cell = {(r.model, r.task): r.interval for r in results if headlines.get(r.task) == r.metric}
+    if len(tasks) < least or any((m, t) not in by_cell for m in models for t in tasks):
         return {}
     return {m: statistics.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
 
@@ -222,6 +263,11 @@ def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
         "overall": [
             {"model": model, "tasks": len(summary.headlines)} | _interval_json(interval, "share")
             for model, interval in summary.overall.items()
+        ],
+        "capabilities": [
+            {"capability": name, "model": model} | _interval_json(interval, "share")
+            for name, by_model in summary.capabilities.items()
+            for model, interval in by_model.items()
         ],
         "paired": [_comparison_json(c, shown_ids) for c in summary.comparisons],
     }
@@ -247,7 +293,12 @@ def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
         "items": result.items,
         "samples_per_item": result.samples_per_item,
         "items_without_verdict": result.no_verdict,
-    } | _interval_json(result.interval, unit_key(result.metric))
+        "items_without_answer": result.no_answer,
+    } | _interval_json(result.interval, unit := unit_key(result.metric))
+    if result.bounds is not None:
+        wrong, right = result.bounds
+        record[f"missing_as_wrong_{unit}"] = wrong
+        record[f"missing_as_right_{unit}"] = right if np.isfinite(right) else None
     return record if result.maximum is None else record | {"maximum_points": result.maximum}
 
 

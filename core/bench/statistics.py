@@ -120,10 +120,12 @@ def ratio_bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> Interva
 
 
 def macro_mean(intervals: Sequence[Interval]) -> Interval:
-    """Mean of independent tasks' values; standard errors come from the interval widths."""
+    """Mean of independent tasks' shares; standard errors come from the interval widths."""
+    if len(intervals) == 1:
+        return intervals[0]
     mean = sum(i.value for i in intervals) / len(intervals)
     half = math.sqrt(sum(i.half_width**2 for i in intervals)) / len(intervals)
-    return Interval(mean, mean - half, mean + half, "macro_mean")
+    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), "macro_mean")
 
 
 def mcnemar_exact(regressed: int, fixed: int) -> float:

@@ -7,6 +7,7 @@ text, rubric, maximum) may hold a template instead. Paths are relative to the fi
 
 import difflib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,24 @@ NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
 SAMPLERS = ("first", "random")
 SCORINGS = ("items", "points")
 PICKS = ("first", "last")
+METRICS_OF = {
+    "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
+    "exact_match": ("exact_match", "f1"),
+    "rubric": ("share", "points"),
+    "perplexity": ("bits_per_byte", "byte_perplexity", "word_perplexity", "token_perplexity"),
+}
+_PROMPTED, _GENERATED = KINDS[:3], KINDS[1:3]
+# keys that act in some kinds of tasks only
+KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("prompt", "system", "chat", "delimiter", "separator"), _PROMPTED),
+    **dict.fromkeys(("shots", "shots_data", "shots_sampler", "target"), _PROMPTED),
+    **dict.fromkeys(("max_new_tokens", "temperature", "top_p", "samples", "stop"), _GENERATED),
+    **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
+    **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
+    "choices": ("multiple_choice",),
+    "answer": ("multiple_choice", "exact_match"),
+    "text": ("perplexity",),
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +49,7 @@ class Task:
     prompt: template of the question; without it rows carry `messages`. chat: prompt and shots go
     through the chat template (always so for messages). target: template of the answer of a shot.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
+    capability: tasks of the same one are also reported together.
     """
 
     name: str
@@ -107,6 +127,7 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
             raise UsageError(f"{where}: {key} = {value!r} (expected a {kind})")
     task = Task(**lists, path=path)
     _check(task, where)
+    _check_that_all_act(task, values.keys(), where)
     return task
 
 
@@ -118,6 +139,7 @@ def _check(task: Task, where: str) -> None:
         ("extract_pick", (task.extract_pick,), PICKS),
         ("verifier", (task.verifier,), tuple(VERIFIERS)),
         ("normalize", task.normalize, NORMALIZERS),
+        ("metric", (task.metric,) if task.metric else (), METRICS_OF.get(task.kind, ())),
     )
     for key, given, allowed in one_of:
         for value in given:
@@ -135,3 +157,28 @@ def _check(task: Task, where: str) -> None:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
     if task.samples < 1 or task.max_new_tokens < 1:
         raise UsageError(f"{where}: samples and max_new_tokens must be 1 or more")
+
+
+def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
+    """Refuse keys that have no effect in the task. UsageError."""
+    for key in given:
+        kinds = KEYS_OF_KINDS.get(key, KINDS)
+        if task.kind not in kinds:
+            known = " or ".join(kinds)
+            raise UsageError(
+                f"{where}: {key} has no effect in a task of kind {task.kind} ({known})"
+            )
+    plain, shots = bool(task.prompt) and not task.chat, task.shots > 0
+    joined = plain and (shots or task.kind == "multiple_choice")
+    for key, acts, needed in (
+        ("chat", bool(task.prompt) or task.chat, "with prompt; messages always are a chat"),
+        ("shots_data", shots, "with shots"),
+        ("shots_sampler", shots, "with shots"),
+        ("target", shots, "with shots"),
+        ("separator", plain and shots, "with shots before a plain prompt"),
+        ("delimiter", joined, "between a plain prompt and choices or the answers of shots"),
+        ("extract_pick", bool(task.extract), "with extract"),
+        ("maximum", task.scoring == "points", 'with scoring = "points"'),
+    ):
+        if key in given and not acts:
+            raise UsageError(f"{where}: {key} has no effect (it acts {needed})")

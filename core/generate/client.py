@@ -92,10 +92,12 @@ class Client:
         backoff_s: float = 1.0,
         max_wait_s: float = 600.0,
         outage_s: float = 300.0,
+        refused_after: int | None = REFUSED_AFTER,
     ) -> None:
         """`base_url` is the part before /chat/completions (…/v1). The key is read from the variable
         `api_key_env`; without one no Authorization header is sent. `max_wait_s` is the longest
-        Retry-After that is obeyed; after `outage_s` without any reply the run stops.
+        Retry-After that is obeyed; after `outage_s` without any reply the run stops, and after
+        `refused_after` requests refused as malformed before any was accepted (None: never).
         Raises UsageError for a cap in dollars without a price.
         """
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
@@ -113,6 +115,7 @@ class Client:
         self._calls = self._cached = self._failed = self._requests = 0
         self._used = Usage()
         self._failures_in_row = self._refused_first = self._unreachable = 0
+        self._refused_after = refused_after
         self._outage_s, self._last_reply_at = outage_s, 0.0  # 0: no reply from the server yet
         self._fatal: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -326,7 +329,8 @@ class Client:
         self._failed += 1
         if self._refused_first >= 0:
             self._refused_first += 1
-        if error.for_all or self._refused_first >= REFUSED_AFTER:
+        enough = self._refused_after is not None and self._refused_first >= self._refused_after
+        if error.for_all or enough:
             self._fatal = error
             raise error
         return error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sabia.core.generate.budget import Budget, load_prices
-from sabia.core.generate.client import Client
+from sabia.core.generate.client import REFUSED_AFTER, Client
 from sabia.core.generate.ledger import Ledger
 from sabia.core.options.model_calls import ApiCalls
 from sabia.core.shards.job import Job
@@ -25,7 +25,7 @@ def open_budget(options: ApiCalls, job: Job, max_tokens: int | None = None) -> B
 
 def open_client(
     urls: Sequence[str], model: str, options: ApiCalls, cache: str, budget: Budget,
-    timeout_s: float = 600.0, api_key_env: str = "",
+    timeout_s: float = 600.0, api_key_env: str = "", refused_after: int | None = REFUSED_AFTER,
 ) -> Client:  # fmt: skip
     """A client of `model` behind `urls`, whose calls are charged to `budget`.
 
@@ -40,6 +40,7 @@ def open_client(
         budget=budget,
         max_concurrency=options.concurrency,
         timeout_s=timeout_s,
+        refused_after=refused_after,
     )
 
 

@@ -5,7 +5,16 @@ import re
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import ApiCalls, RubricJudge
-from sabia.core.options.option import changed, choice, integer, needs, number, several, text
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    number,
+    quantity,
+    several,
+    text,
+)
 from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
 from sabia.core.shards.endings import check_ending
 
@@ -85,6 +94,14 @@ class EvalOptions(
     judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
     """Finished calls to endpoints of `--model` are cached there too."""
     max_unknown: float = changed(RubricJudge.max_unknown, only=ANSWERS)
+    max_missing: float = quantity(
+        "share", "Fraction of a task's samples without a score, above which the exit code is 1",
+        0.0, recorded=False, only=ANSWERS, group="Sampling",
+    )  # fmt: skip
+    """A sample has no score if it has no answer (the text ends inside of the reasoning, a server
+    refuses the request, a file of answers lacks the item) or no verdict. It is not counted as
+    wrong; the report shows the value if all such samples were wrong, and if all were right. The
+    rows are written in either case."""
 
     def check(self) -> None:
         """Refuse options that apply to no model of this call. UsageError."""

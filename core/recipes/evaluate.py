@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
+from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, to_json
 from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
 from sabia.core.bench.task import Task, load_task
-from sabia.core.errors import UsageError
+from sabia.core.errors import Failed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import open_budget
@@ -65,6 +66,9 @@ def run(job: Job, options: EvalOptions) -> None:
         return
     provenance_record = _provenance(job, options, items, models)
     old = None if job.force or not job.to_file else _stored_scores(str(job.out), provenance_record)
+    if old is not None and (missing := _missing(old, options.max_missing)):
+        notes.note(f"{job.out}: {missing[0]}: what is missing is computed again")
+        old = None
     if old is None:
         fresh = list(_scores(options, tasks, items, models, budget))
     else:
@@ -77,14 +81,44 @@ def run(job: Job, options: EvalOptions) -> None:
         for score in from_batch(batch, Path(source.name).stem)
     ]
     scores = [*earlier, *fresh]
-    summary = summarise(scores, {task.name: task.metric for task in tasks if task.metric})
+    summary = summarise(
+        scores,
+        {task.name: task.metric for task in tasks if task.metric},
+        {task.name: task.capability for task in tasks if task.capability},
+    )
     # rows are not printed on a terminal, and not where the JSON report goes
     printable = not job.to_stdout or not (job.json or sys.stdout.isatty())
     if old is None and (options.model or options.answers) and printable:
         with open_output(job, schema(), provenance_record) as writer:
             for batch in to_batches(fresh) or [pa.RecordBatch.from_pylist([], schema())]:
                 writer.write(batch)
-    _publish(job, options, summary, scores, items, time.monotonic() - started, index_line)
+    facts = [(task.name, task.description) for task in tasks if task.description]
+    facts += [("decontaminated", index_line)] if index_line else []
+    _publish(job, options, summary, scores, items, time.monotonic() - started, facts)
+    if missing := _missing(fresh, options.max_missing):
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise Failed(
+            f"{missing[0]}{more}; their rows are written. Run again to ask for what is missing, or "
+            "allow it by --max-missing"
+        )
+
+
+def _missing(scores: Iterable[Score], limit: float) -> list[str]:
+    """The tasks and models of which more than `limit` of the samples have no score, in words."""
+    samples: dict[tuple[str, str], set[tuple[str, int]]] = {}
+    without: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
+    for score in scores:
+        cell, sample = (score.task, score.model), (score.item_id, score.sample)
+        samples.setdefault(cell, set()).add(sample)
+        if score.metric in (NO_ANSWER, NO_VERDICT):
+            reason = (score.detail or {}).get(NO_ANSWER, "no verdict")
+            without.setdefault(cell, {})[sample] = str(reason)
+    return [
+        f"{task}, {model}: {len(reasons)} of {len(samples[task, model])} samples have no score, "
+        f"the limit is {limit:.3g} of them (the first: {next(iter(reasons.values()))})"
+        for (task, model), reasons in without.items()
+        if len(reasons) > limit * len(samples[task, model])
+    ]
 
 
 def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
@@ -212,7 +246,7 @@ def _publish(
     scores: Sequence[Score],
     items: Items,
     wall_s: float,
-    index_line: str,
+    more: Sequence[tuple[str, str]],
 ) -> None:
     table = terminal_table(summary)
     for line in filter(None, table.splitlines()):
@@ -224,7 +258,7 @@ def _publish(
             ("seed", str(job.seed)),
             ("backend", job.backend),
             ("wall time", f"{wall_s:.1f} s"),
-            *([("decontaminated", index_line)] if index_line else []),
+            *more,
         ]
         title = "Evaluation: " + ", ".join(summary.tasks)
         write_atomic(options.report, render(summary, scores, title, facts))

@@ -37,7 +37,13 @@ from sabia.core.bench.judging import (
     rubric_of,
 )
 from sabia.core.bench.loglikelihood import Scorer, document_rows, encode_options, prefix_token
-from sabia.core.bench.metrics import choice_scores, document_sums
+from sabia.core.bench.metrics import (
+    MAXIMUM,
+    NO_ANSWER,
+    NO_VERDICT,
+    choice_scores,
+    document_sums,
+)
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
@@ -83,14 +89,17 @@ class Judging:
 
     def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
         """Score rows of answers to an exact_match or rubric task."""
+        given = [pair for pair in pairs if not pair[1].missing]
         if task.kind == "exact_match":
-            return score_exact(task, model, pairs)
+            return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
         judge = self._points if task.scoring == "points" else self._items
         rows: list[Score] = []
-        for (item, answer), judged in zip(pairs, judge(task, pairs), strict=True):
-            detail = detail_of(item, answer, judged.detail)
-            rows += scores_of(model, task.name, item.id, answer.sample, judged.values, detail)
-        return rows
+        for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
+            detail, values = detail_of(item, answer, judged.detail), judged.values
+            if NO_VERDICT in values:
+                values = values | {MAXIMUM: maximum_points(task, item)}
+            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+        return [*rows, *score_missing(task, model, pairs)]
 
     def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
         rubrics = [rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
@@ -122,6 +131,27 @@ class Judging:
         if self._panel is None:
             raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
         return self._panel
+
+
+def score_missing(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
+    """Rows of the samples that have no answer."""
+    rows: list[Score] = []
+    for item, answer in pairs:
+        if answer.missing:
+            values = {NO_ANSWER: 1.0}
+            if task.kind == "rubric":
+                values[MAXIMUM] = maximum_points(task, item)
+            detail = detail_of(item, answer, {})
+            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+    return rows
+
+
+def maximum_points(task: Task, item: Item) -> float:
+    """The most points of an item of a rubric task."""
+    if task.scoring == "points":
+        return float(value(task.maximum, item.fields))
+    rubric = rubric_of(value(task.rubric, item.fields))
+    return sum(max(criterion.weight, 0.0) for criterion in rubric.items)
 
 
 class EvaluatedModel(ABC):
@@ -240,6 +270,11 @@ class LocalModel(EvaluatedModel):
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
         questions = [self._options(task, item) for item in items]
+        context = self.scorer.context
+        if cut := sum(any(len(row.ids) > context + 1 for row in rows) for rows in questions):
+            notes.warn(
+                f"{task.name}: {cut} of {len(items)} questions cut on the left to {context} tokens"
+            )
         return [nats.tolist() for nats in self.scorer.score(questions)]
 
     def _options(self, task: Task, item: Item) -> Any:
@@ -303,7 +338,12 @@ class Endpoint(EvaluatedModel):
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         if self._client is None:
             self._client = open_client(
-                [self.url], self.model, options, options.judge_cache, self.budget
+                [self.url],
+                self.model,
+                options,
+                options.judge_cache,
+                self.budget,
+                refused_after=None,
             )
         return ask(self._client, task, items, options)
 

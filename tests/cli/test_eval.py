@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from in_process import stage
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate import client
 
 pytest.importorskip("torch")
@@ -70,12 +70,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(30)
     ]  # fmt: skip
     (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = 'data = "rows.jsonl"\nprompt = "{{a}} mais {{a}}?"\nmax_new_tokens = 3\n'
+    common = 'data = "rows.jsonl"\n'
+    asked = 'prompt = "{{a}} mais {{a}}?"\n'
+    answered = f"{asked}max_new_tokens = 3\nchat = true\n"
     tasks = {
-        "mc": 'kind = "multiple_choice"\nchoices = "options"\nanswer = "gold"\nshots = 2\n',
-        "chat_mc": 'kind = "multiple_choice"\nchoices = ["A", "B"]\nanswer = "gold"\nchat = true\n',
-        "exact": 'kind = "exact_match"\nverifier = "contains"\nchat = true\n',
-        "rubric": 'kind = "rubric"\nchat = true\n',
+        "mc": f'kind = "multiple_choice"\nchoices = "options"\nanswer = "gold"\nshots = 2\n{asked}',
+        "chat_mc": 'kind = "multiple_choice"\nchoices = ["A", "B"]\nanswer = "gold"\nchat = true\n'
+        + asked,
+        "exact": f'kind = "exact_match"\nverifier = "contains"\n{answered}',
+        "rubric": f'kind = "rubric"\n{answered}',
         "prose": 'kind = "perplexity"\n',
     }
     for name, text in tasks.items():
@@ -159,10 +162,13 @@ def test_answers_written_before_are_scored(
     rows = [{"id": f"s{i}", "response": f"it is {i % 10}" if i < 20 else "?"} for i in range(29)]
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"id": "zz", "text": ""}]))
     tasks = (folder / "exact.toml", folder / "rubric.toml")
-    evaluate(tmp_path, *tasks, answers=(path,))
+    with pytest.raises(Failed, match="exact, mine: 1 of 30 samples have no score"):
+        evaluate(tmp_path, *tasks, answers=(path,))
     said = capsys.readouterr()
     values = {r["metric"]: r for r in json.loads(said.out)["results"]}
     assert values["exact_match"]["value_share"] == pytest.approx(20 / 29)
+    assert values["exact_match"]["missing_as_wrong_share"] == pytest.approx(20 / 30)
+    assert values["points"]["missing_as_right_points"] == 42
     assert values["points"]["value_points"] == 40 and values["points"]["maximum_points"] == 58
     assert "no answer to 1 of 30" in said.err and "belong to no item" in said.err
 

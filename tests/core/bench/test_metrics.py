@@ -73,3 +73,26 @@ def test_an_extraction_past_its_limit_has_no_score() -> None:
     item = Item("1", "?", answer="3")
     (row,) = score_exact(evil, "model", [(item, Answer("1", 0, "a" * 60 + "!"))])
     assert (row.metric, row.value) == (m.NO_VERDICT, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "f1"),
+    [
+        ("the red fox", "red fox", 2 * (2 / 3) * 1 / (2 / 3 + 1)),
+        ("a a b", "a b b", 2 / 3),
+        ("Red, fox!", "red fox", 1.0),
+        ("", "red", 0.0),
+        ("blue", "red", 0.0),
+        ("", "", 1.0),
+    ],
+)
+def test_f1_of_words_by_hand(text: str, answer: str, f1: float) -> None:
+    normal = task(normalize=["case", "punctuation"])
+    assert m.word_f1(normal, text, answer) == pytest.approx(f1)
+
+
+def test_f1_is_among_the_rows_where_the_task_wants_it() -> None:
+    pairs = [(Item("i", "q", answer="red fox"), Answer("i", 0, "the red fox"))]
+    values = {row.metric: row.value for row in score_exact(task(metric="f1"), "m", pairs)}
+    assert values == {"exact_match": 0.0, "f1": pytest.approx(0.8)}
+    assert [row.metric for row in score_exact(task(), "m", pairs)] == ["exact_match"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sabia.core.bench import report, statistics
-from sabia.core.bench.metrics import LOGLIKELIHOOD, MAXIMUM, NO_VERDICT
+from sabia.core.bench.metrics import LOGLIKELIHOOD, MAXIMUM, NO_ANSWER, NO_VERDICT
 from sabia.core.bench.result_summary import summarise, to_json
 from sabia.core.bench.score_rows import Score, from_batch, scores_of, to_batches
 
@@ -130,3 +130,45 @@ def test_page_holds_the_numbers_and_parses() -> None:
     assert len([r for r in root.iter(f"{svg}rect") if r.get("opacity")]) == 6
     table = report.terminal_table(found)
     assert all(f"{p.model_a} → {p.model_b}" in table for p in found.comparisons)
+
+
+def test_samples_without_an_answer_are_counted_between_bounds() -> None:
+    rows = [*answers("a", [1, 1, 1], "t"), *scores_of("a", "t", "i9", 0, {NO_ANSWER: 1.0})]
+    rows += scores_of("a", "t", "i8", 0, {NO_VERDICT: 1.0})
+    found = summarise(rows)
+    result = found.result("a", "t")
+    assert (result.items, result.no_answer, result.no_verdict) == (3, 1, 1)
+    assert result.interval.value == 1.0 and result.bounds == (pytest.approx(0.6), 1.0)
+    made = to_json(found)["results"][0]
+    assert made["missing_as_wrong_share"] == pytest.approx(0.6)
+    assert (made["items_without_answer"], made["items_without_verdict"]) == (1, 1)
+    for text in (report.render(found, rows, "t"), report.terminal_table(found)):
+        assert "0.6 – 1" in text
+    assert "missing" not in report.terminal_table(summarise(answers("a", [1, 0])))
+
+
+def test_bounds_of_points_need_the_maximum_of_what_is_missing() -> None:
+    rows = [row for i in range(2) for row in scores_of("a", "t", f"i{i}", 0,
+                                                       {"points": 1.0, MAXIMUM: 2.0})]  # fmt: skip
+    known = [*rows, *scores_of("a", "t", "x", 0, {NO_ANSWER: 1.0, MAXIMUM: 3.0})]
+    assert summarise(known).result("a", "t").bounds == (2.0, 5.0)
+    unknown = summarise([*rows, *scores_of("a", "t", "x", 0, {NO_ANSWER: 1.0})])
+    assert to_json(unknown)["results"][0]["missing_as_right_points"] is None
+    assert "2 – ?" in report.terminal_table(unknown)
+
+
+def test_capabilities_are_means_of_their_tasks() -> None:
+    rows = [*answers("a", A, "x"), *answers("a", B, "y"), *answers("a", B, "z")]
+    found = summarise(rows, capabilities={"x": "logic", "y": "logic", "z": "law"})
+    assert found.capabilities["logic"]["a"].value == pytest.approx(0.55)
+    assert found.capabilities["law"]["a"] == found.result("a", "z").interval
+    for text in (report.render(found, rows, "t"), report.terminal_table(found)):
+        assert "capability logic" in text and "0.55 [" in text
+    assert {c["capability"] for c in to_json(found)["capabilities"]} == {"logic", "law"}
+    assert summarise(rows).capabilities == {}
+
+
+def test_means_of_shares_stay_within_zero_and_one() -> None:
+    for value, end in ((0, "low"), (1, "high")):
+        rows = [*answers("a", [value] * 3, "x"), *answers("a", [value] * 4, "y")]
+        assert getattr(summarise(rows).overall["a"], end) == value

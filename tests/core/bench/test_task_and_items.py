@@ -1,6 +1,7 @@
 """Task files are read strictly; rows become items; examples never hold the item itself."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def test_toml_file_is_read_relative_to_itself(folder: Path) -> None:
         ({"verifier": "roughly"}, "verifier 'roughly'"),
         ({"normalize": ["lower"]}, "normalize 'lower'"),
         ({"choices": ""}, "no choices"),
-        ({"extract": "("}, "not a valid pattern"),
+        ({"kind": "exact_match", "choices": "", "extract": "("}, "not a valid pattern"),
+        ({"metric": "f1"}, "metric 'f1' .expected one of acc, acc_norm, acc_bytes"),
+        ({"kind": "exact_match", "metric": "acc"}, "metric 'acc' .expected one of exact_match, f1"),
     ],
 )
 def test_wrong_keys_are_named(folder: Path, change: dict, message: str) -> None:
@@ -121,3 +124,83 @@ def test_prompt_records_need_no_template(tmp_path: Path) -> None:
     made = task_from({"name": "p", "kind": "exact_match", "data": "p.jsonl"}, str(tmp_path / "t"))
     item = load_items(made)[0]
     assert item.as_messages == [{"role": "user", "content": "1+1?"}] and item.answer == "2"
+
+
+# a value of every key, and the tasks in which it acts: kind and the keys that it needs
+PLAIN = {"prompt": "{{q}}"}
+EVERY_KEY = {
+    "id": ("id", "multiple_choice exact_match rubric perplexity", {}),
+    "description": ("d", "multiple_choice exact_match rubric perplexity", {}),
+    "capability": ("c", "multiple_choice exact_match rubric perplexity", {}),
+    "where": ("q", "multiple_choice exact_match rubric perplexity", {}),
+    "limit": (1, "multiple_choice exact_match rubric perplexity", {}),
+    "prompt": ("{{q}}", "multiple_choice exact_match rubric", {}),
+    "system": ("s", "multiple_choice exact_match rubric", {}),
+    "chat": (True, "multiple_choice exact_match rubric", {}),
+    "delimiter": ("", "multiple_choice exact_match rubric", PLAIN | {"shots": 1}),
+    "choices": (["a", "b"], "multiple_choice", {}),
+    "answer": ("gold", "multiple_choice exact_match", {}),
+    "target": ("t", "multiple_choice exact_match rubric", {"shots": 1}),
+    "shots": (1, "multiple_choice exact_match rubric", {}),
+    "shots_data": ("f", "multiple_choice exact_match rubric", {"shots": 1}),
+    "shots_sampler": ("first", "multiple_choice exact_match rubric", {"shots": 1}),
+    "separator": ("", "multiple_choice exact_match rubric", PLAIN | {"shots": 1}),
+    "extract": ("x", "exact_match", {}),
+    "extract_pick": ("first", "exact_match", {"extract": "x"}),
+    "normalize": (["case"], "exact_match", {}),
+    "verifier": ("exact", "exact_match", {}),
+    "max_new_tokens": (1, "exact_match rubric", {}),
+    "temperature": (0.5, "exact_match rubric", {}),
+    "top_p": (0.5, "exact_match rubric", {}),
+    "samples": (1, "exact_match rubric", {}),
+    "stop": (["x"], "exact_match rubric", {}),
+    "rubric": ("r", "rubric", {}),
+    "scoring": ("points", "rubric", {}),
+    "maximum": ("m", "rubric", {"scoring": "points"}),
+    "text": ("text", "perplexity", {}),
+}
+
+
+def test_every_key_acts_or_is_refused() -> None:
+    required = {"name", "kind", "data", "metric", "path"}
+    assert EVERY_KEY.keys() == {f.name for f in fields(Task)} - required
+    for key, (value, kinds, needed) in EVERY_KEY.items():
+        for kind in ("multiple_choice", "exact_match", "rubric", "perplexity"):
+            given = {"name": "t", "kind": kind, "data": "d", key: value} | needed
+            if kind == "multiple_choice":
+                given.setdefault("choices", ["a", "b"])
+            if kind in kinds.split():
+                assert getattr(task_from(given), key) == tuple_of(value)
+                if not needed:
+                    continue
+                given = {k: v for k, v in given.items() if k not in needed}
+                if kind == "multiple_choice" and key == "delimiter":
+                    given["chat"] = True
+            with pytest.raises(UsageError, match=f": {key} has no effect|no choices"):
+                task_from(given)
+
+
+def tuple_of(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def test_a_system_prompt_comes_once_before_examples_and_question(folder: Path) -> None:
+    for shots in (0, 2):
+        for item in load_items(task(folder, system="SYS. ", shots=shots)):
+            assert item.text.startswith("SYS. Q: ") and item.text.count("SYS.") == 1
+
+
+def test_choices_from_an_expression_or_in_words_what_is_wrong(folder: Path) -> None:
+    rows = [{"id": "a", "q": "?", "choices": {"text": ["no", "yes"], "label": ["A", "B"]},
+             "json": '["no", "yes"]', "gold": "B"}]  # fmt: skip
+    (folder / "rows.jsonl").write_text(json.dumps(rows[0]))
+    for choices in ("{{choices.text}}", " {{ choices['text'] }} ", "json", "{{ json }}",
+                    "{{choices.text | tojson}}"):  # fmt: skip
+        (item,) = load_items(task(folder, choices=choices))
+        assert item.choices == ("no", "yes") and item.answer == 1
+    for choices in ("{{ q }}", "{{ choices.label[0] }}", "{{ choices.label[:1] }}", "x{{ q }}"):
+        with pytest.raises(BadData, match=r"choices = .*gives .*expected a list of two or more"):
+            load_items(task(folder, choices=choices))
+    for choices in ("{{ gone.text }}", "{{ choices.gone }}"):
+        with pytest.raises(BadData, match="gone"):
+            load_items(task(folder, choices=choices))
