@@ -221,12 +221,12 @@ def render(template: str, row: Row) -> str:
 
 def _evaluated(expression: str, row: Row) -> Any:
     try:
-        found = _expression(expression)(**row)
+        result = _expression(expression)(**row)
     except jinja2.TemplateError as error:
         raise BadData(f"template {expression!r:.60}: {error}") from error
-    if isinstance(found, jinja2.Undefined):
-        raise BadData(f"template {expression!r:.60}: {found._undefined_message}")
-    return found
+    if isinstance(result, jinja2.Undefined):
+        raise BadData(f"template {expression!r:.60}: {result._undefined_message}")
+    return result
 
 
 @lru_cache(maxsize=256)

@@ -145,8 +145,8 @@ def exact_match(task: Task, text: str, answer: str) -> tuple[float | None, str |
 
 def word_f1(task: Task, extracted_text: str | None, answer: str) -> float:
     """Harmonic mean of precision and recall of the words, with repeats, of an extracted answer."""
-    found, wanted = (normalised(task, text).split() for text in (extracted_text or "", answer))
-    if not found or not wanted:
-        return float(found == wanted and extracted_text is not None)
-    common = (Counter(found) & Counter(wanted)).total()
-    return 2 * common / (len(found) + len(wanted))
+    given, wanted = (normalised(task, text).split() for text in (extracted_text or "", answer))
+    if not given or not wanted:
+        return float(given == wanted and extracted_text is not None)
+    common = (Counter(given) & Counter(wanted)).total()
+    return 2 * common / (len(given) + len(wanted))
