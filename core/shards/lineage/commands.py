@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from sabia.core.shards.endings import without_ending
+from sabia.core.shards.layout import REJECTS
 from sabia.core.shards.lineage.graph import CURRENT, Graph, Node
 
 WITH_ROWS = ("pretrain", "sft", "grpo", "quantize")  # write rows to stdout, too
@@ -36,7 +38,12 @@ def command_of(node: Node, graph: Graph, force: bool = False) -> str:
         return ""
     # what came through a pipe has no name: a call with other rows must be told to replace an output
     piped = any("made" in one for one in record.get("inputs", ()))
-    force = force or (piped and os.path.exists(str(record.get("out") or "")))
+    out = str(record.get("out") or "")
+    # nor does a call whose rows are complete look for its rejects; a crawl would begin anew
+    rejects = without_ending(node.output.path).endswith(REJECTS) and not os.path.exists(
+        f"{out}.crawl"
+    )
+    force = force or ((piped or rejects) and os.path.exists(out))
     line = shell(record, force)
     folder = str(record.get("folder", ""))
     target = ""

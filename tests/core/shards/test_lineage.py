@@ -40,12 +40,14 @@ LINES = (
     "sabia rewrite unique.parquet -o rewritten.jsonl -q",
     "sabia classify train good/ --positive 'word_count > 30' -o long.bin -q",
     "sabia classify rewritten.parquet --model long.bin -o scored/ -q",
+    "sabia classify lines.jsonl --quality -o lines.parquet -q",
 )
 EDGES = {
     "good": set(), "short.parquet": set(), "unique.parquet": {"good"}, "copies": {"good"},
     "rewritten.parquet": {"unique.parquet"}, "tokens.parquet": {"rewritten.parquet"},
     "arrow": {"rewritten.parquet", "tokens.parquet"}, "rewritten.jsonl": {"unique.parquet"},
     "long.bin": {"good"}, "scored": {"rewritten.parquet", "long.bin"},
+    "lines.parquet": set(), "lines.rejects.parquet": set(),
 }  # fmt: skip
 
 PARTS = ("good/part-00001.parquet", "copies/part-00001.parquet", "arrow/data-00000.arrow",
@@ -69,6 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for shard in range(3):
         texts = [" ".join(draw.choices(words, k=draw.randrange(5, 80))) for _ in range(60)]
         pq.write_table(pa.table({"text": [*texts, texts[0]]}), folder / f"pages/{shard}.parquet")
+    (folder / "lines.jsonl").write_text('{"text": "a line of text"}\nno JSON\n')
     for line in LINES:
         run(line, folder)
     return folder
@@ -156,7 +159,8 @@ def test_a_changed_input_makes_what_came_of_it_stale(tree: Path) -> None:
     graph = graph_of(tree)
     states = {os.path.relpath(path, tree): node.state for path, node in graph.items()}
     own = {"good", "short.parquet"}
-    assert states == {name: "stale" if name in own else "after" for name in EDGES}
+    assert states.pop("lines.parquet") == states.pop("lines.rejects.parquet") == "current"
+    assert all(state == ("stale" if name in own else "after") for name, state in states.items())
     assert "has changed" in graph[str(tree / "good")].reasons[0]
 
 
@@ -187,7 +191,8 @@ def test_defects_and_what_was_made_from_them(tree: Path) -> None:
     }  # fmt: skip
     # a stage in a pipe: its rows are those of the output that the pipe ends in
     piped = found(Defect("classify", (1,), "…", {"where": ""}))
-    assert piped.keys() == {"rewritten.parquet", "scored"}
+    lines = {"lines.parquet", "lines.rejects.parquet"}
+    assert piped.keys() == {"rewritten.parquet", "scored"} | lines
 
 
 def test_doctor(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,12 +282,12 @@ def test_the_record_does_not_count_for_hashes(tree: Path, tmp_path: Path) -> Non
 def test_the_report_shows_the_graph(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph_report.run(Job("report", (str(tree),)))
     text = capsys.readouterr().out
-    assert "10 outputs, 0 to make again" in text and "make them again" not in text
+    assert f"{len(EDGES)} outputs, 0 to make again" in text and "make them again" not in text
     assert "183 in 143 out 40 removed, 3 shards" in text and "classify | rewrite ←" in text
     (tree / "unique.parquet").unlink()
     graph_report.run(Job("report", (str(tree),)))
     text = capsys.readouterr().out
-    assert "missing: deleted" in text and "10 outputs, 1 to make again" in text
+    assert "missing: deleted" in text and f"{len(EDGES)} outputs, 1 to make again" in text
     assert "sabia dedup -o unique.parquet --method exact --removed copies/ good/" in text
     graph_report.run(Job("report", (str(tree),), json=True))
     report = json.loads(capsys.readouterr().out)
@@ -304,5 +309,5 @@ def test_the_report_shows_the_graph(tree: Path, capsys: pytest.CaptureFixture[st
 
 def test_report_without_a_question(tree: Path) -> None:
     done = sabia("report", tree)
-    assert done.exit_code == 0 and "10 outputs, 0 to make again" in done.stdout
+    assert done.exit_code == 0 and f"{len(EDGES)} outputs, 0 to make again" in done.stdout
     assert sabia("report", tree / "nothing").exit_code == 2
