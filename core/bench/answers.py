@@ -5,12 +5,14 @@ Records have a column response, completion, text or answer, and the item's id in
 `model` names the model. Reasoning is taken out of an answer; a text that ends in it is no answer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from sabia.core import notes, stop
+from sabia.core import notes
 from sabia.core.bench.items import Item, Message, render
+from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_match, word_f1
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
@@ -20,7 +22,7 @@ from sabia.core.generate.chat import render as render_chat
 from sabia.core.generate.chat_variables import server_variables
 from sabia.core.generate.message_forms import REASONING_NAMES
 from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
-from sabia.core.generate.requests import LENGTH, Request
+from sabia.core.generate.requests import LENGTH, Completion, Request
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
 
@@ -75,20 +77,23 @@ def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
 
 
 def generate(
-    engine: Any, tokenizer: Any, task: Task, items: Sequence[Item], options: EvalOptions,
-    variables: Mapping[str, Any],
+    engine: Callable[[], Any], context: int, tokenizer: Any, task: Task, items: Sequence[Item],
+    options: EvalOptions, variables: Mapping[str, Any], kept: KeptResults,
 ) -> list[Answer]:  # fmt: skip
     """Answers by the local engine, in the order of the items; variables: of the chat template.
+
+    Answers that are kept are not generated again, and new ones are kept when they are finished; the
+    engine, of a model of `context` positions, is opened if there are any.
 
     Random numbers are a function of seed, task, item and sample, so two models use the same ones.
     Prompts too long for the model are truncated on the left, with a warning.
     """
     samples, temperature = sampling_of(task, options)
-    prompt_limit = engine.spec.max_positions - task.max_new_tokens
+    prompt_limit = context - task.max_new_tokens
     if prompt_limit < 1:
         raise UsageError(
             f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
-            f"{engine.spec.max_positions}"
+            f"{context}"
         )
     encoded = [prompt_ids(item, tokenizer, variables) for item in items]
     if cut := sum(len(ids) > prompt_limit for ids in encoded):
@@ -100,18 +105,27 @@ def generate(
                 stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
-    names = {r.name: item.id for r, item in zip(requests, items, strict=True)}
+    named = {r.name: (r, item.id) for r, item in zip(requests, items, strict=True)}
     closing = {
         item.id: opened_by_prompt(render_chat(item.messages, tokenizer, True, **variables))
         for item in items
         if item.messages
     }
     order = {item.id: number for number, item in enumerate(items)}
+    finished, left = list[Completion](), list[Request]()
+    for request in requests:
+        known = [kept.completion(request, sample) for sample in request.samples]
+        finished += filter(None, known)
+        if only := tuple(sample for sample, done in enumerate(known) if done is None):
+            left.append(replace(request, only=only))
     answers = []
     with progress(len(items) * samples, task.name, "answers") as bar:
-        for done in engine.stream(requests):
-            stop.check()
-            item, reason = names[done.request_id], done.finish_reason
+        new = engine().stream(left) if left else ()
+        for number, done in enumerate(chain(finished, new)):
+            request, item = named[done.request_id]
+            reason = done.finish_reason
+            if number >= len(finished):
+                kept.keep_completion(request, done)
             answers.append(
                 answer_of(item, done.sample, done.text, closing.get(item, ""),
                           finish_reason=reason, tokens=len(done.tokens))

@@ -11,8 +11,8 @@ as in lm-evaluation-harness.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any
+from itertools import chain, takewhile
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from sabia.core.spec.model import check_predicts
 BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
-Cell = tuple[int, int]  # number of a question, and an option or the length of the shared prefix
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,35 @@ class Row:
         """The row truncated on the left to the context of a model of `context` positions."""
         kept = self.ids[-(context + 1) :]
         return Row(kept, min(self.scored, len(kept) - 1))
+
+
+Unit = tuple[Row, ...]  # rows that are scored together: options after what they share, or one row
+
+
+class Kept(Protocol):
+    """Log-likelihoods that are known, and a place for new ones."""
+
+    def loglikelihoods(self, unit: Unit) -> list[float] | None:
+        """Those of a unit's rows, in nats, if they are known."""
+
+    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[float]]]) -> None:
+        """Keep those of the units of a batch."""
+
+
+def units(rows: Sequence[Row], shares: bool) -> list[Unit]:
+    """What is scored of a question, by a scorer that `shares` what rows begin with, or not."""
+    if shares and len(rows) > 1 and shared_prefix(rows):
+        return [tuple(rows)]
+    return [(row,) for row in rows]
+
+
+def known_units(
+    questions: Iterable[Sequence[Row]], shares: bool, kept: Kept | None
+) -> dict[Unit, list[float]]:
+    """The different units of all questions with their log-likelihoods, which are empty where they
+    are not kept."""
+    every = dict.fromkeys(unit for rows in questions for unit in units(rows, shares))
+    return {unit: (kept.loglikelihoods(unit) if kept else None) or [] for unit in every}
 
 
 def encode_options(
@@ -113,10 +141,14 @@ class Scorer:
         """Maximum number of positions of the model."""
         return self.spec.max_positions
 
-    def score(self, questions: Sequence[Sequence[Row]]) -> list[np.ndarray]:
+    def score(
+        self, questions: Sequence[Sequence[Row]], kept: Kept | None = None
+    ) -> list[np.ndarray]:
         """For each question the log-likelihoods[options] (nats) of its rows' scored tokens.
 
-        Raises BadData for token ids the model does not have.
+        What is `kept` is not computed again; the batches are the same with and without it, so that
+        an interrupted run gives the same numbers. Raises BadData for token ids that the model does
+        not have.
         """
         fitted = [[row.fitting(self.context) for row in rows] for rows in questions]
         largest = max((max(row.ids) for rows in fitted for row in rows), default=0)
@@ -125,90 +157,78 @@ class Scorer:
                 f"token id {largest} of a vocabulary of {self.spec.vocab_size} "
                 "(is this the model's tokenizer?)"
             )
-        loglikelihoods = [np.zeros(len(rows)) for rows in fitted]
-        alone: list[Cell] = []
-        with progress(sum(map(len, fitted)), "score", "texts") as bar:
-            for batch in self._batches(fitted, alone):
+        values = known_units(fitted, self.shares, kept)
+        every = list(values)
+        with progress(sum(map(len, every)), "score", "texts") as bar:
+            for batch in chain(self._batches(every), self._cells(every)):
                 stop.check()
-                self._score_shared(fitted, batch, loglikelihoods)
-                bar.advance(sum(len(fitted[question]) for question, _ in batch))
-            for cells in self._cells(fitted, alone):
-                stop.check()
-                for (q, o), value in zip(cells, self._score_rows(fitted, cells), strict=True):
-                    loglikelihoods[q][o] = value
-                bar.advance(len(cells))
-        return loglikelihoods
+                new = [every[number] for number in batch if not values[every[number]]]
+                if new:
+                    score = self._score_shared if len(new[0]) > 1 else self._score_rows
+                    made = list(zip(new, score(new), strict=True))
+                    values.update(made)
+                    if kept is not None:
+                        kept.keep_loglikelihoods(made)
+                bar.advance(sum(len(every[number]) for number in batch))
+        of_units = ([values[unit] for unit in units(rows, self.shares)] for rows in fitted)
+        return [np.array([nats for part in parts for nats in part]) for parts in of_units]
 
-    def _batches(
-        self, questions: Sequence[Sequence[Row]], alone: list[Cell]
-    ) -> Iterator[list[Cell]]:
-        """(question, length of its shared prefix), in batches; rows without one are added to
-        `alone`.
+    @property
+    def shares(self) -> bool:
+        """Whether tokens that the options of a question share are run once."""
+        return self.backend == "torch"
 
-        Questions of similar length are batched together, so that padding is small.
-        """
-        shared: list[Cell] = []
-        for number, rows in enumerate(questions):
-            prefix = shared_prefix(rows) if self.backend == "torch" and len(rows) > 1 else 0
-            if prefix:
-                shared.append((number, prefix))
-            else:
-                alone += [(number, option) for option in range(len(rows))]
+    def _batches(self, every: Sequence[Unit]) -> Iterator[list[int]]:
+        """The units of several rows, by number, in batches of similar length, so that padding is
+        small."""
+        prefix = {n: shared_prefix(unit) for n, unit in enumerate(every) if len(unit) > 1}
 
-        def too_large(batch: Sequence[Cell]) -> bool:
-            widest = max(prefix for _, prefix in batch)
-            options = sum(len(questions[number]) for number, _ in batch)
-            tail = max(len(row.ids) for number, _ in batch for row in questions[number])
+        def too_large(batch: Sequence[int]) -> bool:
+            widest = max(prefix[number] for number in batch)
+            options = sum(len(every[number]) for number in batch)
+            tail = max(len(row.ids) for number in batch for row in every[number])
             too_many = len(batch) * widest > self.batch_tokens
             return too_many or options * tail * self._position_bytes > CACHE_BYTES
 
-        yield from grouped(sorted(shared, key=lambda pair: pair[1]), too_large)
+        yield from grouped(sorted(prefix, key=prefix.__getitem__), too_large)
 
-    def _score_shared(
-        self,
-        questions: Sequence[Sequence[Row]],
-        batch: Sequence[Cell],
-        loglikelihoods: list[np.ndarray],
-    ) -> None:
+    def _score_shared(self, batch: Sequence[Unit]) -> list[list[float]]:
         """Run the prefixes once, then each option's remaining tokens on a copy of their cache."""
-        cells = [(q, o, p) for q, p in batch for o in range(len(questions[q]))]
-        tails = [questions[q][o].ids[p:] for q, o, p in cells]
-        width, widest = max(map(len, tails)) - 1, max(p for _, p in batch)
+        shared = [shared_prefix(unit) for unit in batch]
+        cells = [(row, shared[n], n) for n, unit in enumerate(batch) for row in unit]
+        tails = [row.ids[p:] for row, p, _ in cells]
+        width, widest = max(map(len, tails)) - 1, max(shared)
         cache = self._cache(len(batch), widest + width)
-        prefixes = padded([questions[q][0].ids[:p] for q, p in batch], widest)
+        prefixes = padded([u[0].ids[:p] for u, p in zip(batch, shared, strict=True)], widest)
         positions = np.tile(np.arange(widest), (len(batch), 1))
         before = self._hidden(prefixes, positions, cache)
-        row_of = {q: row for row, (q, _) in enumerate(batch)}
-        owner = np.array([row_of[q] for q, _, _ in cells])
-        states = [before[owner, np.array([p - 1 for _, _, p in cells])][:, None]]
+        owner = np.array([n for _, _, n in cells])
+        states = [before[owner, np.array([p - 1 for _, p, _ in cells])][:, None]]
         if width:
-            starts = np.array([p for _, _, p in cells])[:, None]
+            starts = np.array([p for _, p, _ in cells])[:, None]
             inputs = padded([tail[:-1] for tail in tails], width)
             states.append(self._hidden(inputs, starts + np.arange(width), cache.select(owner)))
         targets = np.full((len(cells), width + 1), -1)
-        for row, ((q, o, _), tail) in enumerate(zip(cells, tails, strict=True)):
-            scored = questions[q][o].scored
-            targets[row, len(tail) - scored : len(tail)] = tail[len(tail) - scored :]
-        losses = self._losses(self.ops.concat(states, 1), targets)
-        for (q, o, _), loss in zip(cells, losses.sum(1), strict=True):
-            loglikelihoods[q][o] = -loss
+        for number, ((row, _, _), tail) in enumerate(zip(cells, tails, strict=True)):
+            targets[number, len(tail) - row.scored : len(tail)] = tail[len(tail) - row.scored :]
+        losses = iter((-self._losses(self.ops.concat(states, 1), targets).sum(1)).tolist())
+        return [[next(losses) for _ in unit] for unit in batch]
 
-    def _cells(
-        self, questions: Sequence[Sequence[Row]], alone: Sequence[Cell]
-    ) -> Iterator[list[Cell]]:
-        """Rows that are scored whole, in batches of similar length."""
+    def _cells(self, every: Sequence[Unit]) -> Iterator[list[int]]:
+        """The units of one row, by number, in batches of similar length."""
 
-        def length(cell: Cell) -> int:
-            return len(questions[cell[0]][cell[1]].ids)
+        def length(number: int) -> int:
+            return len(every[number][0].ids)
 
-        def too_large(batch: Sequence[Cell]) -> bool:
+        def too_large(batch: Sequence[int]) -> bool:
             return len(batch) * length(batch[-1]) > self.batch_tokens
 
-        yield from grouped(sorted(alone, key=length), too_large)
+        single = (number for number, unit in enumerate(every) if len(unit) == 1)
+        yield from grouped(sorted(single, key=length), too_large)
 
-    def _score_rows(self, questions: Sequence[Sequence[Row]], cells: Sequence[Cell]) -> np.ndarray:
+    def _score_rows(self, batch: Sequence[Unit]) -> list[list[float]]:
         """Log-likelihoods of rows scored whole, without a cache."""
-        rows = [questions[q][o] for q, o in cells]
+        rows = [row for (row,) in batch]
         length, count = max(len(row.ids) for row in rows) - 1, len(rows)
         scored = max(row.scored for row in rows)
         if self._flat is not None:
@@ -226,7 +246,7 @@ class Scorer:
         else:
             hidden = self._hidden(ids, None, None)[np.arange(count)[:, None], index]
             losses = self._losses(hidden, targets)
-        return -losses.sum(1, dtype=np.float64)[: len(rows)]
+        return (-losses.sum(1, dtype=np.float64)[: len(rows), None]).tolist()
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         like = self.params["embed"]
@@ -251,15 +271,15 @@ class Scorer:
 
 
 def grouped(
-    cells: Iterable[Cell], too_large: Callable[[Sequence[Cell]], bool]
-) -> Iterator[list[Cell]]:
-    """The cells in order, in the largest batches that are not too large, of one cell at least."""
-    batch: list[Cell] = []
-    for cell in cells:
-        if batch and too_large([*batch, cell]):
+    numbers: Iterable[int], too_large: Callable[[Sequence[int]], bool]
+) -> Iterator[list[int]]:
+    """The numbers in order, in the largest batches that are not too large, of one at least."""
+    batch: list[int] = []
+    for number in numbers:
+        if batch and too_large([*batch, number]):
             yield batch
             batch = []
-        batch.append(cell)
+        batch.append(number)
     if batch:
         yield batch
 

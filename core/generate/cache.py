@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,14 +52,22 @@ class CallCache:
 
     def append(self, replies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Store finished calls; when it returns they survive a kill and a power failure."""
-        for key, reply in replies:
-            self.write(key, reply)
+        self.write_all(list(replies))
         self.sync()
 
     def write(self, key: str, reply: Mapping[str, Any]) -> None:
         """Store a finished call; when it returns it survives a kill of this process."""
-        text = json.dumps(sealed({**reply, "": key})).encode()
-        line = key.encode() + b" " + text + b"\n"
+        self.write_all([(key, reply)])
+
+    def write_all(self, replies: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Store several at once, so that a kill leaves all of them or none."""
+        texts = [json.dumps(sealed({**reply, "": key})).encode() for key, reply in replies]
+        lines = [
+            key.encode() + b" " + text + b"\n"
+            for (key, _), text in zip(replies, texts, strict=True)
+        ]
+        if not lines:
+            return
         with self._lock:
             if self._segment is None:
                 name = f"calls-{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.log"
@@ -68,10 +76,12 @@ class CallCache:
                 fsync_directory(self._directory)
             path = Path(self._segment.name)
             start = self._read_to.get(path, 0)
-            if self._segment.write(line) != len(line):
+            if self._segment.write(b"".join(lines)) != sum(map(len, lines)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            self._locations[key] = (path, start + KEY_DIGITS + 1, len(text))
-            self._read_to[path] = start + len(line)
+            for (key, _), text, line in zip(replies, texts, lines, strict=True):
+                self._locations[key] = (path, start + KEY_DIGITS + 1, len(text))
+                start += len(line)
+            self._read_to[path] = start
 
     def sync(self) -> None:
         """Make the calls written so far survive a power failure; others may write meanwhile."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from sabia.core.errors import Failed
 
@@ -53,6 +53,7 @@ class ChatRequest:
     """One chat completion. `vote` numbers intended repeats of the same question; `extra` is added
     to the body unchanged (tools, logprobs, chat_template_kwargs, …)."""
 
+    path: ClassVar[str] = "/chat/completions"
     messages: Sequence[Mapping[str, Any]]
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -91,6 +92,64 @@ class ChatRequest:
         prompt = int(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
         return Usage(prompt, self.max_tokens or prompt)
 
+    def parse(self, raw: bytes) -> dict[str, Any]:
+        """The parsed reply; raises Retryable if it is truncated or has no message."""
+        reply = _parsed(raw)
+        if not isinstance(reply["choices"][0].get("message"), dict):
+            raise Retryable(f"reply has no message: {raw[:80]!r}")
+        return reply
+
+
+@dataclass(frozen=True)
+class EchoRequest:
+    """The log-probabilities of the tokens of a prompt, by a completion that repeats it."""
+
+    path: ClassVar[str] = "/completions"
+    prompt: str
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The JSON body."""
+        asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        return {"model": model, "prompt": self.prompt, **asked}
+
+    def key(self, model: str) -> str:
+        """Content key, 64 hex digits."""
+        return content_key("echo", self.body(model))
+
+    def estimate(self) -> Usage:
+        """Tokens of the prompt (from its bytes) and the one that must be generated."""
+        return Usage(int(len(self.prompt.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1, 1)
+
+    def parse(self, raw: bytes) -> dict[str, Any]:
+        """The parsed reply; raises Refused if it is not the prompt with its log-probabilities."""
+        reply = _parsed(raw)
+        try:
+            given = echoed(reply["choices"][0], self.prompt)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Refused(f"no log-probabilities in the reply ({error!r})", 422) from error
+        if not self.accepts(given):
+            raise Refused("the server ignores echo or logprobs", 422)
+        return reply
+
+    def accepts(self, given: EchoedTokens) -> bool:
+        """Whether the reply covers the prompt with log-probabilities."""
+        offsets = [offset for offset, _ in given]
+        return bool(given) and offsets[0] == 0 and sorted(offsets) == offsets
+
+
+# (offset of a token in characters, its log-probability; None for the first)
+EchoedTokens = Sequence[tuple[int, float | None]]
+
+
+def echoed(choice: Mapping[str, Any], prompt: str) -> EchoedTokens:
+    """The tokens of a prompt in the completion that repeats it. Raises KeyError, TypeError, or
+    ValueError where the completion has other text."""
+    if not choice["text"].startswith(prompt):
+        raise ValueError("the reply does not begin with the prompt: the server ignores echo")
+    logs = choice["logprobs"]
+    pairs = zip(logs["text_offset"], logs["token_logprobs"], strict=True)
+    return [(offset, p) for offset, p in pairs if offset < len(prompt)]
+
 
 @dataclass(frozen=True)
 class ChatResponse:
@@ -104,7 +163,11 @@ class ChatResponse:
     cached: bool = False
     error: str | None = None
     refused: bool = False  # the server refused this request
-    message: Mapping[str, Any] = field(default_factory=dict)  # tool_calls, reasoning_content, …
+    # tool_calls, reasoning_content, …; of a completion all of it
+    message: Mapping[str, Any] = field(default_factory=dict)
+
+
+ModelRequest = ChatRequest | EchoRequest
 
 
 class Retryable(Exception):
@@ -142,7 +205,7 @@ def content_key(kind: str, body: Mapping[str, Any], vote: int = 0) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def parse_reply(raw: bytes) -> dict[str, Any]:
+def _parsed(raw: bytes) -> dict[str, Any]:
     """The parsed reply; raises Retryable if it is truncated or has no choices."""
     try:
         reply = json.loads(raw)
@@ -151,13 +214,11 @@ def parse_reply(raw: bytes) -> dict[str, Any]:
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise Retryable(f"reply has no choices: {raw[:80]!r}")
-    if not isinstance(choices[0].get("message"), dict):
-        raise Retryable(f"reply has no message: {raw[:80]!r}")
     return reply
 
 
 def to_response(
-    key: str, reply: Mapping[str, Any], request: ChatRequest, cached: bool
+    key: str, reply: Mapping[str, Any], request: ModelRequest, cached: bool
 ) -> ChatResponse:
     """A reply as ChatResponse; usage is estimated from bytes if the server reports none."""
     choice, text = reply["choices"][0], text_of(reply)
@@ -168,17 +229,18 @@ def to_response(
         usage=_usage(reply, request, text),
         model=reply.get("model"),
         cached=cached,
-        message=choice["message"],
+        message=choice.get("message", choice),
     )
 
 
 def text_of(reply: Mapping[str, Any]) -> str:
     """The text of a reply; '' without any."""
-    text = reply["choices"][0]["message"].get("content")
+    choice = reply["choices"][0]
+    text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return text if isinstance(text, str) else ""
 
 
-def _usage(reply: Mapping[str, Any], request: ChatRequest, text: str) -> Usage:
+def _usage(reply: Mapping[str, Any], request: ModelRequest, text: str) -> Usage:
     usage = reply.get("usage")
     if isinstance(usage, dict) and isinstance(usage.get("prompt_tokens"), int):
         return Usage(usage["prompt_tokens"], usage.get("completion_tokens") or 0)

@@ -26,7 +26,7 @@ from sabia.core.errors import Failed, Unavailable, UsageError
 from sabia.core.generate import calls
 from sabia.core.generate.budget import Budget, Spent
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.calls import ChatRequest, ChatResponse, Refused, Retryable, Usage
+from sabia.core.generate.calls import ChatResponse, ModelRequest, Refused, Retryable, Usage
 from sabia.core.generate.ledger import Ticket
 from sabia.core.generate.limiter import Limiter, Server
 
@@ -104,7 +104,7 @@ class Client:
         for url in urls:
             if not url.startswith(("http://", "https://")):
                 raise UsageError(f"not an HTTP address: {url} (expected http://HOST:PORT/v1)")
-        self.urls = [url.rstrip("/") + "/chat/completions" for url in urls]
+        self.urls = [url.rstrip("/") for url in urls]
         self.model = model
         self.budget = budget or Budget()
         self.budget.check_prices(model)
@@ -144,7 +144,7 @@ class Client:
         return line if spent == own else f"{line}; the run in all: {spent.text()}"
 
     def chat(
-        self, requests: Iterable[ChatRequest], readers: Iterable[Reader] = ()
+        self, requests: Iterable[ModelRequest], readers: Iterable[Reader] = ()
     ) -> list[ChatResponse]:
         """The responses in the order of the requests; `readers`: one of each request, or none.
 
@@ -164,7 +164,7 @@ class Client:
         return responses
 
     def submit(
-        self, request: ChatRequest, reader: Reader | None = None
+        self, request: ModelRequest, reader: Reader | None = None
     ) -> concurrent.futures.Future[ChatResponse]:
         """Start one request; collect it with `wait`. Raises what has ended the client.
 
@@ -205,7 +205,7 @@ class Client:
         if self._in_flight:
             await asyncio.wait(list(self._in_flight.values()), timeout=GRACE_S)
 
-    def estimate(self, requests: Iterable[ChatRequest]) -> Estimate:
+    def estimate(self, requests: Iterable[ModelRequest]) -> Estimate:
         """What `chat` would send and what it would cost; sends nothing."""
         seen: set[str] = set()
         cached, usage = 0, Usage()
@@ -257,7 +257,7 @@ class Client:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._session.close()
 
-    async def _answer(self, request: ChatRequest, reader: Reader | None) -> ChatResponse:
+    async def _answer(self, request: ModelRequest, reader: Reader | None) -> ChatResponse:
         """One request: from an identical call in flight, the cache or the server."""
         self._raise_if_over()
         key = request.key(self.model)
@@ -279,7 +279,7 @@ class Client:
             raise self._fatal.with_traceback(None)
 
     async def _call_once(
-        self, key: str, request: ChatRequest, reader: Reader | None
+        self, key: str, request: ModelRequest, reader: Reader | None
     ) -> dict[str, Any] | Exception:
         """Call the server for all identical requests; returns errors that end this request only."""
         result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -296,7 +296,7 @@ class Client:
             del self._in_flight[key]
 
     async def _call(
-        self, key: str, request: ChatRequest, reader: Reader | None
+        self, key: str, request: ModelRequest, reader: Reader | None
     ) -> dict[str, Any] | Exception:
         try:
             for _ in range(READ_TRIES):
@@ -336,7 +336,7 @@ class Client:
         return error
 
     async def _try(
-        self, key: str, request: ChatRequest, reader: Reader | None
+        self, key: str, request: ModelRequest, reader: Reader | None
     ) -> tuple[dict[str, Any], bool]:
         """The reply, and whether the reader accepts it, after up to `max_tries` attempts.
 
@@ -365,7 +365,7 @@ class Client:
         return asked is not None and asked > self._max_wait_s
 
     async def _attempt(
-        self, key: str, request: ChatRequest, reader: Reader | None
+        self, key: str, request: ModelRequest, reader: Reader | None
     ) -> tuple[dict[str, Any], bool]:
         """One HTTP request under the shared limiter; its slot is released once the reply is
         written, so that a kill loses at most as many paid calls as may be in flight."""
@@ -375,7 +375,7 @@ class Client:
             ticket = await self._admit(estimate)
             self._requests += 1
             try:
-                reply, headers = await self._post(server.url, request.body(self.model))
+                reply, headers = await self._post(server.url, request)
             except Exception:  # of a call that is cancelled, the outcome is unknown
                 self.budget.ledger.settle(ticket, self.model, Usage())
                 raise
@@ -431,11 +431,12 @@ class Client:
             raise self._fatal
 
     async def _post(
-        self, url: str, body: Mapping[str, Any]
+        self, server: str, request: ModelRequest
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
-        """The reply to a body and its headers."""
+        """The reply to a request and its headers."""
         import aiohttp
 
+        url, body = server + request.path, request.body(self.model)
         try:
             async with self._session.post(url, json=body, allow_redirects=False) as answer:
                 raw = await answer.read()
@@ -454,7 +455,7 @@ class Client:
             # some servers repeat the key in their reply
             raw = raw.replace(self._key.encode(), b"***")
         calls.check_status(status, headers, raw, url)
-        return calls.parse_reply(raw), headers
+        return request.parse(raw), headers
 
     def _write(self, key: str, reply: dict[str, Any]) -> None:
         try:

@@ -92,7 +92,9 @@ class EvalOptions(
     judge_url: tuple[str, ...] = changed(RubricJudge.judge_url, only=ANSWERS)
     judge: str = changed(RubricJudge.judge, only=ANSWERS)
     judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
-    """Finished calls to endpoints of `--model` are cached there too."""
+    """Finished calls to endpoints of `--model`, and what models in directories have computed, are
+    cached there too, as they come: after a kill the same command computes only the rest. `--force`
+    computes the results of models in directories again."""
     max_unknown: float = changed(RubricJudge.max_unknown, only=ANSWERS)
     max_missing: float = quantity(
         "share", "Fraction of a task's samples without a score, above which the exit code is 1",
@@ -111,7 +113,7 @@ class EvalOptions(
         calls = self.judge_url or self.judge or any(endpoints)
         for name in self.table.keys() & self.given:
             flag = self.table[name].flag
-            if name in (*ApiCalls.table, "judge_cache") and not calls:
+            if name in ApiCalls.table and not calls:
                 raise UsageError(f"{flag}: only with --judge-url or an endpoint as --model")
             if name in ("backend", "dtype") and all(endpoints):
                 raise UsageError(f"{flag}: only with a model directory as --model")

@@ -14,7 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sabia.core import notes
+import numpy as np
+
+from sabia.core import notes, stop
 from sabia.core.bench.answers import (
     QUESTION_CHARACTERS,
     Answer,
@@ -36,7 +38,16 @@ from sabia.core.bench.judging import (
     key_text,
     rubric_of,
 )
-from sabia.core.bench.loglikelihood import Scorer, document_rows, encode_options, prefix_token
+from sabia.core.bench.kept_results import KeptResults
+from sabia.core.bench.loglikelihood import (
+    Row,
+    Scorer,
+    document_rows,
+    encode_options,
+    known_units,
+    prefix_token,
+    units,
+)
 from sabia.core.bench.metrics import (
     MAXIMUM,
     NO_ANSWER,
@@ -50,15 +61,16 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
 from sabia.core.generate.chat_variables import template_variables
+from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import model_fingerprint
-from sabia.core.generate.opened import open_client
+from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.judge.opened_judges import judge_servers, note_calls, open_panel
 from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 from sabia.core.model.storage import hub
 from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
-from sabia.core.spec import load_spec, parameter_count
+from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
@@ -175,8 +187,8 @@ class EvaluatedModel(ABC):
         return 0.0, 0
 
     @abstractmethod
-    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
-        """Log-likelihoods (nats) of each item's choices."""
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
+        """Log-likelihoods (nats) of each item's choices, or why there are none."""
 
     @abstractmethod
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
@@ -190,6 +202,11 @@ class EvaluatedModel(ABC):
         """Score rows of a task."""
         if task.kind == "multiple_choice":
             for item, nats in zip(items, self.choices(task, items), strict=True):
+                if isinstance(nats, str):
+                    yield from score_missing(
+                        task, self.name, [(item, Answer(item.id, 0, "", missing=nats))]
+                    )
+                    continue
                 correct = int(item.answer or 0)
                 best = max(range(len(nats)), key=nats.__getitem__)
                 detail: Mapping[str, Any] = {
@@ -219,7 +236,9 @@ class LocalModel(EvaluatedModel):
         self._files = model_fingerprint(directory)
 
     def __exit__(self, *_: object) -> None:
-        for name in ("scorer", "engine"):
+        if "kept" in vars(self):
+            self.kept.close()
+        for name in ("scorer", "engine", "kept"):
             vars(self).pop(name, None)
 
     def fingerprint(self) -> str:
@@ -238,8 +257,7 @@ class LocalModel(EvaluatedModel):
             lengths = list(map(len, self.tokenizer.encode_ordinary_batch([i.text for i in items])))
         else:
             lengths = [len(row.ids) for item in items for row in self._options(task, item)]
-        spec = load_spec(self.directory)
-        flops = 0.0
+        spec, flops = self.spec, 0.0
         for n, rows in Counter(lengths).items():
             each = training_flops_per_token(spec, min(n, spec.max_positions), "causal") / 3
             flops += rows * n * each
@@ -249,6 +267,18 @@ class LocalModel(EvaluatedModel):
     def tokenizer(self) -> Any:
         """The model's own tokenizer."""
         return load_tokenizer(self.directory, "--model")
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """The model's settings."""
+        return load_spec(self.directory)
+
+    @cached_property
+    def kept(self) -> KeptResults:
+        """What the model has computed, in this run or an earlier one."""
+        folder = Path(self.options.judge_cache or default_cache()) / "models"
+        identity = f"{self._files} {self.backend} {self.dtype}"
+        return KeptResults(folder, identity, anew=self.options.force)
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -266,16 +296,26 @@ class LocalModel(EvaluatedModel):
         else:
             notes.note("generation runs on torch for every --backend")
             spec, params = hub.load_model(self.directory)
-        return Engine(spec, params, self.tokenizer, self.dtype)
+        return Engine(spec, params, self.tokenizer, self.dtype, on_step=stop.check)
 
-    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         questions = [self._options(task, item) for item in items]
-        context = self.scorer.context
+        context = self.spec.max_positions
         if cut := sum(any(len(row.ids) > context + 1 for row in rows) for rows in questions):
             notes.warn(
                 f"{task.name}: {cut} of {len(items)} questions cut on the left to {context} tokens"
             )
-        return [nats.tolist() for nats in self.scorer.score(questions)]
+        return [nats.tolist() for nats in self._loglikelihoods(questions)]
+
+    def _loglikelihoods(self, questions: Sequence[Sequence[Row]]) -> list[np.ndarray]:
+        """Of each question's rows; the model is loaded unless all are kept."""
+        context = self.spec.max_positions
+        fitted = [[row.fitting(context) for row in rows] for rows in questions]
+        shares = self.backend == "torch"
+        values = known_units(fitted, shares, self.kept)
+        if not all(values.values()):
+            return self.scorer.score(fitted, self.kept)
+        return [np.concatenate([values[u] for u in units(rows, shares)]) for rows in fitted]
 
     def _options(self, task: Task, item: Item) -> Any:
         if not item.messages:
@@ -285,10 +325,10 @@ class LocalModel(EvaluatedModel):
         return encode_options(self.tokenizer, context, item.choices, special=True)
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
-        prefix, context = prefix_token(self.tokenizer), self.scorer.context
+        prefix, context = prefix_token(self.tokenizer), self.spec.max_positions
         encoded = self.tokenizer.encode_ordinary_batch([item.text for item in items])
         rows = [document_rows(ids, prefix, context) for ids in encoded]
-        flat = self.scorer.score([[row] for document in rows for row in document])
+        flat = self._loglikelihoods([[row] for document in rows for row in document])
         sums, start = [], 0
         for ids, document in zip(encoded, rows, strict=True):
             part = flat[start : start + len(document)]
@@ -297,7 +337,11 @@ class LocalModel(EvaluatedModel):
         return sums
 
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        return generate(self.engine, self.tokenizer, task, items, options, self.variables)
+        context = self.spec.max_positions
+        return generate(
+            lambda: self.engine, context, self.tokenizer, task, items, options, self.variables,
+            self.kept,
+        )  # fmt: skip
 
 
 class Endpoint(EvaluatedModel):
@@ -308,7 +352,7 @@ class Endpoint(EvaluatedModel):
     ) -> None:
         super().__init__(name)
         self.url, self.model, self.options, self.budget = url, model, options, budget
-        self._client: Any = None
+        self._client: Client | None = None
 
     def __exit__(self, *_: object) -> None:
         if self._client is not None:
@@ -319,15 +363,13 @@ class Endpoint(EvaluatedModel):
     def fingerprint(self) -> str:
         return f"{self.name} {self.url} {self.model}"
 
-    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float]]:
+    def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         if any(item.messages for item in items):
             raise UsageError(
                 f"{task.name}: a chat endpoint gives no log-probabilities of choices; use a plain "
                 "prompt (chat = false), or kind exact_match"
             )
-        scorer = PromptScorer(
-            self.url, self.model, self.options.api_key_env, self.options.concurrency
-        )
+        scorer = PromptScorer(self._opened())
         scorer.probe()
         questions = [(i.text, [task.delimiter + choice for choice in i.choices]) for i in items]
         return list(scorer.score_all(questions))
@@ -335,17 +377,20 @@ class Endpoint(EvaluatedModel):
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")
 
-    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+    def _opened(self) -> Client:
         if self._client is None:
             self._client = open_client(
                 [self.url],
                 self.model,
-                options,
-                options.judge_cache,
+                self.options,
+                self.options.judge_cache,
                 self.budget,
                 refused_after=None,
             )
-        return ask(self._client, task, items, options)
+        return self._client
+
+    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+        return ask(self._opened(), task, items, options)
 
 
 def open_models(options: EvalOptions, budget: Budget) -> list[EvaluatedModel]:

@@ -199,7 +199,6 @@ def test_dry_run_counts_and_touches_nothing(folder: Path, tmp_path: Path) -> Non
         ({"model": ("small",), "out": "scores"}, "--out: scores .expected a file ending in"),
         # what has no meaning in the call, though it may be as it is by default
         ({"model": ("small",), "concurrency": 16}, "--concurrency: only with --judge-url or an en"),
-        ({"model": ("small",), "judge_cache": "c"}, "--judge-cache: only with --judge-url or an"),
         ({"model": ("m=http://h/v1#m",), "dtype": "float32"}, "--dtype: only with a model dir"),
         ({"model": ("small",), "judge_votes": 1}, "--judge-votes: only with --judge-url"),
         ({"model": ("small",), "judge_url": "http://h/v1"}, "--judge-model: is missing"),

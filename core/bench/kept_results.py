@@ -1,0 +1,65 @@
+"""Results of a local model by content, kept as they are computed.
+
+A start after a kill reads them instead of computing them again, as it reads finished calls of
+servers. A result is named by everything that it depends on: the model's files, the version of the
+results of eval, the backend and number format, and the token ids with what was asked of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sabia.core.bench.loglikelihood import Unit
+from sabia.core.generate.cache import CallCache
+from sabia.core.generate.calls import content_key
+from sabia.core.generate.requests import Completion, Request
+from sabia.core.results import result_version
+
+
+class KeptResults:
+    """The results of one model. `anew`: earlier ones are not read, but new ones are written."""
+
+    def __init__(self, folder: Path, identity: str, anew: bool = False) -> None:
+        self.identity = f"{identity} eval {result_version('eval')}"
+        self.cache, self.anew = CallCache(folder), anew
+
+    def loglikelihoods(self, unit: Unit) -> list[float] | None:
+        """The log-likelihoods (nats) of the rows of a unit, if they are known."""
+        kept = self._get(self._unit_key(unit))
+        return None if kept is None else kept["nats"]
+
+    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[float]]]) -> None:
+        """Keep the log-likelihoods of the units of a batch."""
+        self.cache.write_all([(self._unit_key(unit), {"nats": nats}) for unit, nats in values])
+
+    def completion(self, request: Request, sample: int) -> Completion | None:
+        """A sample of a request without its log-probabilities, if it is known."""
+        kept = self._get(self._sample_key(request, sample))
+        if kept is None:
+            return None
+        text, reason = kept["text"], kept["finish_reason"]
+        return Completion(request.name, sample, kept["tokens"], text, [], [], reason)
+
+    def keep_completion(self, request: Request, done: Completion) -> None:
+        """Keep a finished sample."""
+        kept = {"text": done.text, "finish_reason": done.finish_reason, "tokens": done.tokens}
+        self.cache.write_all([(self._sample_key(request, done.sample), kept)])
+
+    def close(self) -> None:
+        """Close the files."""
+        self.cache.close()
+
+    def _get(self, key: str) -> dict[str, Any] | None:
+        return None if self.anew else self.cache.get(key)
+
+    def _unit_key(self, unit: Unit) -> str:
+        return self._key({"rows": [[list(row.ids), row.scored] for row in unit]})
+
+    def _sample_key(self, request: Request, sample: int) -> str:
+        asked = {name: getattr(request, name) for name in
+                 ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop",
+                  "stop_ids", "name")}  # fmt: skip
+        return self._key({"ids": list(request.prompt), "sample": sample} | asked)
+
+    def _key(self, body: Mapping[str, Any]) -> str:
+        return content_key("local", {"model": self.identity, **body})
