@@ -8,6 +8,7 @@ the child's return code (negative: killed by that signal). EVENT is `step` (befo
 or `file` (before each fsync, replace and rename), counted from 0, or `time` (seconds after the
 start). MISHAP is a signal, or an errno that `file` raises. "limit": the most bytes of a file (as a
 quota). "reads": where the child appends [step, hashes of its rows' tokens] for each batch it reads.
+"folder": where the child runs.
 """
 
 import contextlib
@@ -89,6 +90,7 @@ def child(request: dict[str, Any]) -> None:
     try:
         for descriptor, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        os.chdir(request["folder"])
         if request["at"]:
             arm(*request["at"])
         if request["reads"]:

@@ -111,10 +111,11 @@ class Commands:
         at: tuple[str, float, str] | None = None,
         limit: int = 0,
         reads: Path | str = "",
+        folder: Path | str = ".",
     ) -> subprocess.CompletedProcess:
         """Run to the end, or until the mishap of `at`; see interrupted.py for the settings."""
         said = {"words": [str(w) for w in words], "at": at, "limit": limit, "reads": str(reads)}
-        said |= {"out": str(self.out), "err": str(self.err)}
+        said |= {"out": str(self.out), "err": str(self.err), "folder": str(folder)}
         self.server.stdin.write(json.dumps(said) + "\n")
         self.server.stdin.flush()
         code = int(self.server.stdout.readline())

@@ -122,7 +122,7 @@ def split(made: Mapping[str, Any] | None) -> tuple[dict[str, Any], RunRecord | N
 def package_commit() -> str:
     """The git commit of the package: of its source tree, or that pip installed; '' if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return _commit_of(Path(__file__).resolve().parents[2])
+        return _commit_of(Path(__file__).resolve().parents[3])
     with contextlib.suppress(PackageNotFoundError, ValueError, TypeError):
         direct = json.loads(distribution("sabia").read_text("direct_url.json") or "{}")
         return str(direct.get("vcs_info", {}).get("commit_id", ""))

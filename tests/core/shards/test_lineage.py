@@ -19,7 +19,7 @@ from sabia.core.digests import run_span, text_of_run
 from sabia.core.file_hashes import content_hash
 from sabia.core.results import RESULTS
 from sabia.core.shards.job import Job
-from sabia.core.shards.lineage import defects, graph_report
+from sabia.core.shards.lineage import defects, graph_report, run_record
 from sabia.core.shards.lineage.commands import commands_for, commands_to_rebuild
 from sabia.core.shards.lineage.defects import Defect, diagnose, known_defects
 from sabia.core.shards.lineage.graph import Graph, descendants, read_graph
@@ -311,3 +311,13 @@ def test_report_without_a_question(tree: Path) -> None:
     done = sabia("report", tree)
     assert done.exit_code == 0 and f"{len(EDGES)} outputs, 0 to make again" in done.stdout
     assert sabia("report", tree / "nothing").exit_code == 2
+
+
+def test_the_commit_is_that_of_the_source_tree() -> None:
+    root = Path(__file__).parents[3]
+    words = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    git = subprocess.run(words, capture_output=True, text=True, check=False)
+    if git.returncode:
+        pytest.skip("no git repository")
+    run_record.package_commit.cache_clear()
+    assert run_record.package_commit() == git.stdout.strip()
