@@ -1,6 +1,7 @@
 """An OpenAI-compatible server on loopback for tests: scripted answers, scripted faults, a ledger.
 
-`Stub(answer, fault)` runs in a thread. `answer(text)` makes the reply to the joined messages;
+`Stub(answer, fault)` runs in a thread. `answer(text)` makes the reply to the joined messages, a
+text or the whole message;
 `fault(text, attempt)` names what this attempt meets ("" = a good answer). The ledger holds, for
 each content, its attempts, deliveries and until when it was told to wait.
 """
@@ -125,7 +126,8 @@ class Stub:
 
     def _payload(self, text):
         answer = self.answer(text)
-        usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(answer.split())}
-        message = {"role": "assistant", "content": answer}
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        words = len((message["content"] or "").split())
+        usage = {"prompt_tokens": len(text.split()), "completion_tokens": words}
         choice = {"index": 0, "message": message, "finish_reason": self.finish}
         return json.dumps({"model": "stub-1", "choices": [choice], "usage": usage}).encode()

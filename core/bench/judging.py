@@ -9,17 +9,22 @@ outside 0 to the maximum, is no verdict and never a zero.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
+from sabia.core.bench.verdict_rows import POINTS, Entry, entries_of, entries_of_points
 from sabia.core.errors import BadData
-from sabia.core.generate.calls import ChatRequest
-from sabia.core.judge.prompt import json_values, nonce
+from sabia.core.generate.calls import ChatRequest, ChatResponse
+from sabia.core.judge.judge_file import JudgeServer
+from sabia.core.judge.llm import AskedCall, Judge
+from sabia.core.judge.panel import Panel, weighted_mean, weighted_median
+from sabia.core.judge.prompt import conversation, json_values, nonce, tagged
 from sabia.core.judge.rewards import RUBRIC, Case, Grader
-from sabia.core.judge.rubric import Rubric, parse_rubric
+from sabia.core.judge.rubric import Item, Rubric, parse_rubric
+from sabia.core.judge.verdict import Grade, Verdict
 
 SYSTEM = (
     "You mark an answer in an examination by its official key. Go through the key point by point, "
@@ -37,10 +42,12 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True)
 class JudgedAnswer:
-    """An answer's metric values (only NO_VERDICT if there is none) and their details."""
+    """An answer's metric values (only NO_VERDICT if there is none), their details, and
+    what was decided and what each judge gave."""
 
     values: dict[str, float]
     detail: dict[str, Any]
+    entries: Sequence[Entry] = ()
 
 
 def rubric_of(value: Any) -> Rubric:
@@ -65,15 +72,16 @@ def judge_items(cases: Sequence[Case], grader: Grader) -> list[JudgedAnswer]:
     return [_graded(case, grade) for case, grade in zip(cases, grader.grade(cases), strict=True)]
 
 
-def _graded(case: Case, grade: Any) -> JudgedAnswer:
-    detail = {"items": grade.items(), "response": case.text}
-    if grade.by_judge:
-        detail["judges"] = grade.by_judge
+def _graded(case: Case, grade: Grade) -> JudgedAnswer:
+    detail: dict[str, Any] = {"items": grade.items(), "response": case.text}
+    lookups = {one.judge: one.lookups for one in grade.opinions if one.lookups}
+    detail |= {"lookups": lookups} if lookups else {}
     if grade.score is None:
-        return JudgedAnswer({NO_VERDICT: 1.0}, detail)
-    points = sum(item["points"] for item in grade.items())
+        return JudgedAnswer({NO_VERDICT: 1.0}, detail, entries_of(grade))
+    points = sum(weight for _, verdict, weight in grade.verdicts if verdict is Verdict.MET)
     maximum = sum(max(weight, 0.0) for _, _, weight in grade.verdicts)
-    return JudgedAnswer({"share": grade.score, "points": points, MAXIMUM: maximum}, detail)
+    values = {"share": grade.score, "points": points, MAXIMUM: maximum}
+    return JudgedAnswer(values, detail, entries_of(grade))
 
 
 def items_grader(judge: Any, max_unknown: float = 0.0) -> Grader:
@@ -96,15 +104,22 @@ def key_text(rubric: Any) -> str:
     if isinstance(rubric, str) and not rubric.lstrip().startswith(("[", "{")):
         return rubric
     items = rubric_of(rubric).items
-    return "\n".join(f"- {item.text} ({item.weight:g} points)" for item in items)
+    return "\n".join(
+        f"- {item.text} ({item.weight:g} points{_condition(item, items)})" for item in items
+    )
+
+
+def _condition(item: Item, items: Sequence[Item]) -> str:
+    needed = [other.text for other in items if other.id in item.depends_on]
+    return f"; counts only with: {'; '.join(needed)}" if needed else ""
 
 
 def points_messages(question: PointsQuestion) -> list[dict[str, str]]:
     """The chat that asks for the points of an answer."""
-    asked = "\n\n".join(f"[{m['role']}]\n{m.get('content') or ''}" for m in question.messages)
-    mark = nonce("points", question.response)
+    asked = conversation(question.messages)
+    mark = nonce("points", question.response, asked, question.key)
     text = (
-        f"<question>\n{asked}\n</question>\n\n<key>\n{question.key}\n</key>\n\n"
+        f"{tagged('question', asked, mark)}\n\n{tagged('key', question.key, mark)}\n\n"
         f"<answer-{mark}>\n{question.response}\n</answer-{mark}>\n\n"
         f"The question is worth {question.maximum:g} points."
     )
@@ -112,25 +127,78 @@ def points_messages(question: PointsQuestion) -> list[dict[str, str]]:
 
 
 def judge_points(
-    questions: Sequence[PointsQuestion], client: Any, max_tokens: int = 2048
+    questions: Sequence[PointsQuestion], panel: Panel, max_tokens: int = 2048
 ) -> list[JudgedAnswer]:
-    """Points of each answer by a judge behind `client`."""
-    requests = [
-        ChatRequest(points_messages(question), max_tokens=max_tokens, seed=0)
-        for question in questions
+    """Points of each answer by the judges of a panel: of several the weighted median or mean."""
+    everyone = range(len(questions))
+    audited = [n for n in everyone if panel.audits(questions[n].messages, questions[n].response)]
+    asked = [_ask_points(judge, questions, everyone, max_tokens) for _, judge in panel.judges]
+    audit: list[AskedCall] = []
+    for _, judge in panel.auditors:
+        with panel.auditing():
+            audit = _ask_points(judge, questions, audited, max_tokens)
+    made: list[list[_Marked]] = [[] for _ in questions]
+    for (server, judge), calls in zip(panel.judges, asked, strict=True):
+        _read_points(server, judge, calls, questions, everyone, made)
+    for server, judge in panel.auditors:
+        with panel.auditing():
+            _read_points(server, judge, audit, questions, audited if audit else (), made)
+    return [_pointed(*pair, panel) for pair in zip(questions, made, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """The reply of one judge, and the points read from it."""
+
+    server: JudgeServer
+    reply: ChatResponse
+    points: float | None
+    lookups: Sequence[Mapping[str, Any]]
+
+
+def _ask_points(
+    judge: Judge, questions: Sequence[PointsQuestion], numbers: Iterable[int], max_tokens: int
+) -> list[AskedCall]:
+    return [
+        judge.ask(
+            ChatRequest(points_messages(questions[n]), max_tokens=max_tokens, seed=0),
+            partial(_has_points_of, questions[n].maximum),
+        )
+        for n in numbers
     ]
-    readers = [partial(_has_points_of, question.maximum) for question in questions]
-    replies = client.chat(requests, readers)
-    return [_pointed(question, reply) for question, reply in zip(questions, replies, strict=True)]
 
 
-def _pointed(question: PointsQuestion, reply: Any) -> JudgedAnswer:
-    detail = {"response": question.response, "judgment": reply.text, "judge_error": reply.error}
-    points = read_points(reply.text or "", question.maximum)
+def _read_points(
+    server: JudgeServer, judge: Judge, calls: Sequence[AskedCall],
+    questions: Sequence[PointsQuestion], numbers: Iterable[int], made: Sequence[list[_Marked]],
+) -> None:  # fmt: skip
+    """Wait for a judge's calls about the questions of these numbers, and add what they say."""
+    for n, call, reply in zip(numbers, calls, judge.responses(calls), strict=True):
+        points = read_points(reply.text or "", questions[n].maximum)
+        made[n].append(_Marked(server, reply, points, call.lookups))
+
+
+def _pointed(question: PointsQuestion, made: Sequence[_Marked], panel: Panel) -> JudgedAnswer:
+    deciding = [one for one in made if not one.server.audit]
+    combine = weighted_mean if panel.mean else weighted_median
+    points = combine([one.points for one in deciding], [one.server.weight for one in deciding])
+    by_judge = [(one.server.name, one.server.audit, one.points) for one in made]
+    entries = entries_of_points(points, question.maximum, by_judge)
+    decided, *single = entries
+    numbers = [(one.judge, one.audit, {POINTS: one.value}) for one in single]
+    panel.agreement.add({POINTS: decided.value}, numbers)
+    first = deciding[0]
+    detail: dict[str, Any] = {"response": question.response, "judgment": first.reply.text}
+    detail["judge_error"] = first.reply.error
+    if len(made) > 1:
+        detail["judgments"] = {one.server.name: one.reply.text for one in made}
+    if lookups := {one.server.name: [*one.lookups] for one in made if one.lookups}:
+        detail["lookups"] = lookups
     if points is None:
-        return JudgedAnswer({NO_VERDICT: 1.0}, detail)
+        return JudgedAnswer({NO_VERDICT: 1.0}, detail, entries)
     share = points / question.maximum if question.maximum > 0 else 0.0
-    return JudgedAnswer({"points": points, "share": share, MAXIMUM: question.maximum}, detail)
+    values = {"points": points, "share": share, MAXIMUM: question.maximum}
+    return JudgedAnswer(values, detail, entries)
 
 
 def _has_points_of(maximum: float, text: str) -> bool:

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sabia.core import page, svg
+from sabia.core.bench import verdict_table
 from sabia.core.bench.metrics import METRICS, NO_ANSWER, Metric
 from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval
+from sabia.core.bench.verdict_rows import VerdictRow
 
 EXAMPLES = 3  # changed items shown in full for each comparison
 EXAMPLE_CHARACTERS = 1_200
@@ -21,8 +23,9 @@ IDS_SHOWN = 12
 
 
 def render(
-    summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = ()
-) -> str:
+    summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = (),
+    verdicts: Sequence[VerdictRow] = (),
+) -> str:  # fmt: skip
     """The HTML page. facts: names and values of settings, listed at the end."""
     items = {r.task: r.items for r in summary.results}
     models, tasks = len(summary.models), len(summary.tasks)
@@ -31,10 +34,14 @@ def render(
         f"{'task' if tasks == 1 else 'tasks'}, {sum(items.values()):,} items. Intervals are 95 %; "
         "the method of each is given beside it."
     )
-    parts = [page.paragraph(lead)]
-    parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
+    parts = []
+    if summary.results:
+        parts = [page.paragraph(lead)]
+        parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
+    if verdicts:
+        parts.append(page.section("Rubric items and judges", verdict_table.sections(verdicts)))
     if facts:
         parts.append(page.section("Settings", [page.table(["what", "value"], facts)]))
     return page.page(title, parts)
@@ -183,8 +190,8 @@ def _answer_text(detail: Mapping[str, Any]) -> str:
     return "(no answer kept)"
 
 
-def terminal_table(summary: Summary) -> str:
-    """The headline results and the comparisons as plain text."""
+def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str:
+    """The headline results, the comparisons and the rubric items as plain text."""
     missing = any(r.missing for r in summary.results)
     more = ["missing", "wrong – right"] if missing else []
     rows = [["task", "model", "metric", "value [95 %]", "items", "samples", *more]]
@@ -203,6 +210,8 @@ def terminal_table(summary: Summary) -> str:
             pair = f"{c.model_a} → {c.model_b}"
             pairs.append([c.task, pair, row[4], str(row[5]), str(row[6]), _p(c.p_holm)])
         lines += ["", *_aligned(pairs)]
+    if rows := verdict_table.terminal_lines(verdicts):
+        lines = [*(lines if summary.results else []), "", *_aligned(rows)]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 Everything else (values, intervals, comparisons, the report) is computed from these rows only, so
 the rows of an earlier run can be compared with those of a new one without running a model again.
+Rows of the metric `verdict` are in `verdict_rows`.
 """
 
 import json
@@ -11,14 +12,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from sabia.core.bench import verdict_rows
+from sabia.core.bench.verdict_rows import VERDICT, VerdictRow
 from sabia.core.shards import schemas
 
 BATCH_ROWS = 10_000
 
 
 def schema() -> pa.Schema:
-    """The score schema with the columns model and sample."""
-    return pa.schema([*schemas.KINDS["score"], ("model", pa.string()), ("sample", pa.int64())])
+    """The score schema with the columns model and sample, and those of verdicts."""
+    more = (("model", pa.string()), ("sample", pa.int64()), *verdict_rows.FIELDS)
+    return pa.schema([*schemas.KINDS["score"], *more])
 
 
 @dataclass(frozen=True)
@@ -54,17 +58,23 @@ def scores_of(
     ]
 
 
-def to_batches(scores: Iterable[Score]) -> list[pa.RecordBatch]:
+ScoreRow = Score | VerdictRow
+
+
+def to_batches(scores: Iterable[ScoreRow]) -> list[pa.RecordBatch]:
     """The rows as record batches."""
     rows = [score.row() for score in scores]
     parts = (rows[i : i + BATCH_ROWS] for i in range(0, len(rows), BATCH_ROWS))
     return [pa.RecordBatch.from_pylist(part, schema()) for part in parts]
 
 
-def from_batch(batch: pa.RecordBatch, name: str) -> list[Score]:
+def from_batch(batch: pa.RecordBatch, name: str) -> list[ScoreRow]:
     """The rows of a batch of score records; `name` is the model of rows without one."""
-    scores = []
+    scores: list[ScoreRow] = []
     for row in batch.to_pylist():
+        if row.get("metric") == VERDICT:
+            scores.append(VerdictRow.of(row, name))
+            continue
         model, sample = row.get("model") or name, row.get("sample") or 0
         metric = row.get("metric") or "share"
         detail = json.loads(row["detail"]) if row.get("detail") else None

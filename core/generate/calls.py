@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ OVERLOAD = frozenset({429, 502, 503, 504, 529})
 MESSAGE_CHARS = 300
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+Reader = Callable[[str], bool]  # whether the text of a reply can be read
 BYTES_PER_TOKEN = 3.5  # for estimates before a call; the amount charged comes from the reply
 
 
@@ -238,6 +239,15 @@ def text_of(reply: Mapping[str, Any]) -> str:
     choice = reply["choices"][0]
     text = choice["message"].get("content") if "message" in choice else choice.get("text")
     return text if isinstance(text, str) else ""
+
+
+def is_read(reply: Mapping[str, Any], request: ModelRequest, reader: Reader | None) -> bool:
+    """Whether a reply is accepted: its reader accepts the text, or it calls a tool that it may."""
+    extra = request.extra if isinstance(request, ChatRequest) else {}
+    may_call = extra.get("tools") and extra.get("tool_choice") != "none"
+    if may_call and reply["choices"][0]["message"].get("tool_calls"):
+        return True
+    return reader is None or reader(text_of(reply))
 
 
 def _usage(reply: Mapping[str, Any], request: ModelRequest, text: str) -> Usage:

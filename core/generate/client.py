@@ -26,7 +26,7 @@ from sabia.core.errors import Failed, Unavailable, UsageError
 from sabia.core.generate import calls
 from sabia.core.generate.budget import Budget, Spent
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.calls import ChatResponse, ModelRequest, Refused, Retryable, Usage
+from sabia.core.generate.calls import ChatResponse, ModelRequest, Reader, Refused, Retryable, Usage
 from sabia.core.generate.ledger import Ticket
 from sabia.core.generate.limiter import Limiter, Server
 
@@ -36,7 +36,7 @@ READ_TRIES = 2  # replies to a request before one that cannot be read is returne
 POLL_S = 0.1
 GRACE_S = 3.0  # a stop signal leaves 5 s
 DATE_SLACK_S = 0.05  # clocks of two processes on one machine
-Reader = Callable[[str], bool]  # whether the text of a reply can be read
+Follow = Callable[[ChatResponse], ModelRequest | None]  # the request that a response leads to
 
 
 @dataclass(frozen=True)
@@ -164,18 +164,20 @@ class Client:
         return responses
 
     def submit(
-        self, request: ModelRequest, reader: Reader | None = None
+        self, request: ModelRequest, reader: Reader | None = None, follow: Follow | None = None
     ) -> concurrent.futures.Future[ChatResponse]:
         """Start one request; collect it with `wait`. Raises what has ended the client.
 
-        A reply that `reader` does not accept is requested again, and returned in the end.
+        A reply that `reader` does not accept is requested again, and returned in the end. `follow`
+        gives the request that a response leads to, such as one with the results of tool calls; the
+        last response is the result.
         """
         if self._fatal is not None:
             self._finish_calls(self._fatal)
         self._raise_if_over()
         with self._starting:
             loop = self._running()
-        return asyncio.run_coroutine_threadsafe(self._answer(request, reader), loop)
+        return asyncio.run_coroutine_threadsafe(self._last_answer(request, reader, follow), loop)
 
     def wait(
         self, futures: Sequence[concurrent.futures.Future[ChatResponse]]
@@ -257,6 +259,14 @@ class Client:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._session.close()
 
+    async def _last_answer(
+        self, request: ModelRequest, reader: Reader | None, follow: Follow | None
+    ) -> ChatResponse:
+        response = await self._answer(request, reader)
+        while follow is not None and (more := follow(response)) is not None:
+            response = await self._answer(more, reader)
+        return response
+
     async def _answer(self, request: ModelRequest, reader: Reader | None) -> ChatResponse:
         """One request: from an identical call in flight, the cache or the server."""
         self._raise_if_over()
@@ -264,7 +274,7 @@ class Client:
         in_flight = self._in_flight.get(key)
         if in_flight is not None:
             reply, cached = await asyncio.shield(in_flight), True
-        elif (kept := self.cache.get(key)) is not None and _is_read(kept, reader):
+        elif (kept := self.cache.get(key)) is not None and calls.is_read(kept, request, reader):
             reply, cached = kept, True
         else:
             reply, cached = await self._call_once(key, request, reader), False
@@ -387,7 +397,7 @@ class Client:
             succeeded = True
             if (reset := calls.limit_reset_s(headers, estimate)) is not None:
                 self._pause(server, reset)
-            if accepted := _is_read(reply, reader):
+            if accepted := calls.is_read(reply, request, reader):
                 self._write(key, reply)
         except Retryable as error:
             self._check_outage(error)
@@ -487,7 +497,3 @@ class Client:
                         synced.set_exception(error) if error else synced.set_result(None)
         finally:
             self._syncing = None
-
-
-def _is_read(reply: Mapping[str, Any], reader: Reader | None) -> bool:
-    return reader is None or reader(calls.text_of(reply))

@@ -1,77 +1,174 @@
 """A language model as judge, item by item, through any OpenAI-compatible server.
 
 Each call asks about `items_per_call` items of one response; `votes` calls decide by majority. A
-call that fails after all retries, an unreadable reply and a tie of votes leave items UNKNOWN. Every
+call that fails after all retries, an unreadable reply and a tie of votes leave items UNKNOWN. An
+item that depends on others is asked about once they are met by this judge's own verdicts. Every
 verdict is paid for once: the client's cache holds every call whose reply has all its verdicts.
 """
 
+import contextlib
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sabia.core.errors import Failed, Unavailable
 from sabia.core.generate.calls import ChatRequest, ChatResponse
-from sabia.core.generate.client import Client
+from sabia.core.generate.client import Client, Reader
+from sabia.core.judge.lookup import Consultation, LookupTable
 from sabia.core.judge.prompt import VERSION, judge_messages, parse_verdicts, reply_schema
-from sabia.core.judge.rubric import Item
+from sabia.core.judge.rubric import Item, Rubric
 from sabia.core.judge.verdict import Verdict
 from sabia.core.options.model_calls import RubricJudge
 
+NO_TOOLS = (
+    "the judge's `lookup` needs a server with tool calls (vLLM: --enable-auto-tool-choice; "
+    "llama.cpp: --jinja), or remove it from the judge's table"
+)
+REFUSES_TOOLS = re.compile(r"(?i)\btools?\b|HTTP (?:400|422)\b")
 SEED = 0  # of the order of items; part of the key of cached calls
 
 
 @dataclass(frozen=True)
 class Question:
-    """One response to be judged on some items."""
+    """One response to be judged on the items of a rubric that are for a judge.
+
+    verified: the verdicts on the other items.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     response: str
-    items: tuple[Item, ...]
+    rubric: Rubric
+    verified: Mapping[str, Verdict] = field(default_factory=dict)
+
+    def ready(self, verdicts: Mapping[str, Verdict]) -> tuple[Item, ...]:
+        """The items without a verdict whose conditions are met."""
+        settled = self.rubric.settle({**self.verified, **verdicts})
+        return tuple(
+            item
+            for item in self.rubric.items
+            if item.kind == "llm"
+            and item.id not in verdicts
+            and all(settled[name] is Verdict.MET for name in item.depends_on)
+        )
+
+
+@dataclass(frozen=True)
+class AskedCall:
+    """A call that has been started; lookups: those that its model has made."""
+
+    response: Future[ChatResponse]
+    lookups: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
 class AskedItems:
-    """A call about some items of a question that has been started."""
+    """A call about some items of a question."""
 
     items: tuple[Item, ...]
-    response: Future[ChatResponse]
+    call: AskedCall
+
+
+@dataclass(frozen=True)
+class AskedQuestion:
+    """A question and its calls that have been started."""
+
+    question: Question
+    calls: Sequence[AskedItems]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdicts by item id on the items that were asked about, and the lookups that were made."""
+
+    verdicts: Mapping[str, Verdict]
+    lookups: Sequence[Mapping[str, Any]] = ()
 
 
 class Judge:
-    """Requests verdicts from a client."""
+    """Requests verdicts from a client, whose model may look things up in a table."""
 
-    def __init__(self, client: Client, options: RubricJudge | None = None) -> None:
-        self.client, self.options = client, options or RubricJudge()
+    def __init__(
+        self, client: Client, options: RubricJudge | None = None, table: LookupTable | None = None
+    ) -> None:
+        self.client, self.options, self.table = client, options or RubricJudge(), table
 
-    def verdicts(self, questions: Sequence[Question]) -> list[dict[str, Verdict]]:
-        """For each question, a verdict by item id (UNKNOWN if there is none).
+    def verdicts(self, questions: Sequence[Question]) -> list[Mapping[str, Verdict]]:
+        """For each question, a verdict by id of the items asked about (UNKNOWN without one).
 
         Raises the client's errors: server down, all requests refused, or a cost limit reached.
         """
-        return self.collect([self.submit(question) for question in questions])
+        return [one.verdicts for one in self.collect([self.submit(q) for q in questions])]
 
-    def submit(self, question: Question) -> list[AskedItems]:
-        """Start the calls about a question; with several items in a call, their order is drawn
-        again for each vote."""
-        step = self.options.judge_items_per_call
+    def submit(self, question: Question) -> AskedQuestion:
+        """Start the calls about the items of a question that have no condition."""
+        return self._asked(question, {})
+
+    def collect(self, asked: Sequence[AskedQuestion]) -> list[Judgement]:
+        """Wait for the calls of `submit`, and make those about items whose conditions are met."""
+        verdicts: list[dict[str, Verdict]] = [{} for _ in asked]
+        lookups: list[list[Mapping[str, Any]]] = [[] for _ in asked]
+        wait = self.client.answers
+        while any(one.calls for one in asked):
+            futures = [item.call.response for one in asked for item in one.calls]
+            with self._explained():
+                responses = iter(wait(futures))
+            wait = self.client.wait  # one refused call among the later ones does not end the run
+            for one, own, made in zip(asked, verdicts, lookups, strict=True):
+                own |= self._verdicts(one.calls, responses)
+                for part in one.calls:
+                    ids = [item.id for item in part.items]
+                    made += [{"items": ids, **lookup} for lookup in part.call.lookups]
+            asked = [
+                self._asked(one.question, own) if one.calls else one
+                for one, own in zip(asked, verdicts, strict=True)
+            ]
+        return [Judgement(*pair) for pair in zip(verdicts, lookups, strict=True)]
+
+    def ask(self, request: ChatRequest, reader: Reader) -> AskedCall:
+        """Start a call, with the tool of the table if there is one."""
+        if self.table is None:
+            return AskedCall(self.client.submit(request, reader))
+        consultation = Consultation(self.table, request)
+        with self._explained():
+            future = self.client.submit(consultation.request, reader, consultation.follow)
+        return AskedCall(future, consultation.made)
+
+    def responses(self, calls: Sequence[AskedCall]) -> list[ChatResponse]:
+        """Wait for calls of `ask`."""
+        with self._explained():
+            return self.client.answers([call.response for call in calls])
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say in the error of a server that refuses requests with tools what it lacks."""
+        try:
+            yield
+        except Failed as error:
+            text = str(error)
+            if self.table is None or NO_TOOLS in text or not REFUSES_TOOLS.search(text):
+                raise
+            kind = Unavailable if isinstance(error, Unavailable) else Failed
+            raise kind(f"{text}; {NO_TOOLS}") from error
+
+    def _asked(self, question: Question, verdicts: Mapping[str, Verdict]) -> AskedQuestion:
+        """The calls about the items that are ready; with several items in a call, their order is
+        drawn again for each vote."""
+        step, ready = self.options.judge_items_per_call, question.ready(verdicts)
         calls = []
-        for vote in range(self.options.judge_votes):
-            items = list(question.items)
+        for vote in range(self.options.judge_votes if ready else 0):
+            items = list(ready)
             if step > 1:
                 random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
             for start in range(0, len(items), step):
                 part = tuple(items[start : start + step])
                 request = self._request(question, part, vote)
-                calls.append(AskedItems(part, self.client.submit(request, partial(has_all, part))))
-        return calls
-
-    def collect(self, asked: Sequence[Sequence[AskedItems]]) -> list[dict[str, Verdict]]:
-        """Wait for the calls of `submit`; returns what `verdicts` does."""
-        responses = iter(self.client.answers([call.response for calls in asked for call in calls]))
-        return [self._verdicts(calls, responses) for calls in asked]
+                calls.append(AskedItems(part, self.ask(request, partial(has_all, part))))
+        return AskedQuestion(question, calls)
 
     @staticmethod
     def _verdicts(

@@ -5,21 +5,37 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sabia.core import notes
+from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.client import Client
 from sabia.core.generate.opened import open_client
+from sabia.core.judge.judge_file import JudgeServer, load_judges
 from sabia.core.judge.llm import Judge
-from sabia.core.judge.panel import JudgeServer, Panel, load_judges
+from sabia.core.judge.panel import Panel
 from sabia.core.options.model_calls import RubricJudge
 
 
 def judge_servers(options: RubricJudge) -> list[JudgeServer]:
     """The judges of --judge, or that of --judge-url; none without either. Raises UsageError."""
     if options.judge:
-        return load_judges(options.judge)
+        servers = load_judges(options.judge)
+        if "audit_judge" in options.given and not any(server.audit for server in servers):
+            raise UsageError(
+                f"--audit-judge: no table of {options.judge} has audit = true (expected one)"
+            )
+        return servers
     if not options.judge_url:
         return []
     return [JudgeServer("judge", options.judge_url, options.judge_model)]
+
+
+def judges_identity(options: RubricJudge) -> list[tuple[str | float, ...]]:
+    """What decides verdicts: name, model and weight of each judge, and the digest of its table."""
+    return [
+        (s.name, s.model, s.weight, *([s.table.fingerprint] if s.table else []))
+        for s in judge_servers(options)
+        if not s.audit
+    ]
 
 
 @contextmanager
@@ -34,13 +50,16 @@ def open_panel(options: Any, budget: Budget) -> Iterator[Panel | None]:
     with ExitStack() as clients:
         judges = []
         for server in servers:
+            if server.table:
+                server.table.load()
             client = open_client(
                 server.urls, server.model, options, options.judge_cache, budget,
                 options.judge_timeout, server.api_key_env,
             )  # fmt: skip
             clients.callback(note_calls, server.name, client)
-            judges.append((server, Judge(clients.enter_context(client), options)))
-        panel = Panel(judges, options.judge_combine == "mean") if judges else None
+            judges.append((server, Judge(clients.enter_context(client), options, server.table)))
+        mean = options.judge_combine == "mean"
+        panel = Panel(judges, mean, options.audit_judge) if judges else None
         yield panel
         if panel is not None:
             for line in panel.agreement.lines():

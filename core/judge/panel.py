@@ -1,95 +1,30 @@
-"""Several judges: their file, the combination of their verdicts, and how far they agree.
-
-The file of --judge has a table for each judge:
-
-    [strict]
-    url = "http://localhost:8000/v1"   # or a list: servers that share the calls
-    model = "NAME"
-    weight = 2.0                       # default 1
-    prompt = 0.5                       # US dollars per million tokens, optional
-    completion = 2.0
-    api-key-env = "STRICT_KEY"         # default: --api-key-env
+"""Several judges: the combination of their verdicts, and an auditor that checks a share of them.
 
 `majority`: an item is met if judges of more than half of the weight of those that have a verdict
-say so. `mean`: the score of a sample is the weighted mean of each judge's score; there is none if
-one judge has none. κ is Cohen's (1960): (p_o - p_e) / (1 - p_e) of two judges' verdicts.
+say so; points are the weighted median of those that are given. `mean`: the score of a sample, or
+its points, is the weighted mean of each judge's; there is none if one judge has none.
+
+An auditor is asked about the answers whose hash is below a share, the same ones in every run. It
+decides nothing: where its server fails, the run goes on without it.
 """
 
-import tomllib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-from sabia.core.errors import UsageError
-from sabia.core.files import unreadable
-from sabia.core.generate.budget import Price
+from sabia.core import notes
+from sabia.core.errors import Failed
 from sabia.core.generate.client import ClientStats
-from sabia.core.judge.llm import AskedItems, Judge, Question
-from sabia.core.judge.verdict import Verdict
+from sabia.core.judge.agreement import Agreement
+from sabia.core.judge.judge_file import JudgeServer
+from sabia.core.judge.llm import AskedQuestion, Judge, Judgement, Question
+from sabia.core.judge.verdict import Opinion, Verdict
 
-KEYS = ("url", "model", "weight", "prompt", "completion", "api-key-env")
 TIE = 1e-9  # of weights
-Verdicts = Mapping[str, Verdict]  # by item id
-
-
-@dataclass(frozen=True)
-class JudgeServer:
-    """One judge of a file; api_key_env '': that of the command."""
-
-    name: str
-    urls: tuple[str, ...]
-    model: str
-    weight: float = 1.0
-    price: Price | None = None
-    api_key_env: str = ""
-
-
-def load_judges(path: str | Path) -> list[JudgeServer]:
-    """The judges of a file; raises UsageError if it is not such a file."""
-    try:
-        tables = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise unreadable("--judge", path, error) from error
-    except ValueError as error:
-        raise UsageError(f"--judge: {path}: {error} (expected TOML)") from error
-    try:
-        judges = [_judge(name, table) for name, table in tables.items()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"--judge: {path}: {error} (expected [NAME] tables with url, model, and optionally "
-            f"{', '.join(KEYS[2:])})"
-        ) from error
-    models = [judge.model for judge in judges]
-    if not judges or len(set(models)) < len(models):
-        raise UsageError(f"--judge: {path}: models {models} (expected one or more, all different)")
-    return judges
-
-
-def _judge(name: str, table: Mapping[str, Any]) -> JudgeServer:
-    if odd := sorted(table.keys() - set(KEYS)):
-        raise ValueError(f"{name}: no key {odd[0]!r}")
-    if missing := [key for key in KEYS[:2] if not table.get(key)]:
-        raise ValueError(f"{name}: {missing[0]} is missing")
-    url, weight, price = table["url"], float(table.get("weight", 1.0)), None
-    if not weight > 0:
-        raise ValueError(f"{name}: weight {weight:g} is not above 0")
-    if {"prompt", "completion"} & table.keys():
-        price = Price(float(table["prompt"]), float(table["completion"]))
-    urls = (url,) if isinstance(url, str) else tuple(map(str, url))
-    key = str(table.get("api-key-env", ""))
-    return JudgeServer(name, urls, str(table["model"]), weight, price, key)
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """The verdicts of one judge on a sample."""
-
-    judge: str
-    weight: float
-    verdicts: Verdicts
+AUDIT_BYTES = 8  # of the hash that selects answers
 
 
 def weighted_majority(opinions: Sequence[Opinion]) -> dict[str, Verdict]:
@@ -104,50 +39,47 @@ def weighted_majority(opinions: Sequence[Opinion]) -> dict[str, Verdict]:
     }
 
 
-class Agreement:
-    """Counts of the verdicts of each two judges on each item, where both have one."""
+def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted mean; None if one value is missing, or there is none."""
+    pairs = list(zip(values, weights, strict=True))
+    known = [(value, weight) for value, weight in pairs if value is not None]
+    if not known or len(known) < len(pairs):
+        return None
+    return sum(value * weight for value, weight in known) / sum(weights)
 
-    def __init__(self) -> None:
-        self.tables: dict[tuple[str, str, str], Counter[tuple[Verdict, Verdict]]] = {}
 
-    def add(self, opinions: Sequence[Opinion]) -> None:
-        """Count the opinions on one sample."""
-        for one, two in combinations(opinions, 2):
-            for item in one.verdicts.keys() & two.verdicts.keys():
-                pair = (one.verdicts[item], two.verdicts[item])
-                if Verdict.UNKNOWN not in pair:
-                    key = (item, one.judge, two.judge)
-                    self.tables.setdefault(key, Counter())[pair] += 1
+def weighted_median(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The value with half of the weight on either side, or the middle of two; None without one."""
+    pairs = zip(values, weights, strict=True)
+    known = sorted((value, weight) for value, weight in pairs if value is not None)
+    half, passed = sum(weight for _, weight in known) / 2, 0.0
+    for number, (value, weight) in enumerate(known):
+        passed += weight
+        if abs(passed - half) < TIE:
+            return (value + known[number + 1][0]) / 2
+        if passed > half:
+            return value
+    return None
 
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """item, judges, verdicts, agreement (a share) and kappa (None: undefined), by item."""
-        for (item, one, two), table in sorted(self.tables.items()):
-            count = table.total()
-            agreed = sum(n for (a, b), n in table.items() if a is b) / count
-            met = [
-                sum(n for pair, n in table.items() if pair[judge] is Verdict.MET) / count
-                for judge in (0, 1)
-            ]
-            expected = met[0] * met[1] + (1 - met[0]) * (1 - met[1])
-            kappa = (agreed - expected) / (1 - expected) if expected < 1 else None
-            row = {"item": item, "judges": [one, two], "verdicts": count}
-            yield row | {"agreement": agreed, "kappa": kappa}
 
-    def lines(self) -> Iterator[str]:
-        """The rows as lines for stderr."""
-        for row in self.rows():
-            kappa = "undefined" if row["kappa"] is None else f"{row['kappa']:.2f}"
-            yield (
-                f"item {row['item']}: {' and '.join(row['judges'])} agree on "
-                f"{row['agreement']:.1%} of {row['verdicts']:,} verdicts (κ {kappa})"
-            )
+@dataclass(frozen=True)
+class AskedPanel:
+    """The calls of each judge about a question, and those of the auditor if it is asked."""
+
+    judges: Sequence[AskedQuestion]
+    audit: AskedQuestion | None
 
 
 class Panel:
-    """One judge or several that are asked about every question."""
+    """One judge or several that are asked about every question, and perhaps an auditor."""
 
-    def __init__(self, judges: Sequence[tuple[JudgeServer, Judge]], mean: bool = False) -> None:
-        self.judges, self.mean, self.agreement = list(judges), mean, Agreement()
+    def __init__(
+        self, judges: Sequence[tuple[JudgeServer, Judge]], mean: bool = False, audit: float = 0.0
+    ) -> None:
+        """audit: the share of the answers about which the auditor among `judges` is asked."""
+        self.judges = [pair for pair in judges if not pair[0].audit]
+        self.auditors = [pair for pair in judges if pair[0].audit]
+        self.mean, self.audit, self.agreement = mean, audit, Agreement()
 
     @classmethod
     def of(cls, judge: Judge) -> "Panel":
@@ -157,20 +89,56 @@ class Panel:
     @property
     def stats(self) -> ClientStats:
         """Counts of all calls so far."""
-        first, *others = (judge.client.stats for _, judge in self.judges)
+        first, *others = (judge.client.stats for _, judge in (*self.judges, *self.auditors))
         return sum(others, first)
 
-    def submit(self, question: Question) -> list[Sequence[AskedItems]]:
-        """Start the calls of every judge about a question."""
-        return [judge.submit(question) for _, judge in self.judges]
+    def audits(self, messages: Sequence[Mapping[str, Any]], response: str) -> bool:
+        """Whether the auditor is asked about a response: a function of the texts."""
+        text = json.dumps([[*messages], response], sort_keys=True, default=str)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=AUDIT_BYTES)
+        return int.from_bytes(digest.digest()) < self.audit * 2 ** (8 * AUDIT_BYTES)
 
-    def collect(self, asked: Sequence[Sequence[Sequence[AskedItems]]]) -> list[list[Opinion]]:
-        """Wait for the calls of `submit` (empty: no question); each judge's opinion of each."""
+    @contextmanager
+    def auditing(self) -> Iterator[None]:
+        """Go on without the auditor if its server fails; says so."""
+        try:
+            yield
+        except Failed as error:
+            for server, _ in self.auditors:
+                notes.warn(f"auditor {server.name}: {error}; nothing more is audited")
+            self.audit = 0.0
+
+    def submit(self, question: Question) -> AskedPanel:
+        """Start the calls of every judge about a question."""
+        asked = [judge.submit(question) for _, judge in self.judges]
+        audit: AskedQuestion | None = None
+        if self.auditors and self.audits(question.messages, question.response):
+            with self.auditing():
+                audit = self.auditors[0][1].submit(question)
+        return AskedPanel(asked, audit)
+
+    def collect(self, asked: Sequence[AskedPanel | None]) -> list[list[Opinion]]:
+        """Wait for the calls of `submit` (None: no question); the opinions on each."""
         opinions: list[list[Opinion]] = [[] for _ in asked]
         for number, (server, judge) in enumerate(self.judges):
-            verdicts = judge.collect([calls[number] if calls else [] for calls in asked])
-            for of_case, by_item in zip(opinions, verdicts, strict=True):
-                of_case.append(Opinion(server.name, server.weight, by_item))
-        for one in opinions:
-            self.agreement.add(one)
+            calls = [one.judges[number] if one else None for one in asked]
+            _add(opinions, server, calls, judge.collect)
+        for server, judge in self.auditors:
+            with self.auditing():
+                _add(opinions, server, [one.audit if one else None for one in asked], judge.collect)
         return opinions
+
+
+def _add(
+    opinions: Sequence[list[Opinion]],
+    server: JudgeServer,
+    calls: Sequence[AskedQuestion | None],
+    collect: Callable[[Sequence[AskedQuestion]], list[Judgement]],
+) -> None:
+    """Add what a judge says of each question that it was asked."""
+    judgements = iter(collect([call for call in calls if call is not None]))
+    for of_case, call in zip(opinions, calls, strict=True):
+        if call is not None:
+            made = next(judgements)
+            opinion = Opinion(server.name, server.weight, made.verdicts, server.audit, made.lookups)
+            of_case.append(opinion)

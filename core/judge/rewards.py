@@ -12,10 +12,10 @@ from typing import Any
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.client import ClientStats
-from sabia.core.judge.llm import AskedItems, Judge, Question
-from sabia.core.judge.panel import Opinion, Panel, weighted_majority
+from sabia.core.judge.llm import Judge, Question
+from sabia.core.judge.panel import AskedPanel, Panel, weighted_majority, weighted_mean
 from sabia.core.judge.rubric import Rubric, parse_rubric
-from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.judge.verdict import Grade, Opinion, Verdict
 from sabia.core.judge.verifiers import VERIFIERS, verify
 
 RUBRIC = "rubric"
@@ -37,7 +37,8 @@ class AskedCase:
     """A case whose judge's calls have been started."""
 
     case: Case
-    calls: Sequence[Sequence[AskedItems]]  # of each judge; none without an item for a judge
+    asked: AskedPanel | None  # None without an item for a judge
+    verified: Mapping[str, Verdict]  # the verdicts of verifiers on items of the rubric
 
 
 def parse_reward(text: str) -> dict[str, float]:
@@ -98,41 +99,47 @@ class Grader:
 
     def submit(self, case: Case) -> AskedCase:
         """Start the judge's calls about a case. Raises UsageError without a judge for them."""
-        rubric = case.rubric if RUBRIC in self.weights else None
-        items = tuple(item for item in rubric.items if item.kind == "llm") if rubric else ()
-        if not items:
-            return AskedCase(case, ())
+        if RUBRIC not in self.weights or case.rubric is None:
+            return AskedCase(case, None, {})
+        verified = {
+            item.id: Verdict.of(verify(item.kind, case.text, item.reference))
+            for item in case.rubric.items
+            if item.kind != "llm"
+        }
+        if not case.rubric.needs_judge:
+            return AskedCase(case, None, verified)
         if self.judge is None:
             raise UsageError("reward: the rubric needs a judge; name one with --judge-url")
-        return AskedCase(case, self.judge.submit(Question(case.messages, case.text, items)))
+        question = Question(case.messages, case.text, case.rubric, verified)
+        return AskedCase(case, self.judge.submit(question), verified)
 
     def collect(self, asked: Sequence[AskedCase]) -> list[Grade]:
         """Wait for the calls of `submit`; the reward of each case with its verdicts."""
         opinions: list[list[Opinion]] = [[] for _ in asked]
         if self.judge is not None:
-            opinions = self.judge.collect([one.calls for one in asked])
-        pairs = zip(asked, opinions, strict=True)
-        return [self._grade(one.case, of_case) for one, of_case in pairs]
+            opinions = self.judge.collect([one.asked for one in asked])
+        return [self._grade(*pair) for pair in zip(asked, opinions, strict=True)]
 
-    def _grade(self, case: Case, opinions: Sequence[Opinion]) -> Grade:
+    def _grade(self, asked: AskedCase, opinions: Sequence[Opinion]) -> Grade:
+        case, verified = asked.case, asked.verified
         if RUBRIC not in self.weights:
             return self._mix(case, None)
         assert case.rubric is not None, "every case has one"
-        by_verifier = {
-            item.id: Verdict.of(verify(item.kind, case.text, item.reference))
-            for item in case.rubric.items
-            if item.kind != "llm"
-        }
-        joint = weighted_majority(opinions)
-        grade = case.rubric.grade({**joint, **by_verifier}, self.max_unknown)
+        judges = [one for one in opinions if not one.audit]
+        joint = weighted_majority(judges)
+        grade = case.rubric.grade({**joint, **verified}, self.max_unknown)
         if joint and self.judge is not None and self.judge.mean:
             scores = [
-                case.rubric.score({**one.verdicts, **by_verifier}, self.max_unknown)
-                for one in opinions
+                case.rubric.score({**one.verdicts, **verified}, self.max_unknown) for one in judges
             ]
-            grade = replace(grade, score=_mean(scores, [one.weight for one in opinions]))
-        by_judge = {one.judge: one.verdicts for one in opinions} if len(opinions) > 1 else {}
-        return self._mix(case, replace(grade, by_judge=by_judge))
+            score = weighted_mean(scores, [one.weight for one in judges])
+            grade = replace(grade, score=score)
+        if len(opinions) > 1 or any(one.lookups for one in opinions):
+            grade = replace(grade, opinions=tuple(opinions))
+        if self.judge is not None:
+            named = [(one.judge, one.audit, one.numbers) for one in opinions]
+            self.judge.agreement.add(grade.numbers, named)
+        return self._mix(case, grade)
 
     def _mix(self, case: Case, rubric: Grade | None) -> Grade:
         total, score, known = sum(self.weights.values()), 0.0, True
@@ -146,16 +153,8 @@ class Grader:
             verdicts += rubric.verdicts
             known = known and rubric.score is not None
             score += self.weights[RUBRIC] * (rubric.score or 0.0)
-        by_judge = rubric.by_judge if rubric is not None else {}
-        return Grade(score / total if known else None, tuple(verdicts), by_judge)
-
-
-def _mean(scores: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """The weighted mean; None if one score is missing."""
-    if None in scores:
-        return None
-    weighted = [(score or 0.0) * weight for score, weight in zip(scores, weights, strict=True)]
-    return sum(weighted) / sum(weights)
+        opinions = rubric.opinions if rubric is not None else ()
+        return Grade(score / total if known else None, tuple(verdicts), opinions)
 
 
 class NullGuard:

@@ -1,20 +1,27 @@
 """Rubrics: the items by which an answer is graded, and the score computed from their verdicts.
 
-A rubric is {"id", "version", "items": [{"id", "text", "weight", "kind", "reference"}]}; a list of
-items is accepted too. A negative weight is a penalty for an unwanted property. kind is `llm`
-(a judge reads the text) or a verifier of `sabia.core.judge.verifiers`.
+A rubric is {"id", "version", "items": [{"id", "text", "weight", "kind", "reference",
+"depends_on"}]}; a list of items is accepted too. A negative weight is a penalty for an unwanted
+property. kind is `llm` (a judge reads the text) or a verifier of `sabia.core.judge.verifiers`.
   score = clip( Σ weight·met / Σ of the positive weights, 0, 1 )
 as in HealthBench (arXiv 2505.08775), over the items with a verdict. If more than `max_unknown` of
 the positive weight has no verdict, or a penalty has none, there is no score.
+
+`depends_on` names items (one id or a list) that must be met for this one to count. If one of them
+is unmet, this item is unmet without being asked about: it earns nothing and costs nothing, and the
+divisor stays, so that the scores of answers to one prompt can be compared and failing a condition
+never pays. If none is unmet and one is unknown, it is unknown.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from sabia.core.errors import BadData
+from sabia.core.errors import BadData, UsageError
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.judge.verifiers import VERIFIERS
 
@@ -30,6 +37,12 @@ class Item:
     weight: float = 1.0
     kind: str = "llm"
     reference: str = ""
+    depends_on: tuple[str, ...] = ()
+
+    def settled(self, verdicts: Mapping[str, Verdict]) -> Verdict | None:
+        """The verdict that follows from those on the items it depends on; None: it counts."""
+        needed = {verdicts.get(name, Verdict.UNKNOWN) for name in self.depends_on}
+        return next((v for v in (Verdict.UNMET, Verdict.UNKNOWN) if v in needed), None)
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,30 @@ class Rubric:
         """True if an item is graded by a language model."""
         return any(item.kind == "llm" for item in self.items)
 
+    @cached_property
+    def ordered(self) -> tuple[Item, ...]:
+        """The items, each behind those that it depends on. Raises UsageError for a cycle."""
+        by_id = {item.id: item for item in self.items}
+        try:
+            order = TopologicalSorter({item.id: item.depends_on for item in self.items})
+            return tuple(by_id[name] for name in order.static_order())
+        except CycleError as error:
+            cycle = " → ".join(error.args[1])
+            raise UsageError(
+                f"rubric {self.id}: items depend on each other: {cycle} (expected no cycle)"
+            ) from error
+
+    def settle(self, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
+        """A verdict on every item, where those that it depends on have been considered."""
+        settled: dict[str, Verdict] = {}
+        for item in self.ordered:
+            own = verdicts.get(item.id, Verdict.UNKNOWN)
+            settled[item.id] = item.settled(settled) or own
+        return settled
+
     def score(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> float | None:
         """The score in [0, 1] of verdicts by item id (a missing id is unknown), or None."""
+        verdicts = self.settle(verdicts)
         known = [i for i in self.items if verdicts.get(i.id, Verdict.UNKNOWN) != Verdict.UNKNOWN]
         missing = [item for item in self.items if item not in known]
         positive = sum(max(item.weight, 0.0) for item in known)
@@ -59,15 +94,17 @@ class Rubric:
 
     def grade(self, verdicts: Mapping[str, Verdict], max_unknown: float = 0.0) -> Grade:
         """The score with its verdicts, in the rubric's order."""
-        ordered = ((i.id, verdicts.get(i.id, Verdict.UNKNOWN), i.weight) for i in self.items)
-        return Grade(self.score(verdicts, max_unknown), tuple(ordered))
+        settled = self.settle(verdicts)
+        ordered = tuple((item.id, settled[item.id], item.weight) for item in self.items)
+        return Grade(self.score(settled, max_unknown), ordered)
 
 
 def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
     """A rubric from its JSON or the parsed object.
 
     Raises BadData for an invalid rubric: no items, repeated ids, an unknown kind, a weight that is
-    not a number, or no item with a positive weight.
+    not a number, no item with a positive weight, or an item that depends on none of its items;
+    UsageError for items that depend on each other.
     """
     if isinstance(value, str):
         try:
@@ -83,9 +120,17 @@ def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
         raise BadData(f"rubric items repeat an id: {', '.join(ids)} (expected distinct ids)")
     if not any(item.weight > 0 for item in items):
         raise BadData("rubric has no item with a positive weight (the score divides by their sum)")
-    text = json.dumps([vars(item) for item in items], sort_keys=True, ensure_ascii=False)
+    for item in items:
+        if unknown := [name for name in item.depends_on if name not in ids]:
+            known = ", ".join(ids)
+            raise BadData(f"rubric item {item.id} depends on {unknown[0]!r} (expected of {known})")
+    # without the field where it is empty: ids of rubrics of earlier versions
+    plain = [{k: v for k, v in vars(item).items() if k != "depends_on" or v} for item in items]
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False)
     name = head.get("id") or hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return Rubric(str(name), items, str(head.get("version", "1")))
+    rubric = Rubric(str(name), items, str(head.get("version", "1")))
+    _ = rubric.ordered
+    return rubric
 
 
 def _item(value: Any, number: int) -> Item:
@@ -101,7 +146,12 @@ def _item(value: Any, number: int) -> Item:
     if kind == "json" and reference is not None and not isinstance(reference, str):
         reference = json.dumps(reference)
     name, text = str(value.get("id") or number), str(value.get("text") or "")
-    item = Item(name, text, float(weight), kind, "" if reference is None else str(reference))
+    needed = value.get("depends_on") or ()
+    if not isinstance(needed, str | list | tuple):
+        raise BadData(f"rubric item {name}: depends_on {needed!r:.60} (expected ids of items)")
+    needed = (needed,) if isinstance(needed, str) else tuple(map(str, needed))
+    reference = "" if reference is None else str(reference)
+    item = Item(name, text, float(weight), kind, reference, needed)
     if kind == "llm" and not item.text:
         raise BadData(f"rubric item {item.id}: no text (expected the criterion for the judge)")
     return item

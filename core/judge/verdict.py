@@ -5,9 +5,10 @@ item out. It never counts as unmet; a sample with too many unknown items has no 
 excluded from its group, so that training does not learn from outages of the judge.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Verdict(StrEnum):
@@ -22,18 +23,47 @@ class Verdict(StrEnum):
         """True, False or None as a verdict."""
         return cls.UNKNOWN if met is None else cls.MET if met else cls.UNMET
 
+    @property
+    def number(self) -> float | None:
+        """1 for met, 0 for unmet, None for unknown."""
+        return None if self is Verdict.UNKNOWN else float(self is Verdict.MET)
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one judge says of a sample: verdicts by id of the items that it was asked about.
+
+    audit: of the auditor, which does not decide. lookups: those that its model made.
+    """
+
+    judge: str
+    weight: float
+    verdicts: Mapping[str, Verdict]
+    audit: bool = False
+    lookups: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The verdicts as numbers."""
+        return {item: verdict.number for item, verdict in self.verdicts.items()}
+
 
 @dataclass(frozen=True)
 class Grade:
     """The reward of one sample: `score` in [0, 1], or None if the judge failed.
 
-    `verdicts` are (item id, verdict, weight) in the rubric's order; `by_judge` those of each of
-    several judges by item id.
+    `verdicts` are (item id, verdict, weight) in the rubric's order; `opinions` those of each judge
+    where there are several, an auditor was asked, or a judge made lookups.
     """
 
     score: float | None
     verdicts: tuple[tuple[str, Verdict, float], ...] = ()
-    by_judge: Mapping[str, Mapping[str, Verdict]] = field(default_factory=dict)
+    opinions: Sequence[Opinion] = field(default=())
+
+    @property
+    def numbers(self) -> dict[str, float | None]:
+        """The verdicts as numbers."""
+        return {item: verdict.number for item, verdict, _ in self.verdicts}
 
     def items(self) -> list[dict[str, str | float]]:
         """The `items` column of a sample record: points are the weight where met, else 0."""

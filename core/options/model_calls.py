@@ -58,13 +58,26 @@ class RubricJudge(Options, group="Judge"):
     (default 1), `prompt` and `completion` (US dollars per million tokens) and `api-key-env`. The
     models must differ. All judges are asked about every item, `--concurrency` requests at a time
     each; the limits are those of all together. How far they agree, and Cohen's kappa, is written to
-    stderr for each item at the end."""
+    stderr for each item at the end. `audit = true` makes one of them the auditor; see
+    `--audit-judge`. `lookup` names a Parquet file, relative to this one, that the model may look
+    things up in while it judges, with the columns `lookup-key` and `lookup-text` (default `id` and
+    `text`); `lookup-about` tells the model what it holds. The server must support tool calls. A
+    lookup gives the rows whose key is the query, else the three with the best BM25 score, of at
+    most 2,000 characters each; a question may make four."""
     judge_combine: str = choice(
         "Verdict of several judges: weighted majority by item, or mean of their scores",
         "majority", "mean", only=SEVERAL_JUDGES, later=True,
     )  # fmt: skip
     """`majority`: judges without a verdict on an item are left out, and an item with equal weight
-    on both sides has no verdict. `mean`: a sample has no score if one of the judges gives none."""
+    on both sides has no verdict; points are the weighted median. `mean`: a sample has no score if
+    one of the judges gives none; points are the weighted mean."""
+    audit_judge: float = quantity(
+        "share", "Share of the answers that the auditor of --judge judges too", "5%",
+        only=SEVERAL_JUDGES, recorded=False,
+    )  # fmt: skip
+    """The auditor is the judge whose table has `audit = true`. It is asked about the answers whose
+    hash selects them, which are the same in every run. How far it agrees with what was decided is
+    reported; it never changes a score, and the run goes on without it if its server fails."""
     judge_votes: int = integer("Number of votes per rubric item", 1, least=1, only=JUDGED)
     """Each vote is a separate request. The majority decides; an item with a tied vote has no
     verdict."""

@@ -17,18 +17,20 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
+from sabia.core.bench import verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, to_json
-from sabia.core.bench.score_rows import Score, from_batch, schema, to_batches
+from sabia.core.bench.score_rows import Score, ScoreRow, from_batch, schema, to_batches
 from sabia.core.bench.task import Task, load_task
+from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import Failed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import open_budget
-from sabia.core.judge.opened_judges import judge_servers
+from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
@@ -74,13 +76,15 @@ def run(job: Job, options: EvalOptions) -> None:
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
-    earlier = [  # score rows of earlier runs, given as INPUT
+    earlier = [  # rows of earlier runs, given as INPUT
         score
         for source in (open_inputs(job, "score") if job.inputs else ())
         for batch in source.batches()
         for score in from_batch(batch, Path(source.name).stem)
     ]
-    scores = [*earlier, *fresh]
+    rows = [*earlier, *fresh]
+    scores = [row for row in rows if isinstance(row, Score)]
+    verdicts = [row for row in rows if isinstance(row, VerdictRow)]
     summary = summarise(
         scores,
         {task.name: task.metric for task in tasks if task.metric},
@@ -94,7 +98,7 @@ def run(job: Job, options: EvalOptions) -> None:
                 writer.write(batch)
     facts = [(task.name, task.description) for task in tasks if task.description]
     facts += [("decontaminated", index_line)] if index_line else []
-    _publish(job, options, summary, scores, items, time.monotonic() - started, facts)
+    _publish(job, options, summary, scores, verdicts, items, time.monotonic() - started, facts)
     if missing := _missing(fresh, options.max_missing):
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise Failed(
@@ -103,11 +107,11 @@ def run(job: Job, options: EvalOptions) -> None:
         )
 
 
-def _missing(scores: Iterable[Score], limit: float) -> list[str]:
+def _missing(rows: Iterable[ScoreRow], limit: float) -> list[str]:
     """The tasks and models of which more than `limit` of the samples have no score, in words."""
     samples: dict[tuple[str, str], set[tuple[str, int]]] = {}
     without: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
-    for score in scores:
+    for score in (row for row in rows if isinstance(row, Score)):
         cell, sample = (score.task, score.model), (score.item_id, score.sample)
         samples.setdefault(cell, set()).add(sample)
         if score.metric in (NO_ANSWER, NO_VERDICT):
@@ -130,17 +134,13 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
     if job.to_directory:
         raise UsageError(f"--out: {job.out} (expected a file ending in {EXPECTED})")
     rubrics = [task for task in tasks if task.kind == "rubric"]
-    by_points = [task.name for task in rubrics if task.scoring == "points"]
-    if options.judge and by_points:
-        raise UsageError(f"--judge: {by_points[0]} is scored by points (expected --judge-url)")
     by_items = [task for task in rubrics if task.scoring == "items"]
     for what, having, names in (
         ("a task that is answered in words", [t for t in tasks if t.generates],
          ["samples", "temperature"]),
-        ("a rubric task", rubrics, ["judge_url", "judge"]),
+        ("a rubric task", rubrics, ["judge_url", "judge", "judge_combine", "audit_judge"]),
         ("a rubric task scored by items", by_items,
-         ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown",
-          "judge_combine"]),
+         ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown"]),
     ):  # fmt: skip
         for name in options.given & set(names):
             if not having:
@@ -193,7 +193,7 @@ def _plan(
 
 def _scores(
     options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models, budget: Budget
-) -> Iterator[Score]:
+) -> Iterator[ScoreRow]:
     with Judging(options, budget) as judging:
         for model in models:
             with model:
@@ -221,7 +221,7 @@ def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) ->
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
     fingerprints = [model.fingerprint() for model in models]
     if options.judge:
-        fingerprints += [repr((s.name, s.model, s.weight)) for s in judge_servers(options)]
+        fingerprints += map(repr, judges_identity(options))
     for answers in options.answers:
         path = answers.rpartition("=")[2]
         try:
@@ -232,7 +232,7 @@ def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) ->
     return provenance(replace(job, options={}), "score", fingerprints, salt)
 
 
-def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[Score] | None:
+def _stored_scores(path: str, provenance_record: dict[str, Any]) -> list[ScoreRow] | None:
     if not holds(path, provenance_record):
         return None
     batches = (batch for source in from_path(path, "score") for batch in source.batches())
@@ -244,11 +244,12 @@ def _publish(
     options: EvalOptions,
     summary: Summary,
     scores: Sequence[Score],
+    verdicts: Sequence[VerdictRow],
     items: Items,
     wall_s: float,
     more: Sequence[tuple[str, str]],
 ) -> None:
-    table = terminal_table(summary)
+    table = terminal_table(summary, verdicts)
     for line in filter(None, table.splitlines()):
         notes.note(line)
     if options.report:
@@ -260,9 +261,14 @@ def _publish(
             ("wall time", f"{wall_s:.1f} s"),
             *more,
         ]
-        title = "Evaluation: " + ", ".join(summary.tasks)
-        write_atomic(options.report, render(summary, scores, title, facts))
+        named = dict.fromkeys([*summary.tasks, *(row.task for row in verdicts)])
+        title = "Evaluation: " + ", ".join(named)
+        write_atomic(options.report, render(summary, scores, title, facts, verdicts))
         notes.note(f"report: {options.report}")
     if job.json:
-        report = to_json(summary) | {"seed": job.seed, "wall_s": round(wall_s, 3)}
+        report = (
+            to_json(summary)
+            | verdict_table.to_json(verdicts)
+            | {"seed": job.seed, "wall_s": round(wall_s, 3)}
+        )
         print(json.dumps(report, indent=1))

@@ -6,6 +6,7 @@ generates with the torch engine; an endpoint is probed before its log-probabilit
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +41,6 @@ from sabia.core.bench.judging import (
 )
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.loglikelihood import (
-    Row,
     Scorer,
     document_rows,
     encode_options,
@@ -55,8 +55,9 @@ from sabia.core.bench.metrics import (
     choice_scores,
     document_sums,
 )
-from sabia.core.bench.score_rows import Score, scores_of
+from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
 from sabia.core.bench.task import Task
+from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
@@ -97,20 +98,28 @@ class Judging:
         rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
         counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
         each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
-        return each * max(1, len(judge_servers(options)))
+        servers = judge_servers(options)
+        share = sum(options.audit_judge if server.audit else 1.0 for server in servers)
+        return math.ceil(each * max(1.0, share))
 
-    def score(self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
+    def score(
+        self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]
+    ) -> Sequence[ScoreRow]:
         """Score rows of answers to an exact_match or rubric task."""
         given = [pair for pair in pairs if not pair[1].missing]
         if task.kind == "exact_match":
             return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
         judge = self._points if task.scoring == "points" else self._items
-        rows: list[Score] = []
+        rows: list[ScoreRow] = []
         for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
             detail, values = detail_of(item, answer, judged.detail), judged.values
             if NO_VERDICT in values:
                 values = values | {MAXIMUM: maximum_points(task, item)}
             rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+            rows += [
+                VerdictRow(model, task.name, item.id, answer.sample, entry)
+                for entry in judged.entries
+            ]
         return [*rows, *score_missing(task, model, pairs)]
 
     def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
@@ -134,8 +143,7 @@ class Judging:
             )
             for item, answer in pairs
         ]
-        ((_, judge),) = self._open(task).judges
-        return judge_points(exams, judge.client, self.options.judge_tokens)
+        return judge_points(exams, self._open(task), self.options.judge_tokens)
 
     def _open(self, task: Task) -> Panel:
         if self._panel is None:
@@ -198,7 +206,7 @@ class EvaluatedModel(ABC):
     def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
         """The answers that the model generates."""
 
-    def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[Score]:
+    def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[ScoreRow]:
         """Score rows of a task."""
         if task.kind == "multiple_choice":
             for item, nats in zip(items, self.choices(task, items), strict=True):

@@ -29,8 +29,12 @@ GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tok
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
                 "tokens_per_s", "seconds", "tokens", *RUN_COLUMNS, "validation_reward",
                 "validation_prompts")  # fmt: skip
-JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd")  # of runs with a judge
-COUNTS = {"judge_calls", "tokens", "memory_bytes", "device_memory_bytes", "experts_idle",
+# of runs with a judge, those that a run has
+JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd", "audit_verdicts", "audit_agreement",
+                 "audit_kappa", "reward_length", "reward_format", "format",
+                 "break_outs", "judge_family")  # fmt: skip
+COUNTS = {"judge_calls", "audit_verdicts", "break_outs", "judge_family", "tokens",
+          "memory_bytes", "device_memory_bytes", "experts_idle",
           "validation_tokens", "validation_prompts", *GRPO_COLUMNS[:7]}  # fmt: skip
 BATCH_ROWS = 10_000
 TABLE_ROWS = 12

@@ -104,7 +104,7 @@ def test_two_models_on_all_kinds_of_tasks(folder: Path, tmp_path: Path) -> None:
     assert "regressed" not in done.stderr.decode() and "big → w4" in done.stderr.decode()
     table = pq.read_table(out)
     assert table.schema.names[:5] == ["task", "item_id", "metric", "value", "detail"]
-    assert table.num_rows == 2 * (28 * 3 + 30 * 3 + 30 * 4 + 30 * 4 * 3 + 30 * 4)
+    assert table.num_rows == 2 * (28 * 3 + 30 * 3 + 30 * 4 + 30 * 4 * 3 + 30 * 4 + 30 * 4)
     root = ElementTree.fromstring(page.read_text().partition("\n")[2])
     value = next(r for r in made["results"] if r["metric"] == "exact_match")["value_share"]
     assert f"{value:.4g}" in " ".join(root.itertext())
@@ -282,7 +282,7 @@ def test_failing_calls_of_a_judge_change_no_score(
     assert scores[0] == scores[1]
 
 
-def test_several_judges_are_in_the_details_of_the_scores(
+def test_several_judges_and_an_auditor_are_in_the_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     task, answers = tmp_path / "t.toml", tmp_path / "answers.jsonl"
@@ -311,8 +311,13 @@ def test_several_judges_are_in_the_details_of_the_scores(
         evaluate(tmp_path, task, out=out, **settings)
         rows = [row for row in pq.read_table(out).to_pylist() if row["metric"] == "share"]
         assert [row["value"] for row in rows] == [1, 0, 1, 0]
-        details = [json.loads(row["detail"])["judges"] for row in rows]
-        assert [d["cal"]["even"] for d in details] == ["unmet", "met", "met", "unmet"]
+        verdicts = [row for row in pq.read_table(out).to_pylist() if row["metric"] == "verdict"]
+        by_judge = {
+            name: [row["verdict"] for row in verdicts if row["judge"] == name]
+            for name in ("", "ann", "cal")
+        }
+        assert by_judge[""] == by_judge["ann"] == ["met", "unmet", "met", "unmet"]
+        assert by_judge["cal"] == ["unmet", "met", "met", "unmet"] and len(verdicts) == 16
         assert "item even: ann and bob agree on 75.0% of 4 verdicts (κ 0.50)" in (
             capsys.readouterr().err
         )
@@ -322,10 +327,28 @@ def test_several_judges_are_in_the_details_of_the_scores(
         evaluate(tmp_path, task, out=out, **settings)
         rows = [row for row in pq.read_table(out).to_pylist() if row["metric"] == "share"]
         assert [row["value"] for row in rows] == [0, 1, 1, 0]
-        points = tmp_path / "p.toml"
-        points.write_text(task.read_text() + 'scoring = "points"\nmaximum = "1"\n')
-        with pytest.raises(UsageError, match="scored by points"):
-            evaluate(tmp_path, points, out=tmp_path / "p.parquet", **settings)
+        # cal becomes the auditor: it decides nothing, and scores do not depend on its share
+        file.write_text(file.read_text().replace("weight = 9", "audit = true"))
+        values, reports = [], []
+        for share in (0.0, 1.0):
+            audited = {
+                **settings,
+                "audit_judge": share,
+                "max_missing": 1.0,
+                "report": tmp_path / "r.html",
+            }
+            capsys.readouterr()
+            evaluate(tmp_path, task, out=tmp_path / f"{share}.parquet", **audited)
+            stored = pq.read_table(tmp_path / f"{share}.parquet").to_pylist()
+            values.append([row["value"] for row in stored if row["metric"] == "share"])
+            reports.append(json.loads(capsys.readouterr().out))
+        assert values[0] == values[1] == [1, 0, 1]  # on a tie there is no verdict
+        assert [row["judges"] for row in reports[0]["judges"]] == [["ann", "bob"]]
+        audit = next(row for row in reports[1]["judges"] if row["audit"])
+        # decided: 1 0 1 and a tie; the auditor: 0 1 1
+        assert (audit["judges"], audit["verdicts"]) == (["all judges", "cal"], 3)
+        assert audit["agreement"] == pytest.approx(1 / 3) and audit["kappa"] == pytest.approx(-0.5)
+        assert "agreement of the judges of answers" in (tmp_path / "r.html").read_text()
 
 
 def test_rubrics_without_a_judge_and_models_that_cannot_score(folder: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ other options decide the weights.
 
 from typing import Any
 
-from sabia.core.judge.opened_judges import judge_servers
+from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.options.training import Adapters, Guards
 from sabia.core.recipes.training_config import check_run_texts, optimizer_settings, parse_part
@@ -76,7 +76,7 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     judge = {key: values.pop(name) for name, key in JUDGE.items()}
     combine = values.pop("judge_combine")
     if options.judge:
-        judge["model"] = [(s.name, s.model, s.weight) for s in judge_servers(options)]
+        judge["model"] = judges_identity(options)
         judge["combine"] = combine
     for name in ("model", "weight_decay", "betas", "eps", "clip_norm", "chat"):
         del values[name]

@@ -17,7 +17,8 @@ from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
-from sabia.core.judge.rewards import Grader, NullGuard
+from sabia.core.judge.opened_judges import judge_servers
+from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard, parse_reward
 from sabia.core.model.lora import init_lora
 from sabia.core.ops.base import Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
@@ -101,13 +102,14 @@ def run(job: Job, options: GrpoOptions) -> None:
             _describe(job, spec, prompts, options)
             return
         judged, priced = grader.judge is not None, grader.stats.usd is not None
-        table = StepTable(policy_config.max_gap(options), judged, priced)
+        models = tuple(server.model for server in judge_servers(options) if not server.audit)
+        table = StepTable(policy_config.max_gap(options), judged, priced, options.model, models)
         lora = training_config.lora_config(options)
 
         def check(mesh: Mesh) -> None:
             check_fits(spec, mesh)
             if job.force and world.leads:
-                Journal(directory.path / "samples").clear()
+                _journal(call, options).clear()
 
         def make(mesh: Mesh) -> TrainingRun:
             return _training(call, options, spec, mesh, tokenizer, prompts, held_out, grader, table)
@@ -126,6 +128,13 @@ def _prompts(
     adopt_rejects(job)
     with Rejects(reject_path(job)) as rejects:
         return reader(sources, reject=rejects.add)
+
+
+def _journal(call: RunCall, options: GrpoOptions) -> Journal:
+    """The samples of this process; with a rubric, its verdicts as well."""
+    path = call.directory.path
+    verdicts = path / "verdicts" if RUBRIC in parse_reward(options.reward) else None
+    return Journal(path / "samples", call.world.rank, verdicts)
 
 
 def _held_out(options: GrpoOptions, reader: Callable[..., list[Prompt]]) -> list[Prompt]:
@@ -186,8 +195,7 @@ def _training(
     engine = Engine(spec, stepper.params, tokenizer)
     sampler = Sampler(
         options, engine, PromptSchedule(prompts, options.prompts, job.seed), grader,
-        NullGuard(options.max_null), Journal(call.directory.path / "samples", world.rank), world,
-        job.seed,
+        NullGuard(options.max_null), _journal(call, options), world, job.seed,
     )  # fmt: skip
     reference = engine.ops.to_device(params, "float32") if options.beta else None
     source = SampleSource(options, stepper, sampler, table, reference, lora)

@@ -1,10 +1,12 @@
 """The samples of a GRPO run as files, so that finished samples survive an interruption.
 
 `samples/step-NNNNNNNN-RRRR.parquet` contains the graded samples of a step, of process RRRR,
-and is written atomically. While a step is sampled, finished samples are appended to a
-`.partial.jsonl` next to it, whose name begins with a dot so that readers of the folder ignore it. A
-run that starts again reads them back and generates only the rest, so a preemption loses no finished
-sample (and does not bias a step towards short ones). Verdicts of a judge are in the client's cache.
+and is written atomically. With a rubric, `verdicts/` has a file of the same name, written before
+it, with the rows of the verdicts (`bench.verdict_rows`); their first step is 1, as in the metrics.
+While a step is sampled, finished samples are appended to a `.partial.jsonl` next to it, whose name
+begins with a dot so that readers of the folder ignore it. A run that starts again reads them back
+and generates only the rest, so a preemption loses no finished sample (and does not bias a step
+towards short ones). Verdicts of a judge are in the client's cache.
 """
 
 import json
@@ -19,10 +21,12 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from sabia.core import notes
+from sabia.core.bench import score_rows
+from sabia.core.bench.verdict_rows import VerdictRow, entries_of, to_batch
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData
 from sabia.core.generate.requests import Completion
-from sabia.core.judge.verdict import Grade, Verdict
+from sabia.core.judge.verdict import Grade, Opinion, Verdict
 from sabia.core.shards import schemas
 from sabia.core.shards.atomic import sealed, unsealed
 from sabia.core.shards.outputs import open_file
@@ -35,22 +39,28 @@ EXTRA = (
     pa.field("raw_logprobs", pa.list_(pa.float32())),
     pa.field("weights", pa.list_(pa.float64())),
     pa.field("message", pa.string()),  # the sample as a message of a chat record, JSON
+    pa.field("opinions", pa.string()),  # of several judges or an auditor, JSON
 )
+TASK = "rubric"  # of the rows of verdicts
 Key = tuple[str, int]  # (request id, sample)
 
 
 class Journal:
-    """The samples directory of a run, written by one process and read by all."""
+    """The samples directory of a run, written by one process and read by all.
 
-    def __init__(self, directory: Path, rank: int = 0) -> None:
-        self.directory, self.rank = directory, rank
+    verdicts: the directory of rows of verdicts, None for none.
+    """
+
+    def __init__(self, directory: Path, rank: int = 0, verdicts: Path | None = None) -> None:
+        self.directory, self.rank, self.verdicts = directory, rank, verdicts
         directory.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = None
         self._synced = 0.0
 
     def clear(self) -> None:
         """Remove all samples (of a run that starts again from step 0)."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        for directory in filter(None, (self.directory, self.verdicts)):
+            shutil.rmtree(directory, ignore_errors=True)
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def path(self, step: int) -> Path:
@@ -74,7 +84,8 @@ class Journal:
                 items = zip(row["items"], row["weights"], strict=True)
                 verdicts = [(item["id"], Verdict(item["verdict"]), w) for item, w in items]
                 completion = Completion(**{f.name: row[f.name] for f in fields(Completion)})
-                grade = Grade(row["reward"], tuple(verdicts))
+                opinions = _opinions(row.get("opinions"))
+                grade = Grade(row["reward"], tuple(verdicts), opinions)
                 graded[completion.request_id, completion.sample] = completion, grade
         return graded
 
@@ -122,6 +133,9 @@ class Journal:
         messages: Sequence[Mapping[str, Any]],
     ) -> pa.RecordBatch:
         """Write the graded samples of a step and drop its partial file; returns their rows."""
+        samples = list(samples)
+        if self.verdicts is not None:
+            self._write_verdicts(self.verdicts, step, prompt_ids, samples)
         rows = [
             _row(step, seed, prompt_id, *sample)
             | {"message": json.dumps(message, ensure_ascii=False)}
@@ -140,6 +154,30 @@ class Journal:
         former.unlink(missing_ok=True)
         return batch
 
+    def _write_verdicts(
+        self, directory: Path, step: int, prompt_ids: Sequence[str],
+        samples: Iterable[tuple[Completion, Grade]],
+    ) -> None:  # fmt: skip
+        """Write the rows of the verdicts of a step."""
+        name = directory.parent.name
+        rows = [
+            VerdictRow(name, TASK, prompt_id, completion.sample, entry, step + 1)
+            for prompt_id, (completion, grade) in zip(prompt_ids, samples, strict=True)
+            for entry in entries_of(grade)
+        ]
+        directory.mkdir(parents=True, exist_ok=True)
+        made_by = {"command": "grpo", "kind": "score", "policy_version": step}
+        with open_file(str(directory / self.path(step).name), score_rows.schema(), made_by) as file:
+            file.write(to_batch(rows, score_rows.schema()))
+
+
+def _opinions(text: str | None) -> tuple[Opinion, ...]:
+    """The opinions of a row."""
+    return tuple(
+        Opinion(**{**opinion, "verdicts": {i: Verdict(v) for i, v in opinion["verdicts"].items()}})
+        for opinion in json.loads(text or "[]")
+    )
+
 
 def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Grade) -> dict:
     return vars(completion) | {
@@ -149,4 +187,5 @@ def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Gr
         "reward": grade.score,
         "items": grade.items(),
         "weights": [weight for _, _, weight in grade.verdicts],
+        "opinions": json.dumps([vars(one) for one in grade.opinions]) if grade.opinions else None,
     }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import stop
+from sabia.core.judge.reward_checks import RewardChecks
 from sabia.core.model.lora import LoraConfig, merged
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
@@ -146,12 +147,15 @@ class SampleSource:
     def state(self, step: int) -> dict[str, Any]:
         """See Source."""
         data = {"prompts": step * self.options.prompts, "samples": self.table.samples}
-        return {"data": data, "rewards": self.table.rewards}
+        checks = {"window": self.table.checks.window, "warned": sorted(self.table.checks.warned)}
+        return {"data": data, "rewards": self.table.rewards, "checks": checks}
 
     def load(self, name: str, manifest: Mapping[str, Any], step: int) -> None:
         """See Source."""
         self.table.samples = int(manifest["data"]["samples"])
         self.table.rewards = list(manifest["rewards"])
+        if checks := manifest.get("checks"):  # absent in earlier versions
+            self.table.checks = RewardChecks(checks["window"], set(checks["warned"]))
 
     def close(self) -> None:
         """See Source."""

@@ -13,6 +13,8 @@ from sabia.core import notes
 from sabia.core.errors import Failed
 from sabia.core.generate.client import ClientStats
 from sabia.core.generate.requests import LENGTH
+from sabia.core.judge.agreement import Pairs, audited
+from sabia.core.judge.reward_checks import RewardChecks, Traits, same_family
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo.sample_batch import Group
 from sabia.core.train.losses.grpo import informative_groups
@@ -23,6 +25,8 @@ SUMS = (
     *("made", "seconds", "processes", "computed"),
     *("judge_calls", "judge_cached", "judge_usd"),
 )
+AUDIT = len(SUMS)  # behind these sums: those of `Pairs`, then those of `Traits`
+TRAITS = AUDIT + len(Pairs._fields)
 HEADER_EVERY = 20
 COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
@@ -32,7 +36,9 @@ def step_sums(
     groups: Sequence[Group], made: int, seconds: float, computed: float,
     before: ClientStats, after: ClientStats,
 ) -> np.ndarray:  # fmt: skip
-    """Sums over this process's samples, in the order of SUMS; `made` tokens took `seconds`.
+    """Sums over this process's samples, in the order of SUMS, with those of audits and checks.
+
+    `made` tokens took `seconds`.
 
     computed: tokens in the forward passes of training. before, after: counts of the judge's calls.
     """
@@ -57,23 +63,34 @@ def step_sums(
         "judge_cached": after.cached - before.cached,
         "judge_usd": (after.usd or 0.0) - (before.usd or 0.0),
     }
-    return np.array([values[name] for name in SUMS], np.float64)
+    audit = Pairs()
+    for grade in (grade for group in groups for grade in group.grades):
+        named = [(one.judge, one.audit, one.numbers) for one in grade.opinions]
+        audit = audit.plus(audited(grade.numbers, named))
+    traits = Traits.of(([s.text for s in group.samples], group.rewards) for group in groups)
+    parts = [values[name] for name in SUMS], audit, traits.numbers
+    return np.array([number for part in parts for number in part], np.float64)
 
 
 def judge_row(sums: np.ndarray, priced: bool) -> dict[str, Any]:
-    """The judge's calls of a step: those paid for, the share of answers from the cache, dollars."""
-    t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
+    """The judge's calls of a step: those paid for, the share of answers from the cache, dollars;
+    what its auditor was asked about, and how far it agrees."""
+    t = dict(zip(SUMS, sums.tolist(), strict=False))
     answers = t["judge_calls"] + t["judge_cached"]
     row = {
         "judge_calls": int(t["judge_calls"]),
         "judge_cached": t["judge_cached"] / max(answers, 1),
     }
-    return row | ({"judge_usd": t["judge_usd"]} if priced else {})
+    row |= {"judge_usd": t["judge_usd"]} if priced else {}
+    if (audit := Pairs(*sums[AUDIT:TRAITS].tolist())).number:
+        row["audit_verdicts"], row["audit_agreement"] = int(audit.number), audit.agreement
+        row |= {"audit_kappa": audit.kappa} if audit.kappa is not None else {}
+    return row
 
 
 def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> dict[str, Any]:
     """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
-    t = dict(zip(SUMS, np.asarray(sums, np.float64).tolist(), strict=True))
+    t = dict(zip(SUMS, sums.tolist(), strict=False))
     made = [update for update in updates if update.updated]
     trained = sum(update.extras.get("tokens", 0.0) for update in updates)
     row = {
@@ -112,16 +129,19 @@ class StepTable:
     """Writes rows on stderr under a header, and warns once when the reward collapses.
 
     max_gap: bound of the mean |old - sampler| of a step, in nats. judged: there is a judge, priced:
-    and a price of its calls.
+    and a price of its calls. policy, judges: names of the model and of the judges' models.
     """
 
     max_gap: float = float("inf")
     judged: bool = False
     priced: bool = False
+    policy: str = ""
+    judges: Sequence[str] = ()
     rows: int = 0
     samples: int = 0
     rewards: list[float] = field(default_factory=list)
     warned: bool = False
+    checks: RewardChecks = field(default_factory=RewardChecks)
 
     def show(self, row: dict[str, Any]) -> None:
         """Print the row of one more step; warn once when the reward has collapsed.
@@ -148,6 +168,8 @@ class StepTable:
             cells.append(f"{row['judge_usd']:>7.4f}")
         notes.note("  ".join(cells))
         self.check_collapse()
+        for line in (*self.checks.warnings(), *self.checks.family(self.policy, self.judges)):
+            notes.warn(line)
         if not row["logprob_gap"] <= self.max_gap:
             raise Failed(
                 f"step {row['step']}: the trainer's log-probabilities of the sampled tokens differ "
@@ -159,7 +181,9 @@ class StepTable:
     def figures(self, results: Sequence[StepResult], sums: np.ndarray, lr: float) -> dict[str, Any]:
         """The metrics of one more step, whose samples and reward are recorded."""
         row = metrics_row(lr, sums, results)
-        row |= judge_row(sums, self.priced) if self.judged else {}
+        if self.judged:
+            row |= judge_row(sums, self.priced) | self.checks.add(sums[TRAITS:].tolist())
+            row["judge_family"] = int(bool(same_family(self.policy, self.judges)))
         self.add(row)
         return row
 

@@ -1,9 +1,16 @@
 """Points and verdicts out of judges' replies; what cannot be read is never a zero."""
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import pytest
 
 from sabia.core.bench import judging
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
+from sabia.core.generate.calls import ChatRequest
+from sabia.core.judge.judge_file import JudgeServer
+from sabia.core.judge.llm import Judge
+from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 
 
@@ -51,24 +58,73 @@ def test_items_that_verifiers_decide_need_no_judge() -> None:
     assert made[0].values[MAXIMUM] == 3
 
 
+class Reply:
+    def __init__(self, text: str | None) -> None:
+        self.text, self.error = text, None if text else "timeout"
+
+
+class Client:
+    """Replies in the order of the requests."""
+
+    def __init__(self, *texts: str | None) -> None:
+        self.texts = list(texts)
+
+    def submit(self, request: ChatRequest, reader: Callable[[str], bool]) -> Reply:
+        assert reader("[[0.5]]") and not reader("I cannot say")
+        assert "<key>\nK\n</key>" in request.messages[1]["content"]
+        return Reply(self.texts.pop(0))
+
+    def answers(self, replies: list[Reply]) -> list[Reply]:
+        return replies
+
+
+EXAMS = [
+    judging.PointsQuestion([{"role": "user", "content": "q"}], r, "K", 1.0) for r in ("x", "y")
+]
+
+
 def test_a_judge_that_fails_gives_no_verdict() -> None:
-    class Reply:
-        def __init__(self, text: str | None) -> None:
-            self.text, self.error = text, None if text else "timeout"
-
-    class Client:
-        def chat(self, requests: list, readers: list) -> list[Reply]:
-            assert [read("[[0.5]]") for read in readers] == [True, True]
-            assert [read("I cannot say") for read in readers] == [False, False]
-            assert "<key>\nK\n</key>" in requests[0].messages[1]["content"]
-            return [Reply("[[0.5]]"), Reply(None)]
-
-    exams = [
-        judging.PointsQuestion([{"role": "user", "content": "q"}], r, "K", 1.0) for r in ("x", "y")
-    ]
-    good, bad = judging.judge_points(exams, Client())
+    panel = Panel.of(Judge(cast(Any, Client("[[0.5]]", None))))
+    good, bad = judging.judge_points(EXAMS, panel)
     assert good.values == {"points": 0.5, "share": 0.5, MAXIMUM: 1.0}
     assert bad.values == {NO_VERDICT: 1.0} and bad.detail["judge_error"] == "timeout"
+    assert [entry.value for entry in (*good.entries, *bad.entries)] == [0.5, None]
+
+
+def judges(*plans: tuple[str | None, str | None], audit: bool = False) -> Panel:
+    """A panel whose judges a, b, … say this; the last one is an auditor of everything."""
+    names = "abcdef"[: len(plans)]
+    servers = [JudgeServer(n, (), n, audit=audit and n == names[-1]) for n in names]
+    made = [Judge(cast(Any, Client(*plan))) for plan in plans]
+    return Panel(list(zip(servers, made, strict=True)), audit=1.0 if audit else 0.0)
+
+
+def test_points_of_several_judges_are_their_median_or_mean() -> None:
+    plans = (("[[0.2]]", "[[1]]"), ("[[0.3]]", "[[1]]"), ("[[0.9]]", None))
+    first, second = judging.judge_points(EXAMS, judges(*plans))
+    assert (first.values["points"], second.values["points"]) == (0.3, 1.0)
+    panel = judges(*plans)
+    panel.mean = True
+    first, second = judging.judge_points(EXAMS, panel)
+    assert first.values["points"] == pytest.approx(1.4 / 3) and second.values == {NO_VERDICT: 1.0}
+    assert [(one.judge, one.value) for one in first.entries[1:]] == [
+        ("a", 0.2),
+        ("b", 0.3),
+        ("c", 0.9),
+    ]
+    rows = {tuple(row["judges"]): row for row in panel.agreement.rows()}
+    # a and b: differences 0.1 and 0; of any two answers 0.1, 0.8, 0.7, 0
+    expected = 1 - (0.01 / 2) / ((0.01 + 0.64 + 0.49 + 0) / 4)
+    assert rows["a", "b"]["kappa"] == pytest.approx(expected)
+    assert rows["a", "b"]["agreement"] == 0.5 and rows["a", "c"]["verdicts"] == 1
+
+
+def test_an_auditor_of_points_decides_nothing() -> None:
+    panel = judges(("[[0.2]]", "[[1]]"), ("[[0.9]]", "[[1]]"), audit=True)
+    first, second = judging.judge_points(EXAMS, panel)
+    assert (first.values["points"], second.values["points"]) == (0.2, 1.0)
+    (row,) = panel.agreement.rows()
+    assert row["audit"] and row["judges"] == ["a", "b"] and row["agreement"] == 0.5
 
 
 def test_the_answer_stands_between_marks_it_cannot_know() -> None:

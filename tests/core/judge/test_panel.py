@@ -9,11 +9,12 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget, Price
+from sabia.core.judge.judge_file import JudgeServer, load_judges
 from sabia.core.judge.opened_judges import open_panel
-from sabia.core.judge.panel import JudgeServer, Opinion, load_judges, weighted_majority
+from sabia.core.judge.panel import weighted_majority
 from sabia.core.judge.rewards import Case, Grader
 from sabia.core.judge.rubric import parse_rubric
-from sabia.core.judge.verdict import Verdict
+from sabia.core.judge.verdict import Opinion, Verdict
 from sabia.core.options.grpo import GrpoOptions
 
 STUB = Path(__file__).parents[2] / "openai_stub.py"
@@ -65,9 +66,10 @@ def grades(tmp_path: Path, plan: dict[str, str], combine: str = "majority", weig
 def test_votes_agreement_and_kappa_are_those_of_the_plan(tmp_path, capsys):
     made, panel = grades(tmp_path, PLAN)
     assert [grade.score for grade in made] == [1.0, 1.0, 0.5, 0.5]
-    assert [dict(grade.by_judge["cal"]) for grade in made] == [
+    assert [dict(grade.opinions[2].verdicts) for grade in made] == [
         {"x": MET}, {"x": MET}, {"x": UNMET}, {"x": MET}
     ]  # fmt: skip
+    assert {grade.opinions[2].judge for grade in made} == {"cal"}
     rows = list(panel.agreement.rows())
     assert [row["judges"] for row in rows] == [["ann", "bob"], ["ann", "cal"], ["bob", "cal"]]
     assert [row["agreement"] for row in rows] == [0.75, 0.75, 0.5]

@@ -13,7 +13,7 @@ from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.client import Client
 from sabia.core.judge.llm import Judge, Question, majority
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
-from sabia.core.judge.rubric import Item, parse_rubric
+from sabia.core.judge.rubric import Item, Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.options.model_calls import RubricJudge
 
@@ -133,7 +133,7 @@ def test_an_outage_stops_the_run_and_a_rare_fault_does_not(tmp_path):
     def flaky(prompt, call):
         return (500, "") if call == 1 else (200, says(prompt, True))
 
-    item = (Item("a", "is kind"),)
+    item = Rubric("r", (Item("a", "is kind"),))
     questions = [Question(QUESTION, f"text {n}", item) for n in range(20)]
     with (
         judge_server(flaky) as (url, _),
@@ -152,7 +152,7 @@ def test_votes_and_several_items_a_call(tmp_path):
     def answer(prompt, _):
         return 200, says(prompt, "text a" in prompt)
 
-    items = tuple(Item(name, f"has {name}") for name in "xyz")
+    items = Rubric("r", tuple(Item(name, f"has {name}") for name in "xyz"))
     with judge_server(answer) as (url, calls), Client(url, "judge", cache_dir=tmp_path) as client:
         asked = {"judge_items_per_call": 2, "judge_votes": 3, "judge_url": url, "judge_model": "m"}
         judge = Judge(client, RubricJudge(**asked))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sabia.core.errors import BadData
+from sabia.core.errors import BadData, UsageError
 from sabia.core.judge.rubric import parse_rubric
 from sabia.core.judge.verdict import Verdict
 
@@ -69,3 +69,59 @@ def test_bare_list_gets_ids_and_a_stable_name():
 def test_not_a_rubric(value):
     with pytest.raises(BadData):
         parse_rubric(value)
+
+
+CHAIN = parse_rubric(
+    [
+        {"id": "explains", "text": "explains it", "weight": 2, "depends_on": "cites"},
+        {"id": "cites", "text": "cites it"},
+        {"id": "wrong", "text": "is wrong", "weight": -1, "depends_on": ["explains", "cites"]},
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "settled", "score"),
+    [
+        ((MET, MET, UNMET), (MET, MET, UNMET), 1.0),
+        ((MET, MET, MET), (MET, MET, MET), 2 / 3),
+        ((MET, UNMET, MET), (UNMET, UNMET, UNMET), 0.0),
+        ((UNMET, MET, MET), (UNMET, MET, UNMET), 1 / 3),
+        ((MET, UNKNOWN, MET), (UNKNOWN, UNKNOWN, UNKNOWN), None),
+        ((UNKNOWN, MET, MET), (UNKNOWN, MET, UNKNOWN), None),
+    ],
+)
+def test_an_item_counts_where_those_it_depends_on_are_met(verdicts, settled, score):
+    names = ("explains", "cites", "wrong")
+    given = dict(zip(names, verdicts, strict=True))
+    assert CHAIN.settle(given) == dict(zip(names, settled, strict=True))
+    assert CHAIN.score(given) == (score if score is None else pytest.approx(score))
+    assert [verdict for _, verdict, _ in CHAIN.grade(given).verdicts] == list(settled)
+
+
+def test_failing_a_condition_never_pays():
+    """Over all verdicts: a better verdict on the condition gives no lower score."""
+    items = [{"id": "a", "text": "a"}, {"id": "b", "text": "b", "weight": 10, "depends_on": "a"},
+             {"id": "c", "text": "c"}]  # fmt: skip
+    rubric = parse_rubric(items)
+    for b in (MET, UNMET):
+        for c in (MET, UNMET):
+            low = rubric.score({"a": UNMET, "b": b, "c": c})
+            assert rubric.score({"a": MET, "b": b, "c": c}) > low
+
+
+def test_the_items_of_a_cycle_are_named():
+    items = [{"id": n, "text": n, "depends_on": d} for n, d in (("a", "b"), ("b", "c"), ("c", "a"))]
+    with pytest.raises(UsageError, match=r"depend on each other: .* → .* → .*") as caught:
+        parse_rubric(items)
+    assert all(name in str(caught.value) for name in "abc")
+    with pytest.raises(UsageError, match="a → a"):
+        parse_rubric([{"id": "a", "text": "a", "depends_on": ["a"]}])
+    with pytest.raises(BadData, match="depends on 'z'"):
+        parse_rubric([{"id": "a", "text": "a", "depends_on": ["z"]}])
+    with pytest.raises(BadData, match="depends_on 3"):
+        parse_rubric([{"id": "a", "text": "a", "depends_on": 3}])
+
+
+def test_ids_of_rubrics_without_conditions_are_those_of_earlier_versions():
+    assert parse_rubric([{"id": "a", "text": "is kind"}]).id == "2c83ea10deb9ab15"

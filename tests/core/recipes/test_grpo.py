@@ -12,6 +12,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData, Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.judge.llm import Judgement
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.model.storage import hub
 from sabia.core.ops.backend import load_ops
@@ -431,8 +432,8 @@ def test_a_judge_that_fails_stops_the_run_with_samples_kept(config, prompts, tmp
 
     def collect(self, questions):
         return [
-            {"kind": Verdict.UNKNOWN if replies["down"] and i % 2 else
-             Verdict.of(question.response == "7")}
+            Judgement({"kind": Verdict.UNKNOWN if replies["down"] and i % 2 else
+                       Verdict.of(question.response == "7")})
             for i, question in enumerate(questions)
         ]  # fmt: skip
 
