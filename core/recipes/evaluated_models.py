@@ -41,6 +41,7 @@ from sabia.core.bench.judging import (
 )
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.loglikelihood import (
+    Row,
     Scorer,
     document_rows,
     encode_options,
