@@ -133,8 +133,6 @@ class Scorer:
         self.params = self.ops.to_device(params, dtype)
         self.dtype = dtype
         self._flat = _compiled(spec, self.ops) if backend == "jax" else None
-        slot = self._cache(1, 1)
-        self._position_bytes = sum(x.nbytes for layer in slot.layers for x in layer.values())
 
     @property
     def context(self) -> int:
@@ -182,13 +180,17 @@ class Scorer:
         """The units of several rows, by number, in batches of similar length, so that padding is
         small."""
         prefix = {n: shared_prefix(unit) for n, unit in enumerate(every) if len(unit) > 1}
+        if not prefix:
+            return
+        one, two = (self._cache(1, slots).nbytes for slots in (1, 2))
+        position, states = two - one, 2 * one - two  # bytes of a token, and of a row's states
 
         def too_large(batch: Sequence[int]) -> bool:
             widest = max(prefix[number] for number in batch)
             options = sum(len(every[number]) for number in batch)
             tail = max(len(row.ids) for number in batch for row in every[number])
             too_many = len(batch) * widest > self.batch_tokens
-            return too_many or options * tail * self._position_bytes > CACHE_BYTES
+            return too_many or options * (states + tail * position) > CACHE_BYTES
 
         yield from grouped(sorted(prefix, key=prefix.__getitem__), too_large)
 
@@ -199,6 +201,7 @@ class Scorer:
         tails = [row.ids[p:] for row, p, _ in cells]
         width, widest = max(map(len, tails)) - 1, max(shared)
         cache = self._cache(len(batch), widest + width)
+        cache.lengths = np.array(shared)
         prefixes = padded([u[0].ids[:p] for u, p in zip(batch, shared, strict=True)], widest)
         positions = np.tile(np.arange(widest), (len(batch), 1))
         before = self._hidden(prefixes, positions, cache)
@@ -250,7 +253,9 @@ class Scorer:
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         like = self.params["embed"]
-        return forward.KVCache.create(self.spec, rows, slots, self.ops, self.dtype, like)
+        return forward.KVCache.create(
+            self.spec, rows, slots, self.ops, self.dtype, like, states=True
+        )
 
     def _hidden(
         self, ids: np.ndarray, positions: np.ndarray | None, cache: forward.KVCache | None

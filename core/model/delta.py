@@ -5,6 +5,8 @@ sequence to split heads, and back after them: one all-to-all each way, nothing o
 write strength and the L2 normalisation of queries and keys are computed in fp32.
 """
 
+import numpy as np
+
 from sabia.core.model.block import HEADS, Block
 from sabia.core.ops.base import Array, Ops
 from sabia.core.spec.delta import GatedDeltaNet
@@ -14,8 +16,9 @@ UNIT_EPS = 1e-6
 
 
 def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
-    """The delta net of y[B, T, D]; the state is zero at the start of each packed document."""
-    ops, segments = block.ops, block.context.segments
+    """The delta net of y[B, T, D]; the state is zero at the start of each packed document, or that
+    of the cache."""
+    ops, segments, cache = block.ops, block.context.segments, block.context.cache
     if segments is not None:
         segments = ops.whole_segments(segments)
     names = ("delta.q", "delta.k", "delta.v", "delta.decay", "delta.beta", "delta.z")
@@ -28,7 +31,15 @@ def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
     log_decay = _log_decay(block, decay)
     beta = ops.sigmoid(ops.cast(beta, "float32"))
     log_decay, beta = (ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (log_decay, beta))
-    out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
+    if cache is None:
+        out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
+    else:
+        layer = cache.layers[block.index]
+        if cache.lengths is not None:  # padding leaves the state as it is
+            real = np.arange(y.shape[1]) < cache.lengths[:, None]
+            mask = ops.cast(ops.integers(real.astype(np.int64), y), "float32")[..., None]
+            log_decay, beta = log_decay * mask, beta * mask
+        out, layer["state"] = ops.delta_rule_from(q, k, v, log_decay, beta, layer["state"])
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))
     # output gate: RMSNorm(out) · silu(z)
     gate = ops.silu(_per_head(ops, z, part.value_dim))
@@ -47,8 +58,15 @@ def _convolved(block: Block, name: str, x: Array, size: int, segments: Array | N
     taps = taps.reshape(-1, size, taps.shape[-1])  # [H, N, taps]
     taps = ops.relayout(taps, ("heads", "head_dim", None), ("split_heads", "head_dim", None))
     flat = x.reshape(*x.shape[:2], -1)  # [B, T, H·N]
+    before = 0  # inputs of earlier tokens
+    if (cache := block.context.cache) is not None:
+        layer, before = cache.layers[block.index], taps.shape[-1] - 1
+        flat = ops.concat((layer[name], flat), 1)
+        rows = len(flat)
+        ends = np.full(rows, x.shape[1]) if cache.lengths is None else cache.lengths
+        layer[name] = flat[np.arange(rows)[:, None], ends[:, None] + np.arange(before)]
     flat = ops.causal_conv(flat, taps.reshape(-1, taps.shape[-1]), segments)
-    return ops.silu(flat).reshape(x.shape)
+    return ops.silu(flat[:, before:]).reshape(x.shape)
 
 
 def _scaled_to_length(x: Array, length: float, ops: Ops) -> Array:

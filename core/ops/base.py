@@ -255,6 +255,12 @@ class Ops(ArrayFunctions, Protocol):
         at the start of a row and wherever `segments` changes.
         """
 
+    def delta_rule_from(
+        self, q: Array, k: Array, v: Array, log_decay: Array, beta: Array, state: Array
+    ) -> tuple[Array, Array]:
+        """The delta rule of rows that continue from state[B, H, N, V], fp32: the result of
+        `delta_rule` and the state after the rows. A token with decay and beta 0 changes nothing."""
+
     def whole_segments(self, segments: Array) -> Array:
         """segments[B, T] of whole rows, even if a mesh splits the sequence."""
         return segments

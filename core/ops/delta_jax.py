@@ -49,6 +49,23 @@ def delta_rule(
     q: Array, k: Array, v: Array, log_decay: Array, beta: Array, segments: Array | None = None
 ) -> Array:
     """See Ops.delta_rule."""
+    return _delta_rule(q, k, v, log_decay, beta, segments, None)[0]
+
+
+def delta_rule_from(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, state: Array
+) -> tuple[Array, Array]:
+    """See Ops.delta_rule_from."""
+    out, after = _delta_rule(q, k, v, log_decay, beta, None, state)
+    assert after is not None
+    return out, after
+
+
+def _delta_rule(
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, segments: Array | None,
+    state: Array | None,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """The result and, of rows that continue from a state[B, H, N, V], the state after them."""
     of_heads = {"v": (v, "BTHV"), "log_decay": (log_decay, "BTH"), "beta": (beta, "BTH")}
     of_keys = {"q": (q, "BTKN"), "k": (k, "BTKN"), "segments": (segments, "BT")}
     check_shared_axes("delta_rule", **of_keys, **of_heads)
@@ -72,12 +89,15 @@ def delta_rule(
         system, right_sides, left_side=True, lower=True, unit_diagonal=True
     )
     values, from_state = solved[..., :size], solved[..., size:]  # U [.., C, V], W [.., C, N]
-    states = _chunk_states(_transposed(k * to_end), values, from_state, from_start[..., -1:, :])
+    moves = (_transposed(k * to_end), values, from_state, from_start[..., -1:, :])
+    shape = (batch, groups, heads // groups, q.shape[-1], size)
+    first = jnp.zeros(shape, jnp.float32) if state is None else state.reshape(shape)
+    after, states = _chunk_states(*moves, first)
     scores = _matmul(q, _transposed(k)) * within
     # out = (q e^g) S + (q kᵀ ∘ D) (U - W S)
     out = _matmul(q * from_start, states) + _matmul(scores, values - _matmul(from_state, states))
     out = out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, size)  # [B, n·C, H, V]
-    return out[:, :length].astype(dtype)
+    return out[:, :length].astype(dtype), after.reshape(batch, heads, *after.shape[3:])
 
 
 def _decays(log_decay: Array, segments: Array | None, padding: int) -> tuple[Array, Array, Array]:
@@ -105,8 +125,10 @@ def _decays(log_decay: Array, segments: Array | None, padding: int) -> tuple[Arr
     return within, from_start[..., None], to_end[..., None]
 
 
-def _chunk_states(writes: Array, values: Array, from_state: Array, total_decay: Array) -> Array:
-    """The state at the start of each chunk, [n, B, K, H/K, N, V]."""
+def _chunk_states(
+    writes: Array, values: Array, from_state: Array, total_decay: Array, first: Array
+) -> tuple[Array, Array]:
+    """The state after the chunks, and at the start of each, [n, B, K, H/K, N, V]."""
     # F, [.., N, N]
     factors = total_decay * jnp.eye(from_state.shape[-1]) - _matmul(writes, from_state)
     terms = _matmul(writes, values)  # E, [.., N, V]
@@ -115,4 +137,5 @@ def _chunk_states(writes: Array, values: Array, from_state: Array, total_decay: 
         factor, term = chunk
         return _matmul(factor, state) + term, state
 
-    return jax.lax.scan(step, jnp.zeros_like(terms[0]), (factors, terms))[1]
+    after, states = jax.lax.scan(step, first, (factors, terms))
+    return after, states

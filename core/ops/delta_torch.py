@@ -120,6 +120,23 @@ def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, segments: Tensor | None = None
 ) -> Tensor:
     """See Ops.delta_rule."""
+    return _delta_rule(q, k, v, log_decay, beta, segments, None)[0]
+
+
+def delta_rule_from(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See Ops.delta_rule_from."""
+    out, after = _delta_rule(q, k, v, log_decay, beta, None, state)
+    assert after is not None
+    return out, after
+
+
+def _delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, segments: Tensor | None,
+    state: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The result and, of rows that continue from a state[B, H, N, V], the state after them."""
     of_heads = {"v": (v, "BTHV"), "log_decay": (log_decay, "BTH"), "beta": (beta, "BTH")}
     of_keys = {"q": (q, "BTKN"), "k": (k, "BTKN"), "segments": (segments, "BT")}
     check_shared_axes("delta_rule", **of_keys, **of_heads)
@@ -142,11 +159,14 @@ def delta_rule(
     # uses the part below the diagonal, with ones on it
     solved = torch.linalg.solve_triangular(system, right_sides, upper=False, unitriangular=True)
     values, from_state = solved[..., :size], solved[..., size:]  # U [.., C, V], W [.., C, N]
-    states = _chunk_states((k * to_end).mT, values, from_state, from_start[..., -1:, :])
+    if state is not None:  # [B, K, H/K, N, V]
+        state = state.view(batch, groups, -1, *state.shape[2:])
+    moves = ((k * to_end).mT, values, from_state, from_start[..., -1:, :])
+    states, after = _chunk_states(*moves, state)
     # out = (q e^g) S + (q kᵀ ∘ D) (U - W S)
     out = (q * from_start) @ states + ((q @ k.mT) * within) @ (values - from_state @ states)
     out = out.permute(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, size)  # [B, n·C, H, V]
-    return out[:, :length].to(dtype)
+    return out[:, :length].to(dtype), None if after is None else after.flatten(1, 2)
 
 
 def _decays(
@@ -175,12 +195,20 @@ def _decays(
     return within, from_start[..., None], to_end[..., None]
 
 
-def _chunk_states(writes: Tensor, values: Tensor, from_state: Tensor, decay: Tensor) -> Tensor:
-    """The state at the start of each chunk, [n, B, K, H/K, N, V]."""
+def _chunk_states(
+    writes: Tensor, values: Tensor, from_state: Tensor, decay: Tensor, first: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The state at the start of each chunk, [n, B, K, H/K, N, V], and, with a `first`, the last."""
     # F = e^{g_C} I - (k e^{g_C - g})ᵀ W, [.., N, N]
     identity = torch.eye(from_state.shape[-1], device=from_state.device)
     factors = decay * identity - writes @ from_state
     terms = writes @ values  # E = (k e^{g_C - g})ᵀ U, [.., N, V]
+    if first is not None:  # a chunk before them that leaves the first state
+        factors = torch.cat((torch.zeros_like(factors[:1]), factors))
+        terms = torch.cat((first[None], terms))
     shape = terms.shape
     flat = [x.reshape(shape[0], -1, *x.shape[-2:]) for x in (factors, terms)]
-    return affine_scan(*flat).view(shape)
+    states = affine_scan(*flat).view(shape)
+    if first is None:
+        return states, None
+    return states[1:], factors[-1] @ states[-1] + terms[-1]

@@ -14,7 +14,7 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat
-from sabia.core.ops.delta_jax import causal_conv, delta_rule
+from sabia.core.ops.delta_jax import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_jax import biased, combine, dispatch, grouped, weighted_bincount
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.kv_cache import KVCache
@@ -22,7 +22,7 @@ from sabia.core.ops.product import Matrix, Product
 
 Array = jax.Array
 
-jax.tree_util.register_dataclass(KVCache, data_fields=["layers"], meta_fields=["reads"])
+jax.tree_util.register_dataclass(KVCache, data_fields=["layers", "lengths"], meta_fields=["reads"])
 
 
 def _dtype(dtype: str) -> Any:
@@ -167,6 +167,7 @@ class JaxOps(Ops):
     layer_norm = staticmethod(layer_norm)
     rope_angles, rope = staticmethod(rope_angles), staticmethod(rope)
     causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
+    delta_rule_from = staticmethod(delta_rule_from)
     dispatch, combine = staticmethod(dispatch), staticmethod(combine)
     weighted_bincount = staticmethod(weighted_bincount)
     cache_write, remat = staticmethod(cache_write), staticmethod(remat)

@@ -19,7 +19,7 @@ from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat, dtype_name
-from sabia.core.ops.delta_torch import causal_conv, delta_rule
+from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, weighted_bincount
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.product import Product
@@ -254,6 +254,7 @@ class TorchOps(Ops):
     layer_norm = staticmethod(layer_norm)
     rope_angles, rope = staticmethod(rope_angles), staticmethod(rope)
     causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
+    delta_rule_from = staticmethod(delta_rule_from)
     dispatch, combine = staticmethod(dispatch), staticmethod(combine)
     weighted_bincount = staticmethod(weighted_bincount)
     cache_write, remat = staticmethod(cache_write), staticmethod(remat)

@@ -5,6 +5,9 @@ and values; latent attention: latents and one rotated key). `forward.hidden` upd
 under torch the arrays are written in place; under jax they are replaced, and since the class is
 registered as a pytree, a jitted function takes the cache as an argument and returns it.
 
+With `states`, layers that have a state of all tokens so far (gated delta nets) keep it, and a call
+continues from it: `lengths[B]` says how many tokens of each row are no padding (None: all).
+
 `reads` is the number of slots that attention reads (static under jit). None: computed from the
 positions if that is free (torch on CPU), otherwise all slots. A caller that knows the largest
 position of a call sets it with `upto(largest + 1)`; later slots are not read.
@@ -17,7 +20,10 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.ops.base import Array, Ops
+from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
+
+UNBOUNDED = 2**31
 
 
 @dataclass
@@ -26,6 +32,7 @@ class KVCache:
 
     layers: list[dict[str, Array]] = field(default_factory=list)
     reads: int | None = None
+    lengths: np.ndarray | None = None
 
     @classmethod
     def create(
@@ -36,6 +43,7 @@ class KVCache:
         ops: Ops,
         dtype: str = "float32",
         like: Array | None = None,
+        states: bool = False,
     ) -> "KVCache":
         """An empty cache on the device of `like` (default: the backend's)."""
         limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
@@ -47,6 +55,12 @@ class KVCache:
             )
         layers = []
         for layer in spec.layers:
+            if states and isinstance(layer.mixer, GatedDeltaNet):
+                layers.append(
+                    {name: ops.zeros((batch, *shape), "float32" if name == "state" else dtype, like)
+                     for name, shape in layer.mixer.state_shapes().items()}
+                )  # fmt: skip
+                continue
             shapes = layer.mixer.cache_shapes().items()
             layers.append(
                 {name: ops.zeros((batch, slots, *shape), dtype, like) for name, shape in shapes}
@@ -55,8 +69,14 @@ class KVCache:
 
     @property
     def slots(self) -> int:
-        """Slots per row."""
-        return int(next(iter(self.layers[0].values())).shape[1])
+        """Slots per row; without an end where all layers have a state."""
+        arrays = (x for layer in self.layers if "state" not in layer for x in layer.values())
+        return next((int(x.shape[1]) for x in arrays), UNBOUNDED)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for layer in self.layers for x in layer.values())
 
     def upto(self, reads: int | None) -> "KVCache":
         """This cache, of which attention reads the first `reads` slots (None: see above)."""

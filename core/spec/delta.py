@@ -67,6 +67,13 @@ class GatedDeltaNet:
         """Multiply-adds per token with the state: predict, correct, read."""
         return 3 * self.value_heads * self.key_dim * self.value_dim
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What the tokens so far leave to the next ones, by name, without the rows: the last inputs
+        of the convolutions, and the state."""
+        keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
+        inputs = dict.fromkeys("qk", (self.taps - 1, keys)) | {"v": (self.taps - 1, values)}
+        return {**inputs, "state": (self.value_heads, self.key_dim, self.value_dim)}
+
     def cache_shapes(self) -> NoReturn:
         """Raises UsageError: its state is not a cache of tokens."""
         raise UsageError(

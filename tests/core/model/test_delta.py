@@ -275,3 +275,29 @@ def test_torch_compiles_the_rule_without_breaks_or_unrolling() -> None:
     assert torch.allclose(out, delta_rule(**arrays, segments=segments), atol=1e-6)
     calls = [node for node in graphs[0].graph.nodes if "affine_scan" in str(node.target)]
     assert len(graphs) == len(calls) == 1
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 150])
+def test_rows_continue_from_a_state(length: int, ops: Any) -> None:
+    """In two parts, of which the first is padded differently in each row, as in one."""
+    given, cut, width = inputs(length), np.array([length // 2, length]), length + 3
+    whole = one_step_at_a_time(**given, segments=None)
+    state = ops.zeros((2, SIZES["heads"], SIZES["keys"], SIZES["values"]), "float32")
+    run = compiled(ops, ops.delta_rule_from)
+
+    def part(start: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
+        made = {}
+        for name, x in given.items():
+            made[name] = np.ones((2, width, *x.shape[2:]), np.float32)
+            if name in ("log_decay", "beta"):
+                made[name][:] = 0
+            for row in range(2):
+                made[name][row, : size[row]] = x[row, start[row] : start[row] + size[row]]
+        return ops.to_device(made, "float32")
+
+    first, state = run(**part(np.zeros(2, int), cut), state=state)
+    rest, _ = run(**part(cut, length - cut), state=state)
+    first, rest = (ops.to_numpy({"x": x})["x"] for x in (first, rest))
+    for row, end in enumerate(cut):
+        both = np.concatenate((first[row, :end], rest[row, : length - end]))
+        np.testing.assert_allclose(both, whole[row], atol=2e-5)
