@@ -36,8 +36,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     )
     """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
     nearest; `gptq` uses GPTQ for 8-bit integers too; `rtn` rounds to nearest, without calibration.
-    Routed experts have no calibration inputs: `auto` rounds them to nearest, and `gptq` is an error
-    for them."""
+    An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
+    rounded to nearest, which the summary and the rows of the output say."""
     scale: str | None = choice(
         "Scale of a group: least squared error, or largest value", "mse", "absmax", default=None,
         unset="the recipe's, or mse",
@@ -46,6 +46,9 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     clips no value."""
     samples: int = integer("Number of calibration records", 256, least=1, group="Data")
     """They are a uniform random sample of the input; `--seed` determines it."""
+    held_out: int = integer("Records held out to compare the models on", 64, least=0, group="Data")
+    """They are sampled like the calibration records and not among them: the reported divergence is
+    that on text which the rounding has not seen. Of few records, a fifth at most is held out."""
     length: int = quantity("length", "Maximum tokens of a calibration record", "2k", group="Data")
     """Longer records are truncated. `2k` is 2048."""
 

@@ -2,7 +2,8 @@
 
 A pass for layer i starts from the stored outputs of layer i - 1: `CalibrationStage` is a stage of
 one layer, which ends the pass after it. So calibrating L layers costs about two full passes.
-`Hessians` is a rule of the chain of products that sums x xᵀ of their inputs x.
+`Hessians` is a rule of the chain of products that sums x xᵀ of their inputs x; each expert of a
+layer has the inputs that the router sent to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 
 from sabia.core.model import forward
 from sabia.core.ops.base import Ops, Stage
+from sabia.core.ops.experts_torch import DispatchPlan
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.spec import ModelSpec
 
@@ -22,10 +24,11 @@ BATCH_TOKENS = 8_192
 
 @dataclass(frozen=True)
 class Batch:
-    """ids[B, T] and segments[B, T]: 1 for tokens, 0 for padding."""
+    """ids[B, T] and segments[B, T]: 1 for tokens, 0 for padding; rows[B]: numbers of the rows."""
 
     ids: np.ndarray
     segments: np.ndarray
+    rows: np.ndarray
 
     @property
     def mask(self) -> torch.Tensor:
@@ -35,22 +38,22 @@ class Batch:
 
 def batches(rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> list[Batch]:
     """Rows of similar length in padded batches of about `batch_tokens` tokens."""
-    batches, group = list[Batch](), list[Sequence[int]]()
-    for row in sorted(rows, key=len):
-        if group and (len(group) + 1) * len(row) > batch_tokens:
-            batches.append(_batch(group))
+    batches, group = list[Batch](), list[int]()
+    for number in sorted(range(len(rows)), key=lambda number: len(rows[number])):
+        if group and (len(group) + 1) * len(rows[number]) > batch_tokens:
+            batches.append(_batch(rows, group))
             group = []
-        group.append(row)
-    return [*batches, _batch(group)]
+        group.append(number)
+    return [*batches, _batch(rows, group)]
 
 
-def _batch(rows: Sequence[Sequence[int]]) -> Batch:
-    width = max(map(len, rows))
-    ids = np.zeros((len(rows), width), np.int64)  # [B, T], right-padded with 0
-    for number, row in enumerate(rows):
-        ids[number, : len(row)] = row
-    lengths = np.array([len(row) for row in rows])
-    return Batch(ids, (np.arange(width) < lengths[:, None]).astype(np.int64))
+def _batch(rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> Batch:
+    lengths = np.array([len(rows[number]) for number in numbers])
+    ids = np.zeros((len(numbers), lengths.max()), np.int64)  # [B, T], right-padded with 0
+    for place, number in enumerate(numbers):
+        ids[place, : lengths[place]] = rows[number]
+    segments = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+    return Batch(ids, segments, np.array(numbers))
 
 
 class _BlockOutput(Exception):
@@ -83,38 +86,80 @@ class CalibrationStage(Stage):
         return x, stats
 
 
-class Hessians(Rule):
-    """H = 2/n Σ x xᵀ by parameter name, over n tokens; computed once for matrices of one input."""
+Key = tuple[str, int | None]  # parameter name, expert number or None
 
-    def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor] = {}  # name → Σ x xᵀ [I, I], float64
-        self.tokens = 0
+
+@dataclass
+class _Sum:
+    """Σ x xᵀ [I, I] in float64 over some tokens; one for all matrices with these inputs."""
+
+    total: torch.Tensor
+    tokens: int
+
+
+class Hessians(Rule):
+    """H = 2/n Σ x xᵀ by parameter and expert, over the n tokens that it sees.
+
+    experts: the numbers of those whose inputs are summed, as one H takes the memory of a matrix
+    [I, I] in float64; dense: whether those of other matrices are.
+    """
+
+    def __init__(self, experts: range = range(0), dense: bool = True) -> None:
+        self.experts, self.dense = experts, dense
+        self.sums: dict[Key, _Sum] = {}
         self._mask: torch.Tensor | None = None
 
     def begin(self, mask: torch.Tensor) -> None:
         """Start a batch with token mask[B, T]."""
         self._mask = mask
-        self.tokens += int(mask.sum())
 
     def apply(self, product: Product, proceed: Multiply) -> list[Any]:
         """See Rule.apply."""
-        if product.plan is None:  # routed experts see a part of the tokens each
-            self.add(product.x, [matrix.name for matrix in product.matrices])
+        names = [matrix.name for matrix in product.matrices]
+        if product.plan is not None:
+            self._add_experts(product.x, names, product.plan)
+        elif self.dense:
+            self.add(product.x, names)
         return proceed(product)
 
     def add(self, x: torch.Tensor, names: Sequence[str]) -> None:
         """Add the inputs x[B, T, I] of products with the parameters `names`."""
-        if self._mask is None:
-            return
-        flat = x[self._mask.to(x.device)].double()  # [tokens, I], without padding
-        product = flat.T @ flat  # Σ x xᵀ, [I, I]
-        for name in names:
-            before = self.sums.get(name)
-            self.sums[name] = product.clone() if before is None else before.add_(product)
+        if self._mask is not None:
+            self._add(x[self._mask.to(x.device)], names, None)  # without padding
 
-    def of(self, name: str) -> torch.Tensor | None:
+    def _add_experts(self, rows: torch.Tensor, names: Sequence[str], plan: DispatchPlan) -> None:
+        """Add rows[M, I], sorted by expert."""
+        if self._mask is None or not self.experts:
+            return
+        tokens = plan.order // plan.shape[-1]  # of each row
+        real = self._mask.to(rows.device).flatten()[tokens]
+        ends = [0, *plan.ends.tolist()]
+        for expert in self.experts:
+            part = slice(ends[expert], ends[expert + 1])
+            self._add(rows[part][real[part]], names, expert)
+
+    def _add(self, x: torch.Tensor, names: Sequence[str], expert: int | None) -> None:
+        """Add the inputs x[tokens, I]."""
+        if not len(x):
+            return
+        flat = x.double()
+        product = flat.T @ flat  # Σ x xᵀ, [I, I]
+        known = self.sums.get((names[0], expert))
+        if known is None:
+            known = _Sum(torch.zeros_like(product), 0)
+            self.sums |= {(name, expert): known for name in names}
+        known.total += product
+        known.tokens += len(x)
+
+    def of(self, name: str, expert: int | None = None) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
-        return None if name not in self.sums else self.sums[name] * (2 / self.tokens)
+        known = self.sums.get((name, expert))
+        return None if known is None else known.total * (2 / known.tokens)
+
+    def tokens(self, name: str, expert: int | None = None) -> int:
+        """The number of inputs of a parameter."""
+        known = self.sums.get((name, expert))
+        return 0 if known is None else known.tokens
 
 
 def run_block(

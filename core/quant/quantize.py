@@ -3,6 +3,10 @@
 Layer i is calibrated on the outputs of the quantized layers before it, so that its rounding
 compensates their errors. Matrices that are not quantized, vectors and embeddings are rounded to
 BF16 first. The result has exactly the values that loading the written directory returns.
+
+An expert of an MoE layer is calibrated on the tokens that the router sends to it. The Hessians of
+HESSIAN_BYTES of experts are held at a time; the layer is computed again for the next ones. An
+expert that sees fewer than LEAST_TOKENS tokens is rounded to nearest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +17,17 @@ import numpy as np
 import torch
 
 from sabia.core import stop
+from sabia.core.errors import BadData, UsageError
 from sabia.core.numerics.floats import round_bfloat16
-from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.progress import progress
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, run_block
-from sabia.core.quant.recipe import Linear, Recipe, plan
+from sabia.core.quant.recipe import Linear, Recipe, component_of, plan
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.spec import ModelSpec
+
+HESSIAN_BYTES = 2 << 30
+LEAST_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ def quantize(
 ) -> QuantizedModel:
     """Quantize `params` (by spec name) by a recipe; without calibration all are rounded to nearest.
 
-    Raises UsageError for a recipe that does not fit the model.
+    Raises UsageError for a recipe that does not fit the model, BadData for a parameter with NaN or
+    infinite values.
     """
     work = _ModelRounding(spec, params, recipe, ops, calibration)
     with torch.inference_mode(), progress(len(spec.layers) + 1, "quantize", "layers") as bar:
@@ -72,27 +80,39 @@ class _ModelRounding:
     ) -> None:
         self.spec, self.recipe, self.ops, self.calibration = spec, recipe, ops, calibration
         self.linears = plan(spec, recipe)
+        if recipe.rounding == "gptq" and not calibration:
+            raise UsageError(
+                "--rounding: gptq needs calibration inputs (expected calibration records as INPUT, "
+                "or --rounding auto)"
+            )
         quantized = {x.tensor.name for x in self.linears if x.scheme.quantizes}
         self.values = {
-            name: _float32(array) if name in quantized else round_bfloat16(_float32(array))
-            for name, array in params.items()
+            name: array if name in quantized else round_bfloat16(array)
+            for name, array in ((name, _finite(name, array)) for name, array in params.items())
         }
         self.params = ops.to_device(self.values, "float32")
         # of each batch, the input states [B, T, D] of the next layer; None: the embeddings
         self.states: list[torch.Tensor | None] = [None] * len(calibration)
         self.stored: dict[tuple[str, int | None], Stored] = {}
+        self.stacks: dict[str, np.ndarray] = {}  # rounded experts [E, O, I] of the layer
         self.rows: list[dict[str, Any]] = []
 
     def quantize_layer(self, layer: int) -> None:
         """Calibrate and round a layer's matrices, then compute the states after the layer."""
-        hessians = Hessians()
-        for batch, states in zip(self.calibration, self.states, strict=True):
-            hessians.begin(batch.mask)
-            stage = CalibrationStage(layer, states)
-            run_block(
-                self.spec, self.params, build_ops("torch", stage=stage, record=hessians), batch
+        linears = [x for x in self.linears if x.tensor.layer == layer]
+        for experts in _windows(linears):
+            dense = experts.start == 0
+            hessians = Hessians(experts, dense)
+            for batch, states in zip(self.calibration, self.states, strict=True):
+                stop.check()
+                hessians.begin(batch.mask)
+                stage = CalibrationStage(layer, states)
+                ops = build_ops("torch", stage=stage, record=hessians)
+                run_block(self.spec, self.params, ops, batch)
+            self._round(
+                [x for x in linears if (dense if x.index is None else x.index in experts)], hessians
             )
-        self._round([x for x in self.linears if x.tensor.layer == layer], hessians)
+        self._use_rounded(linears)
         # run the layer again, with its rounded weights
         for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
             ops = build_ops("torch", stage=CalibrationStage(layer, states))
@@ -108,13 +128,19 @@ class _ModelRounding:
             hidden = run_block(self.spec, self.params, ops, batch)
             hessians.add(hidden, [self.spec.head_name])
         self._round(outside, hessians)
+        self._use_rounded(outside)
 
     def _round(self, linears: Sequence[Linear], hessians: Hessians) -> None:
         for linear in linears:
             if linear.scheme.quantizes:
                 stop.check()
                 self.rows.append(self._rounded(linear, hessians))
+
+    def _use_rounded(self, linears: Sequence[Linear]) -> None:
+        """Compute with the rounded values from now on."""
         changed = {x.tensor.name for x in linears if x.scheme.quantizes}
+        for name in changed & self.stacks.keys():
+            self.values[name] = self.stacks.pop(name)
         fresh = self.ops.to_device({name: self.values[name] for name in changed}, "float32")
         self.params.update(fresh)
 
@@ -122,122 +148,41 @@ class _ModelRounding:
         name, index = linear.key
         whole = self.values[name]
         weight = whole if index is None else whole[index]  # [O, I]; whole is [E, O, I] for experts
-        # routed experts see a part of the tokens each; their inputs are not recorded
-        hessian = hessians.of(name) if index is None else None
+        tokens = hessians.tokens(name, index)
+        hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
         stored = store(weight, linear.scheme, self.recipe, hessian, name)
         errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
         self.stored[linear.key] = stored
         if index is None:
             self.values[name] = stored.decoded
         else:
-            whole[index] = stored.decoded
+            self.stacks.setdefault(name, np.empty_like(whole))[index] = stored.decoded
         tensor, scheme = linear.tensor, linear.scheme
         return {
             "layer": tensor.layer,
-            "component": tensor.component,
+            "component": component_of(tensor),
             "module": linear.module,
             "scheme": scheme.label(),
             "bits": scheme.bits,
             "method": stored.method,
-            "tokens": 0 if hessian is None else hessians.tokens,
+            "tokens": tokens,
             "size_bytes": sum(part.nbytes for part in stored.parts.values()),
         } | errors
 
 
-def _float32(array: np.ndarray) -> np.ndarray:
-    """A writable float32 copy."""
-    return np.array(array, np.float32)
+def _windows(linears: Sequence[Linear]) -> list[range]:
+    """The experts of a layer in ranges whose Hessians take HESSIAN_BYTES; one empty range where
+    there are none."""
+    experts = max((x.index + 1 for x in linears if x.index is not None), default=0)
+    widths = {x.tensor.shape[-1] for x in linears if x.index is not None}  # inputs and inner width
+    size = max(1, HESSIAN_BYTES // max(1, 8 * sum(width**2 for width in widths)))
+    return [range(i, min(i + size, experts)) for i in range(0, max(experts, 1), size)]
 
 
-class SimulatedInputs(Rule):
-    """Rounds the inputs of each token as the schemes of the matrices require."""
-
-    def __init__(self, linears: Sequence[Linear]) -> None:
-        self.schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
-
-    def apply(self, product: Product, proceed: Multiply) -> list[torch.Tensor]:
-        """See Rule.apply."""
-        if product.plan is not None:
-            return proceed(product)
-        parts = (product._replace(matrices=(matrix,)) for matrix in product.matrices)
-        return [proceed(p._replace(x=self.rounded(p.x, p.matrices[0].name)))[0] for p in parts]
-
-    def rounded(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The inputs x of a product with the parameter `name`, in the values of its scheme."""
-        scheme = self.schemes.get(name)
-        if scheme is None:
-            return x
-        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # [..., 1], by token
-        if scheme.type == "float":
-            scale = largest / 448  # the largest E4M3 value
-            return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
-        scale = largest / 127  # int8, symmetric
-        return torch.round(x / scale) * scale
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Original and quantized model on the same tokens: means over next-token distributions."""
-
-    tokens: int
-    kl_nats: float
-    same_top_share: float
-    loss_before_nats: float
-    loss_after_nats: float
-
-
-def divergence(
-    spec: ModelSpec,
-    original: Mapping[str, Any],
-    quantized: Mapping[str, Any],
-    linears: Sequence[Linear],
-    ops: Any,
-    batches: Sequence[Batch],
-) -> Divergence:
-    """KL(original ‖ quantized) in nats, share of equal top tokens, losses; activations simulated.
-
-    original, quantized: backend arrays in float32.
-    """
-    pair_of_ops = ops, build_ops("torch", record=SimulatedInputs(linears))
-    sums, tokens, targets = torch.zeros(4, dtype=torch.float64), 0, 0
-    with torch.inference_mode():
-        for batch in batches:
-            stop.check()
-            weights = (original, quantized)
-            pair = [run_block(spec, w, o, batch) for w, o in zip(weights, pair_of_ops, strict=True)]
-            # slices of rows whose logits need at most _LOGIT_BYTES
-            rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
-            for start in range(0, len(batch.ids), rows):
-                part = slice(start, start + rows)
-                sums += _compare(spec, weights, pair, part, batch, pair_of_ops)
-            tokens += int(batch.mask.sum())
-            targets += int(batch.mask[:, 1:].sum())
-    kl, same, before, after = sums.tolist()
-    return Divergence(tokens, kl / tokens, same / tokens, before / targets, after / targets)
-
-
-_LOGIT_BYTES = 256 << 20
-
-
-def _compare(
-    spec: ModelSpec,
-    params: tuple[Mapping[str, Any], Mapping[str, Any]],
-    hidden: Sequence[torch.Tensor],
-    part: slice,
-    batch: Batch,
-    pair_of_ops: tuple[Any, Any],
-) -> torch.Tensor:
-    """Sums over tokens: KL, equal top tokens, and both losses of the next token."""
-    from sabia.core.model import forward
-
-    logs = []  # log-probabilities [B, T, V] of both models
-    for weights, states, ops in zip(params, hidden, pair_of_ops, strict=True):
-        logs.append(forward.logits(spec, weights, states[part], ops).log_softmax(-1))
-    p, q = logs
-    mask = batch.mask[part].to(p.device)
-    kl = (p.exp() * (p - q)).sum(-1)[mask].sum()  # Σ P (log P - log Q)
-    same = (p.argmax(-1) == q.argmax(-1))[mask].sum()
-    ids = torch.from_numpy(batch.ids[part]).to(p.device)[:, 1:, None]
-    following = mask[:, 1:]  # the targets that are tokens
-    losses = [-x[:, :-1].gather(2, ids)[:, :, 0][following].sum() for x in logs]
-    return torch.stack([kl.double(), same.double(), *(x.double() for x in losses)]).cpu()
+def _finite(name: str, array: np.ndarray) -> np.ndarray:
+    """A writable float32 copy; raises BadData for NaN and infinite values."""
+    copy = np.array(array, np.float32)
+    if not np.isfinite(copy).all():
+        wrong = int((~np.isfinite(copy)).sum())
+        raise BadData(f"quantize: {name} has {wrong:,} NaN or infinite values of {copy.size:,}")
+    return copy

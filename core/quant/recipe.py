@@ -1,9 +1,10 @@
 """Recipes: the number format of each component of a model.
 
-A recipe gives each component (embedding, norm, router, attention, head, mlp, expert) a scheme of
-`sabia.core.numerics.schemes`; rules with a regular expression on our tensor names override it, and
-the last matching rule applies. The built-in `mixed` keeps embeddings, norms and routers in BF16,
-attention and head in 8 bits, and MLPs and experts in 4 bits.
+A recipe gives each component (embedding, norm, router, attention, head, mlp, expert, shared_expert)
+a scheme of `sabia.core.numerics.schemes`; rules with a regular expression on our tensor names
+override it, and the last matching rule applies. The built-in `mixed` keeps embeddings, norms and
+routers in BF16, attention and head in 8 bits, and MLPs and experts in 4 bits. A key of a recipe
+file that no tensor of the model has is refused.
 A given group size must divide a weight's columns; the default is the largest of GROUPS that divides
 them, or one scale per row if none does.
 """
@@ -22,16 +23,19 @@ from sabia.core.spec.tensors import FusedPart
 
 Rounding = Literal["auto", "gptq", "rtn"]
 GROUPS = (128, 64, 32)
-COMPONENTS = ("embedding", "norm", "router", "attention", "head", "mlp", "expert")
+COMPONENTS = (
+    "embedding", "norm", "router", "attention", "head", "mlp", "expert", "shared_expert",
+)  # fmt: skip
 KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
 KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
 NEVER = ("embedding", "norm", "router")  # inference kernels do not read these in integers
+_FEED_FORWARD = ("mlp", "expert", "shared_expert")
 BUILT_IN: dict[str, dict[str, str]] = {
-    "w8": dict.fromkeys(("attention", "head", "mlp", "expert"), "w8a16"),
-    "w8a8": dict.fromkeys(("attention", "mlp", "expert"), "w8a8"),
-    "w4": dict.fromkeys(("attention", "mlp", "expert"), "w4a16") | {"head": "w8a16"},
-    "fp8": dict.fromkeys(("attention", "mlp", "expert"), "fp8"),
-    "mixed": {"attention": "w8a16", "head": "w8a16", "mlp": "w4a16", "expert": "w4a16"},
+    "w8": dict.fromkeys(("attention", "head", *_FEED_FORWARD), "w8a16"),
+    "w8a8": dict.fromkeys(("attention", *_FEED_FORWARD), "w8a8"),
+    "w4": dict.fromkeys(("attention", *_FEED_FORWARD), "w4a16") | {"head": "w8a16"},
+    "fp8": dict.fromkeys(("attention", *_FEED_FORWARD), "fp8"),
+    "mixed": dict.fromkeys(("attention", "head"), "w8a16") | dict.fromkeys(_FEED_FORWARD, "w4a16"),
 }
 
 
@@ -64,7 +68,7 @@ class Recipe:
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
         """The scheme of a matrix with its group size; bf16 for other tensors."""
-        name, group = self.components.get(tensor.component, "bf16"), self.group
+        name, group = self.components.get(component_of(tensor), "bf16"), self.group
         for rule in self.rules:
             if re.search(rule.match, tensor.name):
                 name, group = rule.scheme, rule.group or self.group
@@ -79,6 +83,16 @@ class Recipe:
         if scheme.group is None:
             return scheme
         return replace(scheme, group=_group_size(group, tensor))
+
+
+def component_of(tensor: TensorSpec) -> str:
+    """The component of a tensor; the experts of an MoE layer are no `mlp`."""
+    if tensor.component != "mlp":
+        return tensor.component
+    for part, component in ((".experts.", "expert"), (".shared", "shared_expert")):
+        if part in tensor.name:
+            return component
+    return "mlp"
 
 
 def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
@@ -182,7 +196,8 @@ class Linear:
 def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
     """All matrices of linear layers with their schemes, in the model's order.
 
-    Raises UsageError for a model whose files store several matrices fused.
+    Raises UsageError for a model whose files store several matrices fused, and for a recipe of a
+    file with a component or a rule that no matrix has.
     """
     linears: list[Linear] = []
     for tensor in spec.tensors():
@@ -197,7 +212,28 @@ def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
         stacked = not isinstance(tensor.hf, str)
         indices: Sequence[int | None] = range(tensor.shape[0]) if stacked else (None,)
         linears += [Linear(tensor, scheme, index) for index in indices]
+    if recipe.name not in BUILT_IN:
+        _check_keys(spec, recipe, linears)
     return tuple(linears)
+
+
+def _check_keys(spec: ModelSpec, recipe: Recipe, linears: Sequence[Linear]) -> None:
+    """Raise UsageError for the first key of the recipe that has no effect on the model."""
+    matrices = {linear.tensor.name: component_of(linear.tensor) for linear in linears}
+    kept = [c for c, scheme in recipe.components.items() if not scheme_named(scheme).quantizes]
+    for component in recipe.components.keys() - kept - set(matrices.values()):
+        why = "; its head is the embedding (tied weights)" if component == "head" else ""
+        raise UsageError(
+            f"recipe {recipe.name}: no matrix of this {spec.family} model is of component "
+            f"{component}{why} (it has {', '.join(sorted(set(matrices.values())))})"
+        )
+    for rule in recipe.rules:
+        if not any(re.search(rule.match, name) for name in matrices):
+            some = next(iter(matrices), "none")
+            raise UsageError(
+                f"recipe {recipe.name}: rule {rule.match!r} matches no matrix of this "
+                f"{spec.family} model (their names are such as {some})"
+            )
 
 
 def with_overrides(recipe: Recipe, **changes: Any) -> Recipe:

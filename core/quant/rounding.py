@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.errors import UsageError
 from sabia.core.numerics import floats, integers
 from sabia.core.numerics.compressed import encode_weight
 from sabia.core.numerics.schemes import Scheme
@@ -30,10 +29,7 @@ def store(
     hessian: torch.Tensor | None = None,
     name: str = "",
 ) -> Stored:
-    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages.
-
-    Raises UsageError if the recipe demands GPTQ and there is no Hessian.
-    """
+    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages."""
     method = "rtn"
     if scheme.type == "float":
         largest = np.abs(weight).max(1, keepdims=True)  # [O, 1]
@@ -42,11 +38,6 @@ def store(
         codes = floats.E4M3.encode(weight / scale)  # [O, I], uint8
         decoded = floats.E4M3.decode(codes) * scale
     else:
-        if recipe.rounding == "gptq" and hessian is None:
-            raise UsageError(
-                f"--rounding: gptq, but {name or 'the matrix'} has no calibration inputs (expected "
-                "calibration records as INPUT and no routed experts, or --rounding auto)"
-            )
         if hessian is not None and (
             recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
         ):

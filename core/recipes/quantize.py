@@ -12,6 +12,8 @@ import math
 import os
 import stat
 import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from sabia.core.model.storage import hub
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, with_overrides
-from sabia.core.recipes.calibration_rows import read_rows
+from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
@@ -45,8 +47,10 @@ SCHEMA = pa.schema(
     [("layer", pa.int64()), ("component", pa.string()), ("module", pa.string()),
      ("scheme", pa.string()), ("bits", pa.int64()), ("method", pa.string()),
      ("mse", pa.float64()), ("relative_error", pa.float64()), ("output_error", pa.float64()),
-     ("output_error_rtn", pa.float64()), ("kl_nats", pa.float64()), ("tokens", pa.int64()),
-     ("size_bytes", pa.int64())]
+     ("output_error_rtn", pa.float64()), ("kl_nats", pa.float64()), ("kl_99_nats", pa.float64()),
+     ("kl_max_nats", pa.float64()), ("same_top_share", pa.float64()),
+     ("perplexity_before", pa.float64()), ("perplexity_after", pa.float64()),
+     ("tokens", pa.int64()), ("size_bytes", pa.int64())]
 )  # fmt: skip
 
 
@@ -61,9 +65,10 @@ def run(job: Job, options: QuantizeOptions) -> None:
         raise UsageError(f"--out: {out} is the model itself; give another directory")
     recipe = _recipe(options)
     job = _with_inputs(job, recipe)
-    for name in ("samples", "length", "seed"):
+    for name in ("samples", "held_out", "length", "seed"):
         if name in options.given and not job.inputs:
-            raise UsageError(f"--{name}: only with calibration records (INPUT)")
+            flag = options.table[name].flag
+            raise UsageError(f"{flag}: only with calibration records (INPUT)")
     fingerprint = _fingerprint(job, model, recipe, options)
     report = None if job.force else _matching_record(out, fingerprint)
     if job.dry_run:
@@ -83,10 +88,10 @@ def run(job: Job, options: QuantizeOptions) -> None:
         line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
         if measured := report.get("divergence"):
             line += (
-                f"; KL {measured['kl_nats']:.2g} nats, same top token "
-                f"{measured['same_top_share']:.1%}, loss {measured['loss_before_nats']:.4f} → "
-                f"{measured['loss_after_nats']:.4f} nats on "
-                f"{measured['tokens']:,} calibration tokens"
+                f"; on {measured['tokens']:,} held-out tokens: KL mean {measured['kl_nats']:.2g}, "
+                f"99 % {measured['kl_99_nats']:.2g}, largest {measured['kl_max_nats']:.2g} nats; "
+                f"another top token {1 - measured['same_top_share']:.1%}; loss "
+                f"{measured['loss_before_nats']:.4f} → {measured['loss_after_nats']:.4f} nats"
             )
         command = "sabia eval --model ORIGINAL --model QUANTIZED"
         notes.note(f"{line}; loads back exactly; next: {command}")
@@ -101,7 +106,8 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> 
         planned(job, read, keep=True, **nothing).show(job)
         return
     spec = load_spec(options.model)
-    n, tokens = parameter_count(spec), options.samples * options.length if job.inputs else 0
+    records = options.samples + options.held_out if job.inputs else 0
+    n, tokens = parameter_count(spec), records * options.length
     flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
     peak = measure_peak_flops("torch", "fp32")
     quantized = [x for x in plan(spec, recipe) if x.scheme.quantizes]
@@ -149,7 +155,7 @@ def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions)
     piped = "-" in job.inputs
     sources = open_inputs(job, "document") if job.inputs and not piped else ()
     fingerprints = [source.fingerprint() for source in sources]
-    sample = [options.samples, options.length] if job.inputs else []
+    sample = [options.samples, options.held_out, options.length] if job.inputs else []
     salt = json.dumps([model, asdict(recipe), piped, *sample], default=str)
     record = provenance(replace(job, options={}), "layer_error", fingerprints, salt)
     return str(record["fingerprint"])
@@ -169,19 +175,20 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
     # torch is loaded only when a model is quantized
     from sabia.core.ops.backend import load_ops
     from sabia.core.quant import hessians
+    from sabia.core.quant.divergence import divergence
     from sabia.core.quant.export import export
-    from sabia.core.quant.quantize import divergence, quantize
+    from sabia.core.quant.quantize import quantize
 
     spec, params = hub.load_model(options.model)
     check_predicts(spec)
     if "quantization_config" in spec.config:
         raise UsageError(f"{options.model} is already quantized (expected the original model)")
     has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
-    kind, rows = "none", list[list[int]]()
+    read = CalibrationRows("none", [], [])
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
-        kind, rows = read_rows(job, tokenizer, options.samples, options.length)
-    batches = hessians.batches(rows) if rows else []
+        read = read_rows(job, tokenizer, options.samples, options.held_out, options.length)
+    batches = hessians.batches([row.ids for row in read.rows]) if read.rows else []
     ops = load_ops("torch")
     quantized = quantize(spec, params, recipe, ops, batches)
     size = export(out, spec, quantized, options.model if has_tokenizer else None)
@@ -193,7 +200,12 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
         "schema_version": 1,
         "model": options.model,
         "recipe": asdict(recipe),
-        "calibration": {"kind": kind, "rows": len(rows), "tokens": sum(map(len, rows))},
+        "calibration": {
+            "kind": read.kind,
+            "rows": len(read.rows),
+            "tokens": sum(len(row.ids) for row in read.rows),
+            "held_out": len(read.held_out),
+        },
         "size_before_bytes": sum(array.nbytes for array in params.values()),
         "size_after_bytes": size,
         "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
@@ -202,28 +214,62 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
-    if rows:
+    for line in how_rounded(quantized.rows):
+        notes.note(line)
+    if read.held_out:
         original = ops.to_device(params, "float32")
         stored = ops.to_device(quantized.params, "float32")
-        measured = divergence(spec, original, stored, quantized.linears, ops, batches)
+        apart = hessians.batches([row.ids for row in read.held_out])
+        sources = [row.source for row in read.held_out]
+        measured = divergence(spec, original, stored, quantized.linears, ops, apart, sources)
         report["divergence"] = asdict(measured)
+    elif read.rows:
+        notes.warn("the divergence is not measured: no record is held out from calibration")
     return report
 
 
+def how_rounded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each component: number format, method, and which matrices had too few tokens."""
+    for component in dict.fromkeys(row["component"] for row in rows):
+        own = [row for row in rows if row["component"] == component]
+        methods = Counter((row["scheme"], row["method"]) for row in own)
+        parts = [
+            f"{count:,} {scheme} {_METHODS[method]}" for (scheme, method), count in methods.items()
+        ]
+        line = f"{component}: {', '.join(parts)}"
+        nearest = [row for row in own if row["method"] == "rtn"]
+        if len(nearest) < len(own) and nearest:
+            names = [f"{row['module']} ({row['tokens']})" for row in nearest[:3]]
+            more = f" and {len(nearest) - 3} more" if len(nearest) > 3 else ""
+            line += f"; few tokens reached {', '.join(names)}{more}"
+        yield line
+
+
+_METHODS = {"gptq": "by GPTQ", "rtn": "to nearest"}
+
+
 def _write(job: Job, report: dict[str, Any]) -> None:
-    """Write the report as JSON, or its rows and a last one for the whole model."""
+    """Write the report as JSON, or its rows, those of the held-out tokens by source and by length,
+    and a last one for the whole model."""
     if job.json:
         print(json.dumps(report, indent=1))
         return
     measured = report.get("divergence") or {}
-    whole = {
+    parts = [
+        {"component": kind, "module": name} | group
+        for kind in ("source", "length")
+        for name, group in measured.get(f"by_{kind}", {}).items()
+    ]
+    whole = measured | {
         "component": "model",
         "scheme": report["recipe"]["name"],
-        "kl_nats": measured.get("kl_nats"),
-        "tokens": report["calibration"]["tokens"],
+        "tokens": measured.get("tokens"),
         "size_bytes": report["size_after_bytes"],
     }
-    rows = [{name: row.get(name) for name in SCHEMA.names} for row in [*report["layers"], whole]]
+    for name in ("before", "after") if measured else ():
+        whole[f"perplexity_{name}"] = math.exp(measured[f"loss_{name}_nats"])
+    found = [*report["layers"], *parts, whole]
+    rows = [{name: row.get(name) for name in SCHEMA.names} for row in found]
     made = {"command": job.command}
     with open_stdout(job, SCHEMA, made | run_record.run_metadata(job, made)) as writer:
         writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))

@@ -44,8 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chats(model: Path) -> Path:
     path = model.parent / "chats.jsonl"
-    turns = [{"role": "user", "content": "2+3?"}, {"role": "assistant", "content": "são cinco"}]
-    path.write_text("".join(json.dumps({"messages": turns, "n": i}) + "\n" for i in range(8)))
+    records = [
+        {"messages": [{"role": "user", "content": f"{i}+3?"},
+                      {"role": "assistant", "content": "são cinco " * (1 + 9 * (i % 2))}],
+         "source": ("sums", "words")[i % 2]}
+        for i in range(10)
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
@@ -56,8 +61,14 @@ def test_rows_on_stdout_model_at_out_and_done_work_kept(
     first = run(chats, "--model", model, "-o", out, "--to", "jsonl")
     assert first.returncode == 0, first.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
-    assert [row["component"] for row in rows[-2:]] == ["head", "model"]
-    assert len(rows) == 2 * 7 + 2 and rows[-1]["kl_nats"] > 0
+    components = [row["component"] for row in rows]
+    assert components.count("head") == 1 and components[-1] == "model"
+    groups = [row for row in rows if row["component"] in ("source", "length")]
+    assert len(rows) == 2 * 7 + 2 + len(groups) and rows[-1]["kl_nats"] > 0
+    for kind in ("source", "length"):
+        own = [row["tokens"] for row in groups if row["component"] == kind]
+        assert sum(own) == rows[-1]["tokens"]
+    assert b"mlp: 6 w4a16 g64 by GPTQ" in first.stderr
     assert {row["method"] for row in rows if row["component"] == "mlp"} == {"gptq"}
     config = json.loads((out / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == "compressed-tensors"
@@ -85,7 +96,7 @@ def test_without_records_it_says_so_and_rounds_to_nearest(model: Path, tmp_path:
 
 def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Path) -> None:
     done = run("--model", model, "-o", tmp_path / "q", "--json", stdin=chats.read_bytes())
-    assert json.loads(done.stdout)["calibration"]["rows"] == 8
+    assert json.loads(done.stdout)["calibration"]["rows"] == 8  # and 2 held out
 
 
 @pytest.mark.parametrize(
@@ -94,7 +105,7 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
         ({"recipe": "w3"}, "--recipe: 'w3' .expected w8, w8a8"),
         ({"recipe": "none.toml"}, "--recipe: none.toml: No such file"),
         ({"group_size": 48}, "does not divide 64 columns; groups of 32, 64 fit"),
-        ({"rounding": "gptq"}, "has no calibration inputs"),
+        ({"rounding": "gptq"}, "needs calibration inputs"),
         ({"scale": "best"}, "--scale: 'best' .expected mse or absmax"),
         ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that uses it"),
         ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),

