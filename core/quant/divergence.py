@@ -93,7 +93,7 @@ def divergence(
     order of `hessians.batches`.
     """
     pair_of_ops = ops, build_ops("torch", record=SimulatedInputs(linears))
-    found: list[np.ndarray] = []  # [tokens, 6], see _compare
+    compared: list[np.ndarray] = []  # [tokens, 6], see _compare
     with torch.inference_mode():
         for batch in batches:
             stop.check()
@@ -103,8 +103,8 @@ def divergence(
             rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
             for start in range(0, len(batch.ids), rows):
                 part = slice(start, start + rows)
-                found.append(_compare(spec, weights, pair, part, batch, pair_of_ops))
-    values = np.concatenate(found)
+                compared.append(_compare(spec, weights, pair, part, batch, pair_of_ops))
+    values = np.concatenate(compared)
     row, kl, same, before, after, predicted = values.T
     total = max(1.0, predicted.sum())
     lengths = np.bincount(row.astype(np.int64))

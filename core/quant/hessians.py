@@ -50,8 +50,8 @@ def batches(rows: Sequence[Sequence[int]], batch_tokens: int = BATCH_TOKENS) -> 
 def _batch(rows: Sequence[Sequence[int]], numbers: Sequence[int]) -> Batch:
     lengths = np.array([len(rows[number]) for number in numbers])
     ids = np.zeros((len(numbers), lengths.max()), np.int64)  # [B, T], right-padded with 0
-    for place, number in enumerate(numbers):
-        ids[place, : lengths[place]] = rows[number]
+    for slot, number in enumerate(numbers):
+        ids[slot, : lengths[slot]] = rows[number]
     segments = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
     return Batch(ids, segments, np.array(numbers))
 

@@ -63,8 +63,8 @@ def read_rows(
     for row in kept:
         name = str(row.get("source") or "")
         try:
-            found = [ids[:length] for ids in _ids(row, kind, tokenizer) if len(ids) > 1]
-            rows += [Row(ids, name) for ids in found]
+            encoded = [ids[:length] for ids in _ids(row, kind, tokenizer) if len(ids) > 1]
+            rows += [Row(ids, name) for ids in encoded]
         except BadData as error:
             refused.append(str(error))
     why = f"; {len(refused)} are left out, the first because {refused[0]}" if refused else ""

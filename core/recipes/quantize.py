@@ -268,8 +268,8 @@ def _write(job: Job, report: dict[str, Any]) -> None:
     }
     for name in ("before", "after") if measured else ():
         whole[f"perplexity_{name}"] = math.exp(measured[f"loss_{name}_nats"])
-    found = [*report["layers"], *parts, whole]
-    rows = [{name: row.get(name) for name in SCHEMA.names} for row in found]
+    everything = [*report["layers"], *parts, whole]
+    rows = [{name: row.get(name) for name in SCHEMA.names} for row in everything]
     made = {"command": job.command}
     with open_stdout(job, SCHEMA, made | run_record.run_metadata(job, made)) as writer:
         writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))
