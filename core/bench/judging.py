@@ -37,6 +37,10 @@ _TOTAL = re.compile(r"(?i)\btotal\b[^\d\n]{0,20}(\d+(?:[.,]\d+)?)")
 _LAST_LINE = re.compile(
     r"(?i)^\W*(?:soma|sum|nota|grade|score|points|pontuação|pontos)\b[^\d]*(\d+(?:[.,]\d+)?)\W*$"
 )
+# what closes the part of an answer in the prompt, or looks like its points
+POINTS_BREAK_OUT = re.compile(
+    r"(?i)<\s*/\s*(?:answer-\w*|question|key)\s*>|\[\[\s*\d+(?:[.,]\d+)?\s*\]\]"
+)
 _SLACK = 1e-6
 
 

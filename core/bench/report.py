@@ -24,9 +24,10 @@ IDS_SHOWN = 12
 
 def render(
     summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = (),
-    verdicts: Sequence[VerdictRow] = (),
+    verdicts: Sequence[VerdictRow] = (), checks: Sequence[Mapping[str, Any]] = (),
 ) -> str:  # fmt: skip
-    """The HTML page. facts: names and values of settings, listed at the end."""
+    """The HTML page. facts: names and values of settings, listed at the end; checks: figures of
+    judged scores, see `judged_checks`."""
     items = {r.task: r.items for r in summary.results}
     models, tasks = len(summary.models), len(summary.tasks)
     lead = (
@@ -40,11 +41,22 @@ def render(
         parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
-    if verdicts:
-        parts.append(page.section("Rubric items and judges", verdict_table.sections(verdicts)))
+    judged = verdict_table.sections(verdicts)
+    if checks:
+        cells = [[_short(value) for value in check.values()] for check in checks]
+        names = [name.replace("_", " ") for name in checks[0]]
+        note = "rank correlations of the score with length and format within items, the share of "
+        note += "formatted lines, and answers that hold what ends their part of the judge's prompt"
+        judged.append(page.table(names, cells, note))
+    if judged:
+        parts.append(page.section("Rubric items and judges", judged))
     if facts:
         parts.append(page.section("Settings", [page.table(["what", "value"], facts)]))
     return page.page(title, parts)
+
+
+def _short(value: Any) -> Any:
+    return f"{value:.3f}" if isinstance(value, float) else value
 
 
 def _charts(summary: Summary) -> list[str]:

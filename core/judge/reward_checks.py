@@ -108,6 +108,15 @@ def same_family(judged: str, judges: Iterable[str]) -> str:
     return next((judge for judge in judges if families(judge) & families(judged)), "")
 
 
+def family_warning(judged: str, judges: Iterable[str]) -> str:
+    """The warning that a judge's model shares a family with the judged model; '' if none does."""
+    judge = same_family(judged, judges)
+    return judge and (
+        f"judge {judge} is of the family of {judged}: judges may prefer their own family; check it "
+        "by --audit-judge with a judge of another one"
+    )
+
+
 @dataclass(frozen=True)
 class Traits:
     """Sums over answers to be checked; `follows` by trait."""
@@ -200,9 +209,8 @@ class RewardChecks:
 
     def family(self, judged: str, judges: Iterable[str]) -> list[str]:
         """The warning that a judge is of the judged model's family, if it has not come before."""
-        judge = same_family(judged, judges)
-        if not judge or "family" in self.warned:
+        line = family_warning(judged, judges)
+        if not line or "family" in self.warned:
             return []
         self.warned.add("family")
-        return [f"judge {judge} is of the family of {judged}: judges may prefer their own family; "
-                "check it by --audit-judge with a judge of another one"]  # fmt: skip
+        return [line]

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench import verdict_table
+from sabia.core.bench import judged_checks, verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
@@ -30,7 +30,7 @@ from sabia.core.errors import Failed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import open_budget
-from sabia.core.judge.opened_judges import judges_identity
+from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
@@ -252,6 +252,9 @@ def _publish(
     table = terminal_table(summary, verdicts)
     for line in filter(None, table.splitlines()):
         notes.note(line)
+    traits = judged_checks.judged_traits(scores)
+    for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
+        notes.warn(line)
     if options.report:
         facts = [
             ("tasks", ", ".join(f"{name} ({len(rows)} items)" for name, rows in items.items())),
@@ -263,12 +266,23 @@ def _publish(
         ]
         named = dict.fromkeys([*summary.tasks, *(row.task for row in verdicts)])
         title = "Evaluation: " + ", ".join(named)
-        write_atomic(options.report, render(summary, scores, title, facts, verdicts))
+        write_atomic(
+            options.report,
+            render(summary, scores, title, facts, verdicts, judged_checks.rows(traits)),
+        )
         notes.note(f"report: {options.report}")
     if job.json:
         report = (
             to_json(summary)
             | verdict_table.to_json(verdicts)
+            | {"reward_checks": judged_checks.rows(traits)}
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )
         print(json.dumps(report, indent=1))
+
+
+def _judged_and_judges(options: EvalOptions) -> tuple[list[str], list[str]]:
+    """The names of the models of this call, and those of its judges."""
+    models = [model.rpartition("#" if "#" in model else "=")[2] for model in options.model]
+    models += [answers.partition("=")[0] for answers in options.answers if "=" in answers]
+    return models, [server.model for server in judge_servers(options) if not server.audit]
