@@ -22,6 +22,7 @@ COMMANDS = {
     "quantize": "Quantize a model to 8 and 4 bits.",
     "eval": "Evaluate models on benchmark tasks and compare them.",
     "plan-cluster": "Estimate compute, memory, time and cost of a training run.",
+    "show": "Look at rows: documents, removed rows, tokens, conversations, samples.",
     "report": "Show the graph of outputs, where tokens are from, and uses of documents.",
     "doctor": "List outputs that code with a known defect made.",
 }

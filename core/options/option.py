@@ -14,8 +14,9 @@ from sabia.core.options.kinds import KINDS
 
 # the groups of a help page, in order
 GROUPS = (
-    "Input and output", "Question", "Plan", "Crawl", "Relevance", "Requests", "Archive", "Scores",
-    "Content checks", "Threshold", "Method", "Near duplicates", "Duplicated parts", "Embeddings",
+    "Input and output", "Selection", "Question", "Plan", "Crawl", "Relevance", "Requests",
+    "Archive", "Scores", "Content checks", "Threshold", "Method", "Near duplicates",
+    "Duplicated parts", "Embeddings",
     "Benchmark items", "Index", "Training data", "Data", "Tokenizer", "Tokenizer training",
     "Model", "fastText", "Reward", "Rollouts", "Loss", "Judge", "Language model", "Endpoint",
     "Optimizer", "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture",

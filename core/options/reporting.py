@@ -1,8 +1,11 @@
-"""Options of `sabia report`."""
+"""Options of `sabia report` and `sabia show`."""
+
+from typing import ClassVar
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import changed, listed, text
-from sabia.core.options.shared import Call, InputOptions, TextColumn
+from sabia.core.options.classify import ClassifyOptions
+from sabia.core.options.option import changed, choice, integer, listed, needs, several, switch, text
+from sabia.core.options.shared import Call, InputOptions, Seeded, TextColumn
 from sabia.core.options.table import Options
 
 QUESTIONS = ("row", "token", "document")
@@ -50,3 +53,77 @@ class ReportOptions(Question, InputOptions, TextColumn, Call):
             if name in self.given:
                 asked = listed(f"--{one}" for one in QUESTIONS)
                 raise UsageError(f"{self.table[name].flag}: only with {asked}")
+
+
+class Selection(Seeded, group="Selection"):
+    """Which rows are shown."""
+
+    where: str = changed(
+        ClassifyOptions.where, help="Show only rows for which this is true, such as 'reward < 0.5'",
+        group="Selection", recorded=False,
+    )  # fmt: skip
+    """The syntax is that of `sabia classify --where`. Only the columns that are named are read of
+    rows that are not shown. With `--diff`, a row is shown if the expression is true before or
+    after."""
+    rows: int | None = integer("Show at most so many rows", least=1, short="-n", common=True,
+                               recorded=False, unset="all; 100 with --out")  # fmt: skip
+    sample: int | None = integer("Show a random sample of so many rows, in their order", least=1,
+                                 common=True, recorded=False)  # fmt: skip
+    """Each row has the same probability; `--seed` gives another sample. Of Parquet files only the
+    footers are read, and the row groups of the rows in the sample, and with `--where` the columns
+    that it names. Other formats are read whole."""
+    seed: int = changed(Seeded.seed, group="Selection", help="Random seed of the sample")
+
+
+class ShowOptions(Selection, InputOptions, TextColumn, Call, group="Input and output"):
+    """Options of `sabia show`."""
+
+    stdin: ClassVar[bool] = True
+
+    inputs: tuple[str, ...] = changed(
+        InputOptions.inputs, help="Files, directories, globs or URLs; none or - reads stdin",
+        metavar="[PATH]...",
+    )  # fmt: skip
+    """Anything that a command of sabia writes (documents, removed and rejected rows, token rows,
+    conversations, samples, scores, metrics, run directories), and other Parquet, Arrow and JSON
+    files. Of a run directory, the samples of `grpo`, the token rows of `sft` or the metrics of
+    `pretrain` are shown."""
+    out: str | None = text("Write one HTML page, which needs no network, to this file",
+                           "FILE.html", default=None, short="-o", common=True,
+                           recorded=False)  # fmt: skip
+    to: str = choice("Format on stdout: text to read, or the rows as JSON lines", "text", "jsonl",
+                     recorded=False)  # fmt: skip
+    """A terminal gets the text page by page, by the program in `SABIA_PAGER` or `PAGER`, or by
+    `less`."""
+    chars: int = integer("Show at most so many characters of a text; 0: all of them", 2_000,
+                         least=0, recorded=False)  # fmt: skip
+    with_: tuple[str, ...] = several("Where the rows that rows refer to are looked up by id",
+                                     "PATH", common=True, recorded=False,
+                                     unset="the recorded outputs and inputs")  # fmt: skip
+    """These are the document that was kept for a removed one, the prompt of a sample, the text
+    before a rewrite and the text of a decision of `dedup`. May be repeated. Without this option the
+    paths that the rows record are searched, a million rows at most."""
+    tokenizer: str = text("Tokenizer of token rows; renders conversations by its chat template",
+                          "DIR", recorded=False, unset="next to the rows")  # fmt: skip
+    diff: bool = switch("Show what differs between two PATHs, BEFORE and AFTER", common=True,
+                        excludes=("sample", "judge"), recorded=False)  # fmt: skip
+    """Rows are compared by id, or by text where they have none. Files with the same name in both
+    directories are compared with each other if all names of AFTER are in BEFORE, else all rows with
+    all; the ids of what is compared are held in memory."""
+    judge: bool = switch("Ask whether removed rows were rightly removed; print the rate of errors",
+                         common=True, recorded=False, only=needs(to="text"),
+                         excludes=("out",))  # fmt: skip
+    """The rows are a sample of 50, or of `--sample` rows. The answers are `y` (rightly removed),
+    `n` (wrongly removed), `s` (skip) and `q` (stop), one in a line, from standard input, or from
+    the terminal if the rows come from there. The interval is Wilson's, of 95 %. With `--json` the
+    result is an object."""
+
+    def check(self) -> None:
+        """The ending of `--out` is that of a page; `--diff` has two inputs."""
+        super().check()
+        if self.out and not self.out.lower().endswith((".html", ".htm")):
+            raise UsageError(f"--out: {self.out} (expected FILE.html)")
+        if self.out and self.to == "jsonl":
+            raise UsageError("--to: jsonl is a format of standard output (expected no --out)")
+        if self.diff and len(self.inputs) != 2:
+            raise UsageError(f"--diff: {len(self.inputs)} PATHs (expected BEFORE and AFTER)")

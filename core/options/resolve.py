@@ -12,9 +12,9 @@ from sabia.core.options.table import Options
 T = TypeVar("T", bound=Options)
 # variables that are no options
 OTHER_VARIABLES = ("SABIA_API_KEY", "SABIA_BACKEND", "SABIA_CONSTRAINTS", "SABIA_COORDINATOR",
-                   "SABIA_DEBUG", "SABIA_ENV", "SABIA_JOB_SECRET", "SABIA_KERNELS", "SABIA_PIPE",
-                   "SABIA_RESTARTS", "SABIA_RUN_RECORD", "SABIA_TEST_DATA", "SABIA_TORCH",
-                   "SABIA_VENV")  # fmt: skip
+                   "SABIA_DEBUG", "SABIA_ENV", "SABIA_JOB_SECRET", "SABIA_KERNELS", "SABIA_PAGER",
+                   "SABIA_PIPE", "SABIA_RESTARTS", "SABIA_RUN_RECORD", "SABIA_TEST_DATA",
+                   "SABIA_TORCH", "SABIA_VENV")  # fmt: skip
 
 
 def resolve(

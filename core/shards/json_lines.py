@@ -81,7 +81,7 @@ def decompressed(raw: BinaryIO) -> BinaryIO:
 def json_score_names(file: BinaryIO) -> set[str]:
     """The names of all scores in a file of JSON lines; lines without any are not parsed."""
     names: set[str] = set()
-    for row, _ in _rows(file, lambda _row, _reason: None, b'"scores"'):
+    for row, _ in objects(file, lambda _row, _reason: None, b'"scores"'):
         scores = row.get("scores")
         if isinstance(scores, dict) and records.unusable_names(scores) is None:
             names.update(name for name, number in scores.items() if number is not None)
@@ -96,7 +96,7 @@ def batches_of_json(
     text_column: the field that is read as `text`; '': that one.
     """
     extras: list[pa.Field] | None = None
-    source = _rows(file, reject)
+    source = objects(file, reject)
     if text_column:
         source = _renamed(source, text_column, reject)
     while True:
@@ -128,7 +128,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, int]]:
         yield number, line, size
 
 
-def _rows(
+def objects(
     file: BinaryIO, reject: Reject, wanted: bytes = b""
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """(row, its bytes) of the objects in a file; what is between them is rejected.

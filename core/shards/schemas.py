@@ -66,13 +66,15 @@ KINDS = {
     ),
     # one metric of one item of one task
     "score": _schema(task=_TEXT, item_id=_TEXT, metric=_TEXT, value=pa.float64(), detail=_TEXT),
+    # a row of any columns
+    "any": _schema(),
 }  # fmt: skip
 
 # what a row cannot do without; everything else may be null
 REQUIRED = {
     "document": ("text",), "chat": ("messages",), "prompt": ("messages",), "sample": ("tokens",),
     "tokens": ("input_ids", "document_lengths"), "score": ("task", "item_id", "value"),
-    "preference": ("prompt", "chosen", "rejected"),
+    "preference": ("prompt", "chosen", "rejected"), "any": (),
 }  # fmt: skip
 
 

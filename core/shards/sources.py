@@ -101,7 +101,8 @@ class Source:
     keys: columns and values from the names of its folders (language=pt/), used where a row has no
     value of its own. schema: the columns of all batches where it is set (by `unified`);
     else each batch has those that the shard has. columns: those that are read where a call of
-    `batches` names none; None: all.
+    `batches` names none; None: all. groups: the row groups of a Parquet file that are read; None:
+    all.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Source:
     keys: tuple[tuple[str, str | None], ...] = ()
     schema: pa.Schema | None = None
     columns: tuple[str, ...] | None = None
+    groups: tuple[int, ...] | None = None
     text_column: str = ""  # the column that is read as `text`; '': that one
     stream: ArrowStream | None = None  # read instead of a file: once, as it arrives
 
@@ -234,7 +236,7 @@ class Source:
                 ]  # ids are made of them
             if wanted is not None:
                 wanted = [old for old, new in zip(stored, names, strict=True) if new in wanted]
-            for group in range(parquet.num_row_groups):
+            for group in range(parquet.num_row_groups) if self.groups is None else self.groups:
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
                     yield from _small(self._renamed(batch))
 

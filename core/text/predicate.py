@@ -54,7 +54,7 @@ class Predicate:
         """Raise UsageError for a name that is neither a column nor a score of this batch."""
         if not batch.num_rows:
             return
-        known = set(batch.schema.names) | score_names(batch.column("scores"))
+        known = set(batch.schema.names) | score_names(_scores(batch))
         missing = sorted(self.names - known)
         if missing:
             raise UsageError(
@@ -74,6 +74,16 @@ class Predicate:
             raise UsageError(
                 f"{self.option}: {self.text!r} cannot be computed ({reason})"
             ) from error
+
+
+def _scores(batch: pa.RecordBatch) -> pa.Array:
+    """The column of scores; nulls where a batch has none."""
+    return batch.column("scores") if "scores" in batch.schema.names else pa.nulls(batch.num_rows)
+
+
+def _typed(value: Any) -> Any:
+    """A column that has no values, and so no type, as one of texts."""
+    return value.cast(pa.string()) if pa.types.is_null(value.type) else value
 
 
 _ALLOWED = (
@@ -129,11 +139,11 @@ class _Evaluation:
         return self._score(str(node.slice.value))
 
     def _score(self, name: str) -> pa.Array:
-        values = score_values(self.batch.column("scores"), name)
+        values = score_values(_scores(self.batch), name)
         return pa.array(values, mask=np.isnan(values))
 
     def _call(self, node: ast.Call) -> Any:
-        value = self.value(node.args[0])
+        value = _typed(self.value(node.args[0]))
         length = pc.utf8_length if pa.types.is_string(value.type) else pc.list_value_length
         return length(value)
 
@@ -177,10 +187,10 @@ class _Evaluation:
 
     def _contains(self, left: ast.AST, right: ast.AST) -> Any:
         if isinstance(right, ast.Tuple | ast.List):
-            value = self.value(left)
+            value = _typed(self.value(left))
             chosen = [item.value for item in right.elts if isinstance(item, ast.Constant)]
             inside = pc.is_in(value, pa.array(chosen).cast(value.type))
             return pc.if_else(pc.is_valid(value), inside, pa.scalar(None, pa.bool_()))
         if isinstance(left, ast.Constant) and isinstance(left.value, str):
-            return pc.match_substring(self.value(right), left.value)
+            return pc.match_substring(_typed(self.value(right)), left.value)
         raise TypeError("`in` needs a list of values on its right, or a quoted text on its left")

@@ -88,24 +88,24 @@ def _has_records(path: str) -> bool:
     """Whether a file has documents, conversations, tokens, or rows that a stage left out."""
     if not os.path.isfile(path) or not file_ending(path):
         return False
-    names = set(_names(from_path(path, "document", "INPUT")[0]))
+    names = set(column_names(from_path(path, "document", "INPUT")[0]))
     return names == REJECTS or bool(names & {"text", "messages", "input_ids"})
 
 
 def _output(given: str, text_column: str) -> Output:
     sources = from_path(given, "document", "INPUT")
     with sources[0].reading():
-        kind = _kind(_names(sources[0]))
+        kind = _kind(column_names(sources[0]))
     if kind in ("document", "removed"):
         sources = [
-            replace(source, text_column=text_column if text_column in _names(source) else "")
+            replace(source, text_column=text_column if text_column in column_names(source) else "")
             for source in sources
         ]
     known = {"tokens": "tokens", "chat": "chat"}.get(kind, "document")
     return Output(given, kind, tuple(replace(source, kind=known) for source in sources))
 
 
-def _names(source: Source) -> list[str]:
+def column_names(source: Source) -> list[str]:
     """The names of a shard's columns."""
     if source.form != "jsonl":
         return list(source.stored_schema().names)

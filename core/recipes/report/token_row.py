@@ -17,6 +17,12 @@ ADDRESS_HINT = (
 )
 
 
+def piece_bounds(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """The tokens [start, end) of each document of a row, by the lengths of these."""
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    return [(end - size, end) for end, size in zip(ends, lengths, strict=True)]
+
+
 @dataclass(frozen=True)
 class Piece:
     """Tokens [start, end) of a row, which are those of a document from number `offset` on; document
@@ -54,10 +60,11 @@ class TokenRow:
             raise BadData(f"{shard}: row {number} has {len(lengths)} documents, but "
                           f"{len(names)} document_ids and {len(offsets)} document_offsets "
                           "(expected as many)")  # fmt: skip
-        ends = np.cumsum(lengths).tolist()
         pieces = [
-            Piece(end - size, end, name, offset)
-            for end, size, name, offset in zip(ends, lengths, names, offsets, strict=True)
+            Piece(start, end, name, offset)
+            for (start, end), name, offset in zip(
+                piece_bounds(lengths), names, offsets, strict=True
+            )
         ]
         row_id = columns["id"].as_py() if "id" in columns else None
         source = columns["source"].as_py() if "source" in columns else None
