@@ -88,6 +88,11 @@ class LookupTable:
     def _index(self) -> "_WordIndex":
         return _WordIndex([f"{key} {text}" for key, text in self.rows])
 
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """`questions` that could use the table, and `lookups` that were made."""
+        return Counter()
+
     def load(self) -> None:
         """Read the file and index it."""
         _ = self.rows, self._by_key, self._index
@@ -143,6 +148,7 @@ class Consultation:
 
     def __init__(self, table: LookupTable, request: ChatRequest) -> None:
         self.table, self.made = table, list[dict[str, Any]]()
+        table.counts["questions"] += 1
         self.request = replace(request, extra={**request.extra, "tools": [table.tool]})
 
     def follow(self, response: ChatResponse) -> ChatRequest | None:
@@ -165,6 +171,7 @@ class Consultation:
         """What the model reads about one call; an error is a text that it can react to."""
         if len(self.made) >= CALLS:
             return f"error: at most {CALLS} lookups"
+        self.table.counts["lookups"] += 1
         query = _query(function)
         if query is None:
             self.made.append({"query": None, "keys": []})

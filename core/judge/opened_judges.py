@@ -11,8 +11,11 @@ from sabia.core.generate.client import Client
 from sabia.core.generate.opened import open_client
 from sabia.core.judge.judge_file import JudgeServer, load_judges
 from sabia.core.judge.llm import Judge
+from sabia.core.judge.lookup import LookupTable
 from sabia.core.judge.panel import Panel
 from sabia.core.options.model_calls import RubricJudge
+
+FEW = 20  # questions of a judge in which it may look nothing up
 
 
 def judge_servers(options: RubricJudge) -> list[JudgeServer]:
@@ -52,6 +55,7 @@ def open_panel(options: Any, budget: Budget) -> Iterator[Panel | None]:
         for server in servers:
             if server.table:
                 server.table.load()
+                clients.callback(note_lookups, server.name, server.table)
             client = open_client(
                 server.urls, server.model, options, options.judge_cache, budget,
                 options.judge_timeout, server.api_key_env,
@@ -64,6 +68,18 @@ def open_panel(options: Any, budget: Budget) -> Iterator[Panel | None]:
         if panel is not None:
             for line in panel.agreement.lines():
                 notes.note(line)
+
+
+def note_lookups(name: str, table: LookupTable) -> None:
+    """Note the lookups of a judge, if it was asked anything."""
+    questions, lookups = table.counts["questions"], table.counts["lookups"]
+    if questions:
+        notes.note(f"{name}: {lookups:,} lookups in {questions:,} questions")
+    if questions >= FEW and not lookups:
+        notes.warn(
+            f"judge {name} has not looked anything up in {table.path} (does its server support "
+            "tool calls?)"
+        )
 
 
 def note_calls(name: str, client: Client) -> None:

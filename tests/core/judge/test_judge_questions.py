@@ -332,6 +332,19 @@ def test_a_server_without_tools_is_named(
     assert str(caught.value).count("needs a server") == 1
 
 
+def test_a_judge_that_never_looks_anything_up_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laws(tmp_path)
+    rubric = parse_rubric([{"id": "x", "text": "is right"}])
+    for texts in (list("ab"), [str(n) for n in range(20)]):
+        with panel(tmp_path, {"one": lambda text: says(text, True)}, LOOKUP) as (opened, _, _):
+            assert all(grade.score == 1.0 for grade in graded(opened, rubric, texts))
+        shown = capsys.readouterr().err
+        assert f"one: 0 lookups in {len(texts)} questions" in shown
+        assert ("judge one has not looked anything up" in shown) is (len(texts) == 20)
+
+
 def test_tables_that_cannot_be_read(tmp_path: Path) -> None:
     answers = {"one": lambda text: says(text, True)}
     for more, reason in (
