@@ -96,6 +96,24 @@ def test_weights_the_mean_and_judges_without_a_verdict(tmp_path):
     assert weighted_majority(tie) == {"x": UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    ("values", "weights", "median", "mean"),
+    [
+        ((3.0, 1.0, 2.0), (1, 1, 1), 2.0, 2.0),
+        ((1.0, 2.0), (1, 1), 1.5, 1.5),
+        ((1.0, 2.0, 9.0), (3, 1, 1), 1.0, 14 / 5),
+        ((1.0, 2.0, 9.0), (2, 1, 1), 1.5, 13 / 4),
+        ((5.0, None, 1.0), (1, 7, 1), 3.0, None),
+        ((None, None), (1, 1), None, None),
+        ((4.0,), (0.5,), 4.0, 4.0),
+        ((), (), None, None),
+    ],
+)
+def test_the_median_and_the_mean_of_points(values, weights, median, mean):
+    assert weighted_median(values, weights) == median
+    assert weighted_mean(values, weights) == (mean if mean is None else pytest.approx(mean))
+
+
 def test_equal_verdicts_have_no_kappa(tmp_path):
     _, panel = grades(tmp_path, dict.fromkeys(PLAN, "1111"))
     assert [(r["agreement"], r["kappa"]) for r in panel.agreement.rows()] == [(1.0, None)] * 3

@@ -99,6 +99,14 @@ def test_an_item_counts_where_those_it_depends_on_are_met(verdicts, settled, sco
     assert [verdict for _, verdict, _ in CHAIN.grade(given).verdicts] == list(settled)
 
 
+def test_an_unmet_condition_decides_before_an_unknown_one():
+    items = [{"id": n, "text": n} for n in "ab"]
+    rubric = parse_rubric([*items, {"id": "c", "text": "c", "depends_on": ["a", "b"]}])
+    for a, b, c in ((UNKNOWN, UNMET, UNMET), (UNMET, UNKNOWN, UNMET), (UNKNOWN, MET, UNKNOWN),
+                    (MET, MET, MET)):  # fmt: skip
+        assert rubric.settle({"a": a, "b": b, "c": MET})["c"] is c
+
+
 def test_failing_a_condition_never_pays():
     """Over all verdicts: a better verdict on the condition gives no lower score."""
     items = [{"id": "a", "text": "a"}, {"id": "b", "text": "b", "weight": 10, "depends_on": "a"},
