@@ -34,6 +34,7 @@ class Item:
     """One item. A prompt is `text`, or `messages` for the chat template; the other is empty.
 
     answer: the index of the right choice, or the reference answer. fields: the row itself.
+    cluster: what it has in common with other items; '' if it is independent of them.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Item:
     choices: tuple[str, ...] = ()
     answer: int | str | None = None
     fields: Row = field(default_factory=dict, compare=False)
+    cluster: str = ""
 
     @property
     def question(self) -> str:
@@ -124,7 +126,8 @@ def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dic
 
 def _item(task: Task, row: Row, number: int) -> Item:
     try:
-        return _made(task, row, number)
+        item = _made(task, row, number)
+        return replace(item, cluster=str(value(task.cluster, row))) if task.cluster else item
     except (BadData, KeyError, ValueError) as error:
         name = row.get(task.id, f"row {number}") if isinstance(row, Mapping) else f"row {number}"
         raise BadData(f"{task.name}, item {name}: {error}") from error

@@ -96,16 +96,21 @@ def _results_table(summary: Summary) -> str:
         metric = r.metric + (" *" if summary.headlines[r.task] == r.metric else "")
         counts = [r.items, f"{r.samples_per_item:g}", r.no_answer or "", r.no_verdict or ""]
         method = r.interval.method.replace("_", " ")
-        rows.append([r.task, r.model, metric, value_text(r), *counts, bounds_text(r), method])
+        least = _number(r.detectable)
+        rows.append(
+            [r.task, r.model, metric, value_text(r), *counts, bounds_text(r), least, method]
+        )
     means = [("all tasks", model, i) for model, i in summary.overall.items()]
     for name, model, i in [*capability_rows(summary), *means]:
         method = i.method.replace("_", " ")
-        rows.append([name, model, "mean of shares", _share(i), *[""] * 5, method])
+        rows.append([name, model, "mean of shares", _share(i), *[""] * 6, method])
     columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no answer",
-               "no verdict", "missing: wrong – right", "interval"]  # fmt: skip
+               "no verdict", "missing: wrong – right", "detectable", "interval"]  # fmt: skip
     note = (
         "* headline metric of its task. Samples without an answer or a verdict are not in the "
-        "value: beside it is what it would be if all of them were wrong, and if all were right."
+        "value: beside it is what it would be if all of them were wrong, and if all were right. "
+        "Detectable is the smallest difference to another model that is found in 80 % of the cases "
+        "if the two are not compared item by item."
     )
     return page.table(columns, rows, note)
 
@@ -127,18 +132,23 @@ def capability_rows(summary: Summary) -> list[tuple[str, str, Interval]]:
     ]
 
 
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else ""
+
+
 def _share(i: Interval) -> str:
     return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
 
 
 def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
     rows = [_comparison_row(c) for c in summary.comparisons]
-    columns = ["task", "metric", "from", "to", "difference [95 %]", "worse", "better", "items",
-               "p", "p (Holm)", "test"]  # fmt: skip
+    columns = ["task", "metric", "from", "to", "difference [95 %]", "detectable", "worse",
+               "better", "items", "p", "p (Holm)", "test"]  # fmt: skip
     note = (
         "Difference is the second model minus the first, over the same items and samples; worse "
         "and better count samples (items, where each has one). McNemar's exact test for one "
-        "yes/no sample an item, otherwise a normal test clustered by item."
+        "yes/no sample an item, otherwise Student's t, by clusters of items. Detectable is the "
+        "smallest difference that is found in 80 % of such comparisons."
     )
     parts = [page.table(columns, rows), page.paragraph(note, quiet=True)]
     details: dict[tuple[str, str, str], Mapping[str, Any]] = {}
@@ -155,7 +165,8 @@ def _comparison_row(c: Comparison) -> list[Any]:
     d = c.paired.difference
     return [
         c.task, c.metric, c.model_a, c.model_b, f"{d.value:+.4g} [{d.low:+.4g}, {d.high:+.4g}]",
-        c.paired.regressed, c.paired.fixed, c.paired.items, _p(c.paired.p_value), _p(c.p_holm),
+        _number(c.paired.detectable), c.paired.regressed, c.paired.fixed, c.paired.items,
+        _p(c.paired.p_value), _p(c.p_holm),
         c.paired.test.replace("_", " "),
     ]  # fmt: skip
 
@@ -206,21 +217,24 @@ def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str
     """The headline results, the comparisons and the rubric items as plain text."""
     missing = any(r.missing for r in summary.results)
     more = ["missing", "wrong – right"] if missing else []
-    rows = [["task", "model", "metric", "value [95 %]", "items", "samples", *more]]
+    rows = [["task", "model", "metric", "value [95 %]", "items", "samples", "detectable", *more]]
     for r in summary.results:
         if summary.headlines[r.task] == r.metric:
             samples = f"{r.samples_per_item:g}"
             missed = [str(r.missing or ""), bounds_text(r)] if missing else []
+            missed = [_number(r.detectable), *missed]
             rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples, *missed])
     for name, model, i in capability_rows(summary):
         rows.append([name, model, "mean of shares", _share(i), *[""] * (len(rows[0]) - 4)])
     lines = _aligned(rows)
     if summary.comparisons:
-        pairs = [["task", "from → to", "difference [95 %]", "worse", "better", "p (Holm)"]]
+        pairs = [
+            ["task", "from → to", "difference [95 %]", "detectable", "worse", "better", "p (Holm)"]
+        ]
         for c in summary.comparisons:
             row = _comparison_row(c)
             pair = f"{c.model_a} → {c.model_b}"
-            pairs.append([c.task, pair, row[4], str(row[5]), str(row[6]), _p(c.p_holm)])
+            pairs.append([c.task, pair, *map(str, row[4:8]), _p(c.p_holm)])
         lines += ["", *_aligned(pairs)]
     if rows := verdict_table.terminal_lines(verdicts):
         lines = [*(lines if summary.results else []), "", *_aligned(rows)]

@@ -26,6 +26,7 @@ from sabia.core.bench.score_rows import Score
 from sabia.core.bench.task import METRICS_OF
 
 Key = tuple[str, int]  # item id, sample
+Groups = Mapping[str, str]  # item id → its cluster
 SCHEMA_VERSION = 1
 HEADLINES = ("acc", "exact_match", "points", "share", "bits_per_byte")
 
@@ -48,6 +49,12 @@ class Result:
     maximum: float | None = None
     no_answer: int = 0
     bounds: tuple[float, float] | None = None
+
+    @property
+    def detectable(self) -> float:
+        """The smallest difference to an independent result of equal width that a comparison would
+        find in 80 % of the cases; one over the same items finds a smaller one."""
+        return statistics.detectable(2**0.5 * self.interval.half_width)
 
     @property
     def missing(self) -> int:
@@ -98,7 +105,10 @@ def summarise(
 ) -> Summary:
     """Values, intervals and comparisons; `headlines` and `capabilities` are those of tasks."""
     table: dict[str, dict[str, dict[str, dict[Key, float]]]] = {}
+    groups: dict[str, dict[str, str]] = {}  # of each task
     for score in scores:  # task → model → metric → (item, sample) → value
+        if score.cluster:
+            groups.setdefault(score.task, {})[score.item_id] = score.cluster
         cell = table.setdefault(score.task, {}).setdefault(score.model, {})
         cell.setdefault(score.metric, {})[score.item_id, score.sample] = score.value
     models = tuple(dict.fromkeys(model for task in table.values() for model in task))
@@ -109,13 +119,13 @@ def summarise(
         result
         for task, by_model in table.items()
         for model, metrics in by_model.items()
-        for result in _results(model, task, metrics)
+        for result in _results(model, task, metrics, groups.get(task, {}))
     )
     pairs = [
         pair
         for task, by_model in table.items()
         for a, b in combinations([m for m in models if m in by_model], 2)
-        if (pair := _compare(task, chosen[task], a, b, by_model)) is not None
+        if (pair := _compare(task, chosen[task], a, b, by_model, groups.get(task, {}))) is not None
     ]
     p_values = statistics.holm([pair.paired.p_value for pair in pairs])
     adjusted = tuple(replace(c, p_holm=p) for c, p in zip(pairs, p_values, strict=True))
@@ -144,7 +154,9 @@ def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> 
     return known[0] if known else min(present)
 
 
-def _results(model: str, task: str, metrics: Mapping[str, Mapping[Key, float]]) -> Iterable[Result]:
+def _results(
+    model: str, task: str, metrics: Mapping[str, Mapping[Key, float]], groups: Groups
+) -> Iterable[Result]:
     silent, unanswered = (len(metrics.get(name, ())) for name in (NO_VERDICT, NO_ANSWER))
     if (silent or unanswered) and not set(metrics) & set(METRICS):
         nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_score_at_all")
@@ -152,37 +164,40 @@ def _results(model: str, task: str, metrics: Mapping[str, Mapping[Key, float]]) 
     for name, metric in METRICS.items():
         if metric.aggregate == "ratio":
             if LOGLIKELIHOOD in metrics and metric.per in metrics:
-                yield _ratio(model, task, metric, metrics)
+                yield _ratio(model, task, metric, metrics, groups)
         elif name in metrics:
-            yield _mean(model, task, metric, metrics)
+            yield _mean(model, task, metric, metrics, groups)
 
 
 def _ratio(
-    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]]
-) -> Result:
+    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]],
+    groups: Groups,
+) -> Result:  # fmt: skip
     keys = list(metrics[LOGLIKELIHOOD])
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
-    ratio = statistics.ratio_bootstrap(nats, per)
+    ratio = statistics.ratio_bootstrap(nats, per, _clusters(keys, groups))
     value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
     interval = statistics.Interval(value, low, high, ratio.method)
     return Result(model, task, metric.name, interval, len(keys), 1.0)
 
 
 def _mean(
-    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]]
-) -> Result:
+    model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]],
+    groups: Groups,
+) -> Result:  # fmt: skip
     by_key = metrics[metric.name]
-    values, clusters, items = _columns(by_key, list(by_key))
-    bounds = (0.0, 1.0) if metric.unit == "share" else (-np.inf, np.inf)
-    interval, maximum = statistics.mean_interval(values, clusters, bounds=bounds), None
+    values, _, items = _columns(by_key, list(by_key))
+    clusters = _clusters(list(by_key), groups)
+    share = metric.unit == "share"
+    interval, maximum = statistics.mean_interval(values, clusters, share), None
     if metric.aggregate == "sum":
         # the sum with its interval, within 0 to the maximum points if these are known
         total, scale = round(float(values.sum()), 9), float(len(values))
         maxima = metrics.get(MAXIMUM, {})
         if all(maxima.get(key, 0) > 0 for key in by_key):
             most = np.array([maxima[key] for key in by_key])
-            interval = statistics.ratio_bootstrap(values, most)
+            interval = statistics.share_of_sums(values, most, clusters)
             scale = maximum = round(float(most.sum()), 9)
         low, high = interval.low * scale, interval.high * scale
         interval = statistics.Interval(total, low, high, interval.method)
@@ -209,6 +224,13 @@ def _columns(
     return np.array([by_key[key] for key in keys]), clusters, len(number)
 
 
+def _clusters(keys: Sequence[Key], groups: Groups) -> np.ndarray:
+    """The number of the cluster of each sample: those of an item, or of all items of a group."""
+    number: dict[tuple[str, bool], int] = {}
+    named = [(groups.get(item, item), item in groups) for item, _ in keys]
+    return np.array([number.setdefault(name, len(number)) for name in named])
+
+
 def _per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
     """Values by item; ratios use the sums of the item."""
     if metric.aggregate != "ratio":
@@ -218,20 +240,21 @@ def _per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Map
 
 
 def _compare(
-    task: str, name: str, a: str, b: str, by_model: Mapping[str, Mapping[str, Mapping[Key, float]]]
-) -> Comparison | None:
+    task: str, name: str, a: str, b: str,
+    by_model: Mapping[str, Mapping[str, Mapping[Key, float]]], groups: Groups,
+) -> Comparison | None:  # fmt: skip
     metric = METRICS.get(name, Metric(name, ""))
     first, second = _per_item(metric, by_model[a]), _per_item(metric, by_model[b])
     keys = [key for key in first if key in second]
     if not keys:
         return None
-    x, clusters, items = _columns(first, keys)
+    x, numbers, items = _columns(first, keys)
     y, _, _ = _columns(second, keys)
     sign = 1.0 if metric.higher_is_better else -1.0
-    pair = statistics.paired(x, y, clusters)
+    pair = statistics.paired(x, y, _clusters(keys, groups), items)
     if sign < 0:
         pair = replace(pair, regressed=pair.fixed, fixed=pair.regressed)
-    change = np.bincount(clusters, weights=sign * (y - x), minlength=items)
+    change = np.bincount(numbers, weights=sign * (y - x), minlength=items)
     ids = list(dict.fromkeys(item for item, _ in keys))
     order = np.argsort(change, kind="stable")
     worse = tuple(ids[i] for i in order if change[i] < 0)
@@ -295,6 +318,8 @@ def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
         "items_without_verdict": result.no_verdict,
         "items_without_answer": result.no_answer,
     } | _interval_json(result.interval, unit := unit_key(result.metric))
+    least = result.detectable
+    record[f"detectable_{unit}"] = least if np.isfinite(least) else None
     if result.bounds is not None:
         wrong, right = result.bounds
         record[f"missing_as_wrong_{unit}"] = wrong
@@ -314,6 +339,7 @@ def _comparison_json(c: Comparison, shown: int) -> dict[str, Any]:
         "p_value": p.p_value if np.isfinite(p.p_value) else None,
         "p_value_holm": c.p_holm if np.isfinite(c.p_holm) else None,
         "test": p.test,
+        f"detectable_{unit_key(c.metric)}": p.detectable if np.isfinite(p.detectable) else None,
         "items": p.items,
         "regressed_samples": p.regressed,
         "fixed_samples": p.fixed,

@@ -20,14 +20,16 @@ BATCH_ROWS = 10_000
 
 
 def schema() -> pa.Schema:
-    """The score schema with the columns model and sample, and those of verdicts."""
-    more = (("model", pa.string()), ("sample", pa.int64()), *verdict_rows.FIELDS)
+    """The score schema with the columns model, sample and cluster, and those of verdicts."""
+    own = (("model", pa.string()), ("sample", pa.int64()), ("cluster", pa.string()))
+    more = (*own, *verdict_rows.FIELDS)
     return pa.schema([*schemas.KINDS["score"], *more])
 
 
 @dataclass(frozen=True)
 class Score:
-    """One row. detail: the answer, on the first metric of each sample."""
+    """One row. detail: the answer, on the first metric of each sample. cluster: that of the item,
+    '' if it is one of its own."""
 
     model: str
     task: str
@@ -36,6 +38,7 @@ class Score:
     metric: str
     value: float
     detail: Mapping[str, Any] | None = None
+    cluster: str = ""
 
     def row(self) -> dict[str, Any]:
         """The row as a record."""
@@ -78,6 +81,6 @@ def from_batch(batch: pa.RecordBatch, name: str) -> list[ScoreRow]:
         model, sample = row.get("model") or name, row.get("sample") or 0
         metric = row.get("metric") or "share"
         detail = json.loads(row["detail"]) if row.get("detail") else None
-        score = Score(model, row["task"], row["item_id"], sample, metric, row["value"], detail)
-        scores.append(score)
+        given = (model, row["task"], row["item_id"], sample, metric, row["value"], detail)
+        scores.append(Score(*given, row.get("cluster") or ""))
     return scores

@@ -1,13 +1,14 @@
 """Confidence intervals, and the paired comparison of two models item by item.
 
-Means of binary values over independent items have Wilson intervals; other means the normal interval
-with the sample standard deviation (ddof 1). If an item was sampled several times, its samples are
-one cluster: the standard error is sqrt(Σ_items (Σ_samples (x - mean))²) / N with the factor
-sqrt(C/(C-1)) for C items (Miller 2024, arXiv 2411.00640, section 2.2), and binary values get
-Wilson's interval for the number of independent answers with this error. Ratios of sums
-(perplexity, bits per byte) are bootstrapped over items. Pairs: exact McNemar if each item has
-one binary value, else the normal test of the clustered difference. p-values of one report are
-Holm-adjusted.
+Shares have the interval of Agresti and Coull (1998): the normal one after z²/2 successes and z²/2
+failures are added. For independent binary values its n is their number. Otherwise it is the number
+of independent answers that have the standard error of the mean, share (1 - share) / error², and z
+is the quantile of Student's t with C - 1 degrees of freedom. The samples of an item, and the items
+of a cluster, are one of these C: the error is sqrt(Σ_C (Σ_of C (x - mean))²) / N with the factor
+sqrt(C/(C-1)) (Miller 2024, arXiv 2411.00640, section 2.2). Other means have Student's interval.
+Perplexities and bits per byte are bootstrapped. Pairs: exact McNemar if each item is independent
+and has one binary value, else the t test of the difference. p-values of one report are
+Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals cover.
 """
 
 import math
@@ -18,6 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 CONFIDENCE = 0.95
+POWER = 0.8
 BOOTSTRAP_DRAWS = 2_000
 
 
@@ -49,6 +51,7 @@ class Paired:
     items: int
     regressed: int
     fixed: int
+    detectable: float = math.nan  # the smallest difference found in 80 % of such comparisons
 
 
 def z_value(confidence: float = CONFIDENCE) -> float:
@@ -56,14 +59,59 @@ def z_value(confidence: float = CONFIDENCE) -> float:
     return NormalDist().inv_cdf(0.5 + confidence / 2)
 
 
-def wilson(successes: float, n: float, confidence: float = CONFIDENCE) -> Interval:
-    """Wilson's score interval of a share."""
-    z, share = z_value(confidence), successes / n
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    # at shares 0 and 1 the ends are exact; rounding must not exclude the value from the interval
-    low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return Interval(share, min(share, low), max(share, high), "wilson")
+def t_value(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """The two-sided quantile of Student's t, to 0.2 % (Abramowitz and Stegun 1964, 26.7.5)."""
+    tail = (1 - confidence) / 2
+    if degrees == 1:
+        return math.tan(math.pi * (0.5 - tail))
+    if degrees == 2:
+        return (1 - 2 * tail) / math.sqrt(2 * tail * (1 - tail))
+    z, v = z_value(confidence), degrees
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )
+
+
+def t_p_value(t: float, degrees: int) -> float:
+    """Two-sided p-value of Student's t (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4); that of the
+    normal distribution from 20,000 degrees of freedom on."""
+    if degrees >= 20_000:
+        return 2 * (1 - NormalDist().cdf(abs(t)))
+    angle = math.atan(abs(t) / math.sqrt(degrees))
+    odd, cosine = degrees % 2, math.cos(angle)
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    inside = math.sin(angle) * total
+    return max(0.0, 1 - (2 / math.pi * (angle + inside) if odd else inside))
+
+
+def agresti_coull(share: float, n: float, z: float, method: str = "agresti_coull") -> Interval:
+    """The interval of a share of n independent answers, for a quantile z."""
+    wide = n + z * z
+    middle = (share * n + z * z / 2) / wide
+    half = z * math.sqrt(middle * (1 - middle) / wide)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half), method)
+
+
+def share_interval(share: float, error: float, clusters: int, method: str) -> Interval:
+    """The interval of a share with a standard error from some clusters; as many answers are
+    independent at least."""
+    n = max(share * (1 - share) / error**2 if error > 0 else 0.0, clusters)
+    return agresti_coull(share, n, t_value(clusters - 1), method)
+
+
+def detectable(half_width: float, binary_pairs: int = 0) -> float:
+    """The smallest difference that a test at the level of the intervals finds with a probability of
+    80 %, from the half width of the difference's interval. Fewer than 6 of `binary_pairs` that
+    differ are never enough (2 / 2⁶ < 0.05 < 2 / 2⁵)."""
+    smallest = half_width * (1 + NormalDist().inv_cdf(POWER) / z_value())
+    return max(smallest, 6 / binary_pairs) if binary_pairs else smallest
 
 
 def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> float:
@@ -78,37 +126,52 @@ def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> fl
 
 
 def mean_interval(
-    values: Sequence[float] | np.ndarray,
-    clusters: np.ndarray | None = None,
-    bounds: tuple[float, float] = (-math.inf, math.inf),
+    values: Sequence[float] | np.ndarray, clusters: np.ndarray | None = None, share: bool = False
 ) -> Interval:
-    """Interval of a mean; `clusters` if several values belong to one item.
+    """Interval of a mean; `clusters` if several values belong to one item or cluster.
 
-    Binary values get Wilson's interval, others the normal one, clipped to `bounds`. The effective
-    number of answers is at most the number of values and at least that of the items.
+    share: the values are between 0 and 1, as binary ones always are.
     """
     x = np.asarray(values, float)
-    grouped = clusters is not None and len(np.unique(clusters)) < len(x)
+    own = np.arange(len(x)) if clusters is None else clusters
+    count, mean = len(np.unique(own)), float(x.mean())
+    grouped = count < len(x)
     binary = bool(np.isin(x, (0.0, 1.0)).all())
     if binary and not grouped:
-        return wilson(float(x.sum()), len(x))
-    error = standard_error(x, clusters if grouped else None)
-    if binary and clusters is not None and not math.isnan(error):
-        n, share = len(x), float(x.mean())
-        items = len(np.unique(clusters))
-        effective = min(n, max(share * (1 - share) / error**2 if error else 0, items))
-        interval = wilson(share * effective, effective)
-        return Interval(share, interval.low, interval.high, "wilson_clustered_by_item")
-    half, mean = z_value() * error, float(x.mean())
-    method = "normal_clustered_by_item" if grouped else "normal"
-    if math.isnan(half):
-        return Interval(mean, *bounds, "unknown_one_item")
-    return Interval(mean, max(bounds[0], mean - half), min(bounds[1], mean + half), method)
+        return agresti_coull(mean, len(x), z_value())
+    ending = "_clustered" if grouped else ""
+    if count == 1:
+        low, high = (0.0, 1.0) if share or binary else (-math.inf, math.inf)
+        return Interval(mean, low, high, "unknown_one_cluster")
+    error = standard_error(x, own)
+    if share or binary:
+        return share_interval(mean, error, count, f"agresti_coull_t{ending}")
+    half = t_value(count - 1) * error
+    return Interval(mean, mean - half, mean + half, f"student_t{ending}")
 
 
-def ratio_bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> Interval:
-    """Percentile bootstrap over items of Σ numerators / Σ denominators."""
+def share_of_sums(
+    parts: np.ndarray, wholes: np.ndarray, clusters: np.ndarray | None = None
+) -> Interval:
+    """Interval of Σ parts / Σ wholes, with parts[N] from 0 to wholes[N]: that of a share with the
+    linearised error of the ratio."""
+    own = np.arange(len(parts)) if clusters is None else clusters
+    count, share = len(np.unique(own)), float(parts.sum() / wholes.sum())
+    share = min(max(share, 0.0), 1.0)
+    if count == 1:
+        return Interval(share, 0.0, 1.0, "unknown_one_cluster")
+    sums = np.bincount(own, weights=parts - share * wholes)
+    error = float(np.sqrt(sums @ sums * count / (count - 1)) / wholes.sum())
+    return share_interval(share, error, count, "agresti_coull_t_of_sums")
+
+
+def ratio_bootstrap(
+    numerators: np.ndarray, denominators: np.ndarray, clusters: np.ndarray | None = None
+) -> Interval:
+    """Percentile bootstrap over items, or clusters of them, of Σ numerators / Σ denominators."""
     rng = np.random.default_rng(0)
+    if clusters is not None:
+        numerators, denominators = (np.bincount(clusters, x) for x in (numerators, denominators))
     n = len(numerators)
     estimates = np.empty(BOOTSTRAP_DRAWS)
     for draw in range(BOOTSTRAP_DRAWS):
@@ -116,7 +179,7 @@ def ratio_bootstrap(numerators: np.ndarray, denominators: np.ndarray) -> Interva
         estimates[draw] = numerators[picked].sum() / denominators[picked].sum()
     low, high = np.quantile(estimates, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
     value = float(numerators.sum() / denominators.sum())
-    return Interval(value, float(low), float(high), "bootstrap_over_items")
+    return Interval(value, float(low), float(high), "bootstrap")
 
 
 def macro_mean(intervals: Sequence[Interval]) -> Interval:
@@ -137,30 +200,32 @@ def mcnemar_exact(regressed: int, fixed: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def paired(a: np.ndarray, b: np.ndarray, clusters: np.ndarray) -> Paired:
-    """Compare b[N] with a[N], values of the same items and samples; clusters[N] is the item's
-    number."""
+def paired(a: np.ndarray, b: np.ndarray, clusters: np.ndarray, items: int) -> Paired:
+    """Compare b[N] with a[N], values of the same samples of some items; clusters[N] is the number
+    of the item's cluster."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     difference = y - x
     count = len(np.unique(clusters))
     error = standard_error(difference, clusters)
     mean = float(difference.mean())
-    half = z_value() * error if not math.isnan(error) else math.inf
+    half = t_value(count - 1) * error if count > 1 else math.inf
     regressed, fixed = int((difference < 0).sum()), int((difference > 0).sum())
-    if count == len(x) and np.isin(np.concatenate([x, y]), (0.0, 1.0)).all():
+    alone = count == len(x)
+    pairs = len(x) if alone and np.isin(np.concatenate([x, y]), (0.0, 1.0)).all() else 0
+    if pairs:
         test, p = "mcnemar_exact", mcnemar_exact(regressed, fixed)
     else:
-        test, p = "normal_clustered_by_item", _normal_p(mean, error)
-    interval = Interval(mean, mean - half, mean + half, "normal_clustered_by_item")
-    return Paired(interval, p, test, count, regressed, fixed)
+        test, p = "student_t" if alone else "student_t_clustered", _t_p(mean, error, count)
+    interval = Interval(mean, mean - half, mean + half, "student_t" + "_clustered" * (not alone))
+    return Paired(interval, p, test, items, regressed, fixed, detectable(half, pairs))
 
 
-def _normal_p(mean: float, error: float) -> float:
+def _t_p(mean: float, error: float, clusters: int) -> float:
     if mean == 0:
         return 1.0
     if error == 0 or math.isnan(error):
         return math.nan
-    return 2 * (1 - NormalDist().cdf(abs(mean) / error))
+    return t_p_value(mean / error, clusters - 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

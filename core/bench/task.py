@@ -49,7 +49,8 @@ class Task:
     prompt: template of the question; without it rows carry `messages`. chat: prompt and shots go
     through the chat template (always so for messages). target: template of the answer of a shot.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
-    capability: tasks of the same one are also reported together.
+    capability: tasks of the same one are also reported together. cluster: column or template of
+    what items have in common (a text, an author), so that they are not independent.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Task:
     id: str = "id"
     description: str = ""
     capability: str = ""
+    cluster: str = ""
     where: str = ""
     limit: int = 0
     prompt: str = ""

@@ -72,7 +72,7 @@ def run(job: Job, options: EvalOptions) -> None:
         notes.note(f"{job.out}: {missing[0]}: what is missing is computed again")
         old = None
     if old is None:
-        fresh = list(_scores(options, tasks, items, models, budget))
+        fresh = _with_clusters(_scores(options, tasks, items, models, budget), items)
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
@@ -105,6 +105,21 @@ def run(job: Job, options: EvalOptions) -> None:
             f"{missing[0]}{more}; their rows are written. Run again to ask for what is missing, or "
             "allow it by --max-missing"
         )
+
+
+def _with_clusters(rows: Iterable[ScoreRow], items: Items) -> list[ScoreRow]:
+    clusters = {
+        (task, item.id): item.cluster
+        for task, of_task in items.items()
+        for item in of_task
+        if item.cluster
+    }
+    return [
+        replace(row, cluster=clusters.get((row.task, row.item_id), ""))
+        if isinstance(row, Score)
+        else row
+        for row in rows
+    ]
 
 
 def _missing(rows: Iterable[ScoreRow], limit: float) -> list[str]:

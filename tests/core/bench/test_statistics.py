@@ -8,20 +8,35 @@ import pytest
 from sabia.core.bench import statistics as s
 
 
-def test_wilson_equals_the_published_formula_and_scipy() -> None:
+def test_agresti_coull_by_hand_and_around_wilson() -> None:
     binomtest = pytest.importorskip("scipy.stats", reason="scipy is the judge").binomtest
     for k, n in ((0, 10), (0, 50), (3, 10), (10, 10), (50, 50), (179, 320), (1, 2000)):
-        ours = s.wilson(k, n)
-        theirs = binomtest(k, n).proportion_ci(method="wilson")
-        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
-        assert 0 <= ours.low <= ours.value <= ours.high <= 1
+        ours = s.mean_interval(np.repeat([1.0, 0.0], [k, n - k]))
+        wilson = binomtest(k, n).proportion_ci(method="wilson")
+        assert (max(wilson.low, 0) + min(wilson.high, 1)) / 2 == pytest.approx(
+            (ours.low + ours.high) / 2, abs=0.06
+        )
+        assert 0 <= ours.low <= wilson.low + 1e-12 and wilson.high <= ours.high + 1e-12 <= 1 + 1e-12
+        assert ours.low <= ours.value <= ours.high
+    # (3 + 1.9207) / (10 + 3.8415) = 0.3555, ± 1.96 sqrt(0.3555 · 0.6445 / 13.8415)
+    by_hand = s.mean_interval(np.repeat([1.0, 0.0], [3, 7]))
+    assert (by_hand.low, by_hand.high) == pytest.approx((0.1033, 0.6077), abs=2e-4)
 
 
-def test_mean_interval_is_the_normal_one_for_other_values() -> None:
-    x = np.array([0.2, 0.5, 0.9, 0.4])
+def test_student_t_against_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is the judge")
+    for degrees in (1, 2, 3, 4, 7, 14, 30, 101, 999, 5000):
+        assert s.t_value(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=2e-3)
+        for t in (0.0, 0.3, 1.0, 2.2, -4.0):
+            expected = 2 * stats.t.sf(abs(t), degrees)
+            assert s.t_p_value(t, degrees) == pytest.approx(expected, rel=2e-3, abs=1e-12)
+
+
+def test_mean_interval_is_students_for_other_values() -> None:
+    x = np.array([2.0, 5.0, 9.0, 4.0])
     ours = s.mean_interval(x)
-    half = 1.959963984540054 * x.std(ddof=1) / 2
-    assert ours.method == "normal"
+    half = s.t_value(3) * x.std(ddof=1) / 2
+    assert ours.method == "student_t"
     assert (ours.low, ours.high) == pytest.approx((x.mean() - half, x.mean() + half))
 
 
@@ -34,9 +49,9 @@ def test_copies_of_an_item_add_no_certainty() -> None:
     x = np.random.default_rng(1).integers(0, 2, 40).astype(float)
     eight = np.repeat(x, 8)
     ours = s.mean_interval(eight, np.repeat(np.arange(40), 8))
-    assert ours.method == "wilson_clustered_by_item"
+    assert ours.method == "agresti_coull_t_clustered"
     single = s.mean_interval(x)
-    assert (ours.low, ours.high) == pytest.approx((single.low, single.high), abs=0.005)
+    assert (ours.low, ours.high) == pytest.approx((single.low, single.high), abs=0.01)
     assert s.standard_error(eight, np.repeat(np.arange(40), 8)) == pytest.approx(
         s.standard_error(x)
     )
@@ -45,14 +60,17 @@ def test_copies_of_an_item_add_no_certainty() -> None:
 def test_samples_without_a_right_answer_are_not_certain() -> None:
     clusters = np.repeat(np.arange(30), 50)
     none = s.mean_interval(np.zeros(1500), clusters)
-    assert (none.low, none.high) == (0.0, pytest.approx(s.wilson(0, 30).high))
+    assert (none.low, none.high) == (
+        0.0,
+        pytest.approx(s.mean_interval(np.zeros(30)).high, abs=0.02),
+    )
 
 
 def test_independent_samples_count_in_full() -> None:
     rng = np.random.default_rng(9)
     x = (rng.random(2000) < 0.3).astype(float)
     ours = s.mean_interval(x, np.repeat(np.arange(500), 4))
-    assert ours.half_width == pytest.approx(s.wilson(x.sum(), 2000).half_width, rel=0.1)
+    assert ours.half_width == pytest.approx(s.mean_interval(x).half_width, rel=0.1)
 
 
 def test_clustered_interval_covers_as_it_says() -> None:
@@ -86,17 +104,17 @@ def test_paired_counts_items_and_finds_what_an_unpaired_test_misses() -> None:
     right = np.flatnonzero(a == 1)
     b[right[:14]] = 0
     b[np.flatnonzero(a == 0)[:2]] = 1
-    pair = s.paired(a, b, np.arange(220))
+    pair = s.paired(a, b, np.arange(220), 220)
     assert (pair.regressed, pair.fixed, pair.items, pair.test) == (14, 2, 220, "mcnemar_exact")
     assert pair.difference.value == pytest.approx(-12 / 220)
     assert pair.p_value < 0.01
-    assert s.wilson(a.sum(), 220).low < s.wilson(b.sum(), 220).high  # their intervals overlap
+    assert s.mean_interval(a).low < s.mean_interval(b).high  # their intervals overlap
 
 
 def test_paired_with_samples_is_clustered() -> None:
     a, b = np.zeros(40), np.tile([1.0, 0.0], 20)
-    pair = s.paired(a, b, np.repeat(np.arange(10), 4))
-    assert pair.test == "normal_clustered_by_item"
+    pair = s.paired(a, b, np.repeat(np.arange(10), 4), 10)
+    assert pair.test == "student_t_clustered"
     assert (pair.items, pair.fixed, pair.regressed) == (10, 20, 0)
     assert pair.difference.value == 0.5
 

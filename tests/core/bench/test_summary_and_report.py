@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,7 +31,7 @@ def test_values_intervals_and_pairs() -> None:
     found = summarise([*answers("a", A), *answers("b", B)])
     a, b = found.result("a", "sums"), found.result("b", "sums")
     assert (a.interval.value, b.interval.value) == (0.7, 0.4)
-    assert a.interval == statistics.wilson(7, 10)
+    assert a.interval == statistics.agresti_coull(0.7, 10, statistics.z_value())
     (pair,) = found.comparisons
     assert (pair.paired.regressed, pair.paired.fixed) == (4, 1)
     assert pair.worse == ("i1", "i2", "i6", "i9") and pair.better == ("i3",)
@@ -48,8 +49,10 @@ def test_samples_are_clustered_by_item() -> None:
     found = summarise(answers("a", [1, 1, 1, 1, 0, 0, 0, 0], samples=4))
     result = found.result("a", "sums")
     assert (result.items, result.samples_per_item) == (2, 4)
-    assert result.interval.method == "wilson_clustered_by_item"
-    assert result.interval.half_width > statistics.wilson(4, 8).half_width
+    assert result.interval.method == "agresti_coull_t_clustered"
+    assert (
+        result.interval.half_width > statistics.mean_interval([1, 1, 1, 1, 0, 0, 0, 0]).half_width
+    )
 
 
 def test_perplexities_are_ratios_of_sums_and_lower_is_better() -> None:
@@ -172,3 +175,34 @@ def test_means_of_shares_stay_within_zero_and_one() -> None:
     for value, end in ((0, "low"), (1, "high")):
         rows = [*answers("a", [value] * 3, "x"), *answers("a", [value] * 4, "y")]
         assert getattr(summarise(rows).overall["a"], end) == value
+
+
+def test_items_of_a_cluster_are_not_independent() -> None:
+    """As many right answers, all of a text alike: as sure as one item a text."""
+    right = [1] * 8 + [0] * 8 + [1] * 8 + [1] * 8
+    alone = summarise(answers("a", right)).result("a", "sums")
+    together = [replace(row, cluster=f"text {number // 8}")
+                for number, row in enumerate(answers("a", right))]  # fmt: skip
+    both = [*together, *(replace(row, model="b", value=1 - row.value) for row in together)]
+    made = summarise(both)
+    result = made.result("a", "sums")
+    assert result.items == alone.items == 32
+    assert result.interval.half_width > 1.5 * alone.interval.half_width
+    assert result.detectable > 1.5 * alone.detectable
+    (pair,) = made.comparisons
+    assert pair.paired.test == "student_t_clustered" and pair.paired.items == 32
+    assert len(pair.worse) == 24 and len(pair.better) == 8
+    back = [score for batch in to_batches(both) for score in from_batch(batch, "?")]
+    assert back == both
+
+
+def test_every_table_says_what_it_can_show() -> None:
+    rows = [*answers("a", A * 10), *answers("b", B * 10)]
+    found = summarise(rows)
+    result, (pair,) = found.result("a", "sums"), found.comparisons
+    made = to_json(found)
+    assert made["results"][0]["detectable_share"] == result.detectable > 0.1
+    assert made["paired"][0]["detectable_share"] == pair.paired.detectable < 0.3
+    for text in (report.render(found, rows, "t"), report.terminal_table(found)):
+        assert "detectable" in text and f"{result.detectable:.3g}" in text
+        assert f"{pair.paired.detectable:.3g}" in text

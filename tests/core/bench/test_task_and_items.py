@@ -132,6 +132,7 @@ EVERY_KEY = {
     "id": ("id", "multiple_choice exact_match rubric perplexity", {}),
     "description": ("d", "multiple_choice exact_match rubric perplexity", {}),
     "capability": ("c", "multiple_choice exact_match rubric perplexity", {}),
+    "cluster": ("q", "multiple_choice exact_match rubric perplexity", {}),
     "where": ("q", "multiple_choice exact_match rubric perplexity", {}),
     "limit": (1, "multiple_choice exact_match rubric perplexity", {}),
     "prompt": ("{{q}}", "multiple_choice exact_match rubric", {}),
@@ -204,3 +205,11 @@ def test_choices_from_an_expression_or_in_words_what_is_wrong(folder: Path) -> N
     for choices in ("{{ gone.text }}", "{{ choices.gone }}"):
         with pytest.raises(BadData, match="gone"):
             load_items(task(folder, choices=choices))
+
+
+def test_clusters_are_columns_or_templates(folder: Path) -> None:
+    assert [i.cluster for i in load_items(task(folder, cluster="gold"))] == ["B"] * 8
+    assert load_items(task(folder, cluster="{{ q[0] }}"))[3].cluster == "3"
+    assert load_items(task(folder))[0].cluster == ""
+    with pytest.raises(BadData, match="no column 'gone'"):
+        load_items(task(folder, cluster="gone"))

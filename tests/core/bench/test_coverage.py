@@ -1,0 +1,87 @@
+"""How often the 95 % intervals cover the true value: exactly where that can be counted, else in
+simulations with a fixed seed."""
+
+from math import comb
+
+import numpy as np
+import pytest
+
+from sabia.core.bench import statistics as s
+
+DRAWS = 1_500
+NOISE = 2 * (0.935 * 0.065 / DRAWS) ** 0.5  # of one simulated coverage
+SIZES = (15, 20, 27, 30, 50, 75, 100, 200, 500)
+SHARES = (0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+def test_shares_of_independent_items_by_enumeration() -> None:
+    covers = []
+    for n in SIZES:
+        made = [s.mean_interval(np.repeat([1.0, 0.0], [k, n - k])) for k in range(n + 1)]
+        for share in (*SHARES, *(1 - x for x in SHARES)):
+            weights = (comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(n + 1))
+            covers.append(
+                sum(w for w, i in zip(weights, made, strict=True) if i.low <= share <= i.high)
+            )
+    assert min(covers) >= 0.935
+    assert 0.935 <= np.mean(covers) <= 0.965
+
+
+SKEWED = {
+    "beta(8, 1)": (lambda draw, n: draw.beta(8, 1, n), 8 / 9),
+    "beta(1, 6)": (lambda draw, n: draw.beta(1, 6, n), 1 / 7),
+    "5 items": (lambda draw, n: draw.binomial(5, 0.9, n) / 5, 0.9),
+    "10 items": (lambda draw, n: draw.binomial(10, draw.beta(6, 0.7, n)) / 10, 6 / 6.7),
+}
+
+
+def coverage(values, truth: float, seed: int, clusters: np.ndarray | None = None) -> float:
+    draw, hits = np.random.default_rng(seed), 0
+    for _ in range(DRAWS):
+        interval = s.mean_interval(values(draw), clusters, share=True)
+        hits += interval.low <= truth <= interval.high
+    return hits / DRAWS
+
+
+def test_skewed_shares_of_rubrics() -> None:
+    covers = [
+        coverage(lambda draw, n=n, of=of: of(draw, n), truth, n)
+        for of, truth in SKEWED.values()
+        for n in (15, 30, 100, 500)
+    ]
+    assert min(covers) >= 0.935 - NOISE and 0.935 <= np.mean(covers) <= 0.965
+
+
+def test_fifteen_clusters_of_eight() -> None:
+    clusters, covers = np.repeat(np.arange(15), 8), []
+    for truth in (0.1, 0.3, 0.5, 0.7, 0.9):
+        for alike in (0.05, 0.2, 0.4):  # intraclass correlation
+            a, b = (share * (1 / alike - 1) for share in (truth, 1 - truth))
+
+            def values(draw: np.random.Generator, a: float = a, b: float = b) -> np.ndarray:
+                chances = np.repeat(draw.beta(a, b, 15), 8)
+                return (draw.random(120) < chances).astype(float)
+
+            covers.append(coverage(values, truth, 3, clusters))
+    assert min(covers) >= 0.935 - NOISE and 0.935 <= np.mean(covers) <= 0.965
+
+
+def test_points_as_shares_of_sums() -> None:
+    draw, hits, truth = np.random.default_rng(0), 0, 0.8
+    for _ in range(DRAWS):
+        most = draw.choice([0.5, 1.0, 2.0], 40)
+        interval = s.share_of_sums(most * draw.beta(4, 1, 40), most)
+        hits += interval.low <= truth <= interval.high
+    assert hits / DRAWS == pytest.approx(0.95, abs=0.015 + NOISE)
+
+
+def test_the_detectable_difference_is_found_in_eighty_of_a_hundred() -> None:
+    draw, n, spread = np.random.default_rng(1), 60, 0.3
+    zeros = np.zeros(n)
+    of_one = [s.paired(zeros, draw.normal(0, spread, n), np.arange(n), n) for _ in range(200)]
+    least = float(np.mean([pair.detectable for pair in of_one]))
+    p_values = [
+        s.paired(zeros, draw.normal(least, spread, n), np.arange(n), n).p_value
+        for _ in range(DRAWS)
+    ]
+    assert np.mean(np.array(p_values) < 0.05) == pytest.approx(0.8, abs=0.04)
