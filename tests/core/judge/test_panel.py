@@ -11,7 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget, Price
 from sabia.core.judge.judge_file import JudgeServer, load_judges
 from sabia.core.judge.opened_judges import open_panel
-from sabia.core.judge.panel import weighted_majority
+from sabia.core.judge.panel import weighted_majority, weighted_mean, weighted_median
 from sabia.core.judge.rewards import Case, Grader
 from sabia.core.judge.rubric import parse_rubric
 from sabia.core.judge.verdict import Opinion, Verdict
