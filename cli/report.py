@@ -1,4 +1,4 @@
-"""`sabia report`: the graph of outputs, where tokens are from, what became of documents."""
+"""`sabia report`: the graph of outputs, origins of tokens, uses of documents, model cards."""
 
 from sabia.cli.command import command
 from sabia.core.options.reporting import ReportOptions
@@ -13,6 +13,7 @@ from sabia.core.shards.job import Job
     sabia report --row 0f3a5e1c9b7d24860f3a5e1c9b7d2486 tokens/ kept/ pages/
     sabia report --document https://example.org/page pages/ kept/ removed/ tokens/ run/
     sabia report --document takedown.txt pages/ kept/ removed.parquet tokens/ run/ --json
+    sabia report --card runs/base corpus/ -o README.md
     """,
 )
 def report(job: Job, options: ReportOptions) -> None:
@@ -24,9 +25,14 @@ def report(job: Job, options: ReportOptions) -> None:
     recorded about the document (scores, cluster, cuts, rewrite), with its URL and the time it was
     fetched. From a document to its uses: in which outputs it was kept, where it was removed and
     why, in which token rows it is, and which steps and checkpoints of which runs have read it. Only
-    the given outputs are looked into.
+    the given outputs are looked into. From a run to its model card, and to the public summary of
+    its training content.
     """
-    if options.asks:
+    if options.card:
+        from sabia.core.recipes.report import card
+
+        card.run(job, options)
+    elif options.asks:
         from sabia.core.recipes.report.answer import run
 
         run(job, options)

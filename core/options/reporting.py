@@ -15,16 +15,32 @@ class Question(Options, group="Question", recorded=False):
     """What is asked about."""
 
     row: str | None = text("Show where the tokens of the token row with this id are from", "ID",
-                           default=None, common=True, excludes=("token", "document"))  # fmt: skip
+                           default=None, common=True,
+                           excludes=("token", "document", "card"))  # fmt: skip
     """`pretrain --list-read` lists rows as SHARD:ID; that form is accepted too."""
     token: str | None = text("Show where a training token is from", "RUN:STEP:ROW:POSITION",
-                             default=None, common=True, excludes=("document",))  # fmt: skip
+                             default=None, common=True,
+                             excludes=("document", "card"))  # fmt: skip
     """`RUN` is a run directory, `STEP` is counted from 1 as in its metrics, `ROW` (of the step) and
     `POSITION` (in the row) from 0. Runs of `pretrain`, `sft` and `grpo` can be named; of `grpo`,
     `ROW` is a sample of the step."""
     document: str | None = text("Show where documents were kept, removed and trained on",
-                                "URL|ID|FILE", default=None, common=True)  # fmt: skip
+                                "URL|ID|FILE", default=None, common=True,
+                                excludes=("card",))  # fmt: skip
     """A URL, the id of a document, or a text file with one of these in each line."""
+    card: str | None = text("Write a model card and the EU's summary of training content", "RUN",
+                            default=None, common=True)  # fmt: skip
+    """Markdown with the YAML front matter of the Hugging Face hub, and then the public summary of
+    training content by the template of the EU AI Office of 2025-07-24. Both are filled from the
+    records of the run and of all that it was made from, as far as these outputs are below the paths
+    given. What no record has is `not recorded`, and what only a person can know is marked. The
+    documents of the training are read once, to sum the bytes of their texts by domain, language,
+    source and licence."""
+    sme: bool = switch("List the domains that small and medium-sized providers must list",
+                       only=needs("card"))  # fmt: skip
+    """The top 5 % of the domains, at most 1,000, instead of the top 10 %."""
+    out: str | None = text("File for the model card; - is stdout", "FILE", default=None, short="-o",
+                           only=needs("card"))  # fmt: skip
     tokenizer: str = text("Tokenizer of the rows", "DIR", unset="next to the rows")
     """It is used to find the characters of a token in the text of its document, and to check that
     the text still gives this token."""

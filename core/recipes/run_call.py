@@ -44,7 +44,7 @@ from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import Objective, Source, TrainingRun
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
-from sabia.core.train.peak import measure_peak_flops, peak_multiplier
+from sabia.core.train.peak import device_name, measure_peak_flops, peak_multiplier
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import Meter
@@ -277,6 +277,7 @@ def manifest(
         "backend": call.job.backend,
         "precision": precision,
         "mesh": {axis: n for axis, n in asdict(mesh).items() if n > 1},
+        "device": {"name": device_name(call.job.backend), "count": mesh.size},
         "version": version("sabia"),
     }
 

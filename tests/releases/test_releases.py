@@ -136,6 +136,15 @@ def test_a_token_of_a_run_is_found(
     assert run == "rollouts" or found["text_of"]
 
 
+def test_the_card_of_a_run_is_filled(calls: list[dict[str, Any]], sabia: Commands) -> None:
+    done = sabia("report", "--card", "rollouts", ".", "--json", folder=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    card = json.loads(done.stdout)
+    assert [Path(run["path"]).name for run in card["runs"]] == ["base", "adapted", "rollouts"]
+    assert card["content"]["total"]["documents"] == read_rows("rewritten")["rows"]
+    assert all(stage["rows"] for stage in card["stages"]) and card["tokens_of_documents"] > 0
+
+
 def test_the_graph_of_a_release_is_whole(calls: list[dict[str, Any]]) -> None:
     """Each output names what it was made from, also where the release has been moved."""
     graph = read_graph(["."])

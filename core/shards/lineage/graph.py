@@ -22,12 +22,14 @@ MISSING, STALE, AFTER, CURRENT = "missing", "stale", "after", "current"
 @dataclass
 class Node:
     """An output in the graph. sources: paths of outputs that it was made from; leaves: of files and
-    directories that no output is; state: MISSING, STALE, AFTER (made from one that changes) or
-    CURRENT; side: missing files that the command writes besides."""
+    directories that no output is; rows_from: those of both whose rows it was made from, the others
+    are models and the like; state: MISSING, STALE, AFTER (made from one that changes) or CURRENT;
+    side: missing files that the command writes besides."""
 
     output: Output
     sources: set[str] = field(default_factory=set)
     leaves: set[str] = field(default_factory=set)
+    rows_from: set[str] = field(default_factory=set)
     state: str = CURRENT
     reasons: list[str] = field(default_factory=list)
     side: list[str] = field(default_factory=list)
@@ -46,6 +48,9 @@ def read_graph(folders: Sequence[str]) -> Graph:
     for path, node in graph.items():
         for one in node.output.inputs():
             _add_edge(node, producers.of(one, path), one)
+        rows = [(producers.of(one, path), one) for one in node.output.rows_from()]
+        node.rows_from = {str(producer or one.get("name")) for producer, one in rows}
+        node.rows_from &= node.sources | node.leaves
         _judge(node, now)
     graph = {path: graph[path] for path in _ordered(graph)}
     for node in graph.values():

@@ -54,7 +54,7 @@ def _figures(node: Node) -> list[str]:
     figures, totals = [], node.output.totals
     first = node.output.shards[0].record if node.output.shards else {}
     own = {**first, **node.output.record, **totals}
-    if counts := _counts(node):
+    if counts := row_counts(node):
         rows = [f"{counts[name]:,} {name.removeprefix('rows_')}"
                 for name in ROWS if counts.get(name)]  # fmt: skip
         figures.append("rows " + " ".join(rows) if rows else "no rows")
@@ -70,7 +70,7 @@ def _figures(node: Node) -> list[str]:
     return figures
 
 
-def _counts(node: Node) -> Mapping[str, int]:
+def row_counts(node: Node) -> Mapping[str, int]:
     """Rows of an output, summed over its shards."""
     if not node.output.shards:
         return node.output.record.get("rows") or {}
@@ -113,6 +113,6 @@ def _as_json(path: str, graph: Graph) -> dict[str, Any]:
         "inputs": sorted(node.leaves),
         "command_line": command_of(node, graph),
         "shards": len(node.output.shards),
-        "rows": dict(_counts(node)),
+        "rows": dict(row_counts(node)),
         "record": record,
     }

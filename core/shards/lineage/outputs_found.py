@@ -64,12 +64,18 @@ class Output:
         inputs = [one for shard in self.shards for one in shard.inputs]
         return [*own.values(), *piped, *upstream({"inputs": inputs})]
 
-    def inputs(self) -> Iterator[Mapping[str, Any]]:
-        """All files that it was made from, through pipes too: `name`, `content`, or `origin`."""
+    def rows_from(self) -> Iterator[Mapping[str, Any]]:
+        """All files whose rows it was made from, through pipes too: `name`, `content`, or
+        `origin`."""
         for shard in self.shards:
             yield from shard.inputs
         for record in [self.record, *self.records()]:
             yield from [] if self.shards and record is self.record else record.get("inputs", ())
+
+    def inputs(self) -> Iterator[Mapping[str, Any]]:
+        """Those, and the files that its options name, such as models."""
+        yield from self.rows_from()
+        for record in [self.record, *self.records()]:
             yield from record.get("reads", ())
 
 
