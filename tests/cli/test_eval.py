@@ -155,6 +155,20 @@ def test_both_backends_choose_alike(
     assert max(abs(a - b) for a, b in zip(*details, strict=True)) <= 1e-4
 
 
+def test_questions_that_are_cut_on_the_left_are_reported(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    task = folder / "long.toml"
+    prompt = "{% for _ in range(a * 40) %}{{ text }} {% endfor %}{{ a }}:"
+    text = (folder / "mc.toml").read_text().replace("shots = 2\n", "")
+    task.write_text(text.replace("{{a}} mais {{a}}?", prompt))
+    evaluate(tmp_path, task, model=(folder / "big/final",), limit=6)
+    words = "questions cut on the left to 128 tokens"
+    assert f"mc: 5 of 6 {words}" in capsys.readouterr().err
+    evaluate(tmp_path, task, model=(folder / "big/final",), limit=1)
+    assert words not in capsys.readouterr().err
+
+
 def test_answers_written_before_are_scored(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

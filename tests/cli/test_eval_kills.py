@@ -26,7 +26,7 @@ ITEMS = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and tasks of the kinds of which each batch, document or answer is kept."""
+    """Two models, and tasks of the kinds of which each batch, document or answer is kept."""
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
     from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -34,9 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kills")
     tokenizer = train_bpe(["quantos são dois mais três? são cinco. 0123456789"] * 4, 300)
     tokenizer.save(root / "t")
-    config = new_config(hidden=256, layers=8, heads=4, vocab=tokenizer.vocab_size, context=512)
-    made = from_config(config)
-    hub.save_model(root / "model", made, hub.init_params(made, 0), tokenizer_from=root / "t")
+    for name, hidden, layers in (("slow", 256, 8), ("quick", 32, 2)):
+        shape = {"hidden": hidden, "layers": layers, "heads": 4, "vocab": tokenizer.vocab_size}
+        made = from_config(new_config(**shape, context=512))
+        hub.save_model(root / name, made, hub.init_params(made, 0), tokenizer_from=root / "t")
     draw = random.Random(0)
     rows = [
         {"id": f"s{i}", "q": "mais três " * draw.randint(1, 40), "options": [f"são {i}", "dois"],
@@ -85,14 +86,15 @@ def killed(line: list[str], cache: Path, total: int, kills: int, draw: random.Ra
     return codes
 
 
+@pytest.mark.slow
 def test_a_local_model_goes_on_where_it_was_killed(folder: Path, tmp_path: Path) -> None:
     tasks = ("mc", "prose", "said")
-    line = words(folder, folder / "model", tmp_path / "whole.parquet", tmp_path / "a", *tasks)
+    line = words(folder, folder / "slow", tmp_path / "whole.parquet", tmp_path / "a", *tasks)
     assert subprocess.run(line, capture_output=True, timeout=HANG_S).returncode == 0
     total = len(keys(tmp_path / "a"))
     # a question or document each, and two answers
     assert total == len(set(keys(tmp_path / "a"))) == ITEMS * 4
-    line = words(folder, folder / "model", tmp_path / "s.parquet", tmp_path / "b", *tasks)
+    line = words(folder, folder / "slow", tmp_path / "s.parquet", tmp_path / "b", *tasks)
     codes = killed(line, tmp_path / "b", total, 6, random.Random(5))
     assert -9 in codes
     written = keys(tmp_path / "b")
@@ -100,6 +102,7 @@ def test_a_local_model_goes_on_where_it_was_killed(folder: Path, tmp_path: Path)
     assert pq.read_table(tmp_path / "s.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
 
 
+@pytest.mark.slow
 def test_no_finished_call_of_a_server_is_paid_twice(folder: Path, tmp_path: Path) -> None:
     calls = ITEMS * 2
 
@@ -141,7 +144,7 @@ def test_a_stop_signal_ends_within_a_step(
 
     monkeypatch.setattr(stop, "_received", [])
     monkeypatch.setattr(forward, "hidden", counted)
-    settings = {"task": (str(folder / f"{task}.toml"),), "model": (str(folder / "model"),)}
+    settings = {"task": (str(folder / f"{task}.toml"),), "model": (str(folder / "quick"),)}
     with pytest.raises(Interrupted):
         stage("eval", out=tmp_path / "s.parquet", judge_cache=tmp_path / "c", **settings)
     # options of a batch take two passes: what they share, and the rest
@@ -158,10 +161,44 @@ def test_finished_results_need_no_model(
     load: Callable = hub.load_model
     loaded: list[object] = []
     monkeypatch.setattr(hub, "load_model", lambda *given: loaded.append(given) or load(*given))
-    given = {"model": (str(folder / "model"),), "judge_cache": tmp_path / "c", "limit": 6,
+    given = {"model": (str(folder / "quick"),), "judge_cache": tmp_path / "c", "limit": 6,
              "task": tuple(str(folder / f"{t}.toml") for t in ("mc", "prose", "said"))}  # fmt: skip
     for name, more in (("a", {}), ("b", {}), ("c", {"force": True})):
         stage("eval", out=tmp_path / f"{name}.parquet", **given, **more)
         assert len(loaded) == {"a": 1, "b": 1, "c": 2}[name]
     tables = [pq.read_table(tmp_path / f"{name}.parquet") for name in "abc"]
     assert tables[0].equals(tables[1]) and tables[0].equals(tables[2])
+
+
+def test_an_interrupted_run_goes_on_and_gives_the_same_rows(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped three times in the middle of a task, in this process."""
+    from in_process import stage
+
+    from sabia.core import stop
+    from sabia.core.errors import Interrupted
+    from sabia.core.model import forward
+
+    given = {"model": (str(folder / "quick"),), "limit": 20,
+             "task": tuple(str(folder / f"{t}.toml") for t in ("prose", "said"))}  # fmt: skip
+    stage("eval", out=tmp_path / "whole.parquet", judge_cache=tmp_path / "a", **given)
+    hidden, passes = forward.hidden, Counter[str]()
+
+    def counted(*words: object, **named: object) -> object:
+        passes["all"] += 1
+        if passes["all"] in (2, 6, 30):
+            stop._received.append(signal.SIGTERM)
+        return hidden(*words, **named)
+
+    monkeypatch.setattr(forward, "hidden", counted)
+    for _ in range(3):
+        monkeypatch.setattr(stop, "_received", [])
+        before = len(keys(tmp_path / "b"))
+        with pytest.raises(Interrupted):
+            stage("eval", out=tmp_path / "s.parquet", judge_cache=tmp_path / "b", **given)
+        assert len(keys(tmp_path / "b")) > before
+    monkeypatch.setattr(stop, "_received", [])
+    stage("eval", out=tmp_path / "s.parquet", judge_cache=tmp_path / "b", **given)
+    assert Counter(keys(tmp_path / "b")) == Counter(keys(tmp_path / "a"))
+    assert pq.read_table(tmp_path / "s.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
