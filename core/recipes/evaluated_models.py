@@ -93,12 +93,12 @@ class Judging:
 
     @staticmethod
     def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
-        """Judge calls for one answer to every item."""
-        if task.scoring == "points":
-            return len(items)
-        rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
-        counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
-        each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
+        """Judge calls for one answer to every item, at most (without lookups)."""
+        each = len(items)
+        if task.scoring == "items":
+            rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
+            counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
+            each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
         servers = judge_servers(options)
         share = sum(options.audit_judge if server.audit else 1.0 for server in servers)
         return math.ceil(each * max(1.0, share))

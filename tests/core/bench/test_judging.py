@@ -1,17 +1,22 @@
 """Points and verdicts out of judges' replies; what cannot be read is never a zero."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from sabia.core.bench import judging
+from sabia.core.bench.items import Item
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
+from sabia.core.bench.task import Task
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.judge.judge_file import JudgeServer
 from sabia.core.judge.llm import Judge
 from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
+from sabia.core.options.eval import EvalOptions
+from sabia.core.recipes.evaluated_models import Judging
 
 
 @pytest.mark.parametrize(
@@ -132,3 +137,19 @@ def test_the_answer_stands_between_marks_it_cannot_know() -> None:
     text = judging.points_messages(exam)[1]["content"]
     mark = text.partition("<answer-")[2][:8]
     assert text.count(f"answer-{mark}") == 2 and mark not in exam.response
+
+
+@pytest.mark.parametrize(("scoring", "calls"), [("items", 15), ("points", 8)])
+def test_planned_calls_are_those_of_all_judges_and_of_the_auditor(
+    tmp_path: Path, scoring: str, calls: int
+) -> None:
+    """Three answers to two items each (of which a verifier decides one), or to a key."""
+    table = '[{0}]\nurl = "http://x/v1"\nmodel = "{0}"\n'
+    judges = table.format("a") + table.format("b") + table.format("c") + "audit = true\n"
+    (tmp_path / "j.toml").write_text(judges)
+    options = EvalOptions(task=("t",), answers=("a",), judge=str(tmp_path / "j.toml"),
+                          audit_judge=0.5)  # fmt: skip
+    rubric = [{"text": "x"}, {"text": "y"}, {"kind": "exact", "reference": "1"}]
+    items = [Item(str(n), fields={"rubric": rubric}) for n in range(3)]
+    task = Task("t", "rubric", "", scoring=scoring)
+    assert Judging.calls(task, items, options) == calls

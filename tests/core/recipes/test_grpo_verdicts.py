@@ -76,6 +76,13 @@ def test_an_auditor_changes_nothing_and_its_rows_survive_an_outage(
             cases.train(prompts, tmp_path / "outage", given)
         main.fault = lambda text, attempt: ""
         after = cases.train(prompts, tmp_path / "outage", given)
+
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+        main.fault = second.fault = cases.faults(0.1)
+        faulty = cases.train(prompts, tmp_path / "faulty", given)
+    assert cases.weights(tmp_path / "faulty") == cases.weights(tmp_path / "whole")
+    assert rows(tmp_path / "faulty") == rows(tmp_path / "whole")
+    assert of_checks(faulty) == of_checks(whole)
     assert cases.weights(tmp_path / "outage") == cases.weights(tmp_path / "whole")
     made = rows(tmp_path / "whole")
     assert made == rows(tmp_path / "outage") and len(made) > 2 * 128
