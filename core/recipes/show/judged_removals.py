@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from sabia.core.bench.statistics import wilson
+import numpy as np
+
 from sabia.core.errors import BadData, UsageError
 from sabia.core.recipes.show.reading import Row
 from sabia.core.recipes.show.related import Related
 from sabia.core.recipes.show.row_kinds import kind_of, parts_of
 from sabia.core.recipes.show.terminal import print_parts
+from sabia.core.text.classify.operating_point import wilson
 from sabia.core.text.plain_table import table
 
 ROWS = 50
@@ -84,9 +86,9 @@ def _rates(answers: Sequence[tuple[str, bool]]) -> dict[str, Any]:
 def _rate(wrong: int, answered: int) -> dict[str, Any]:
     if not answered:
         return {"answered": 0, "wrong": 0, "rate": None, "low": None, "high": None}
-    interval = wilson(wrong, answered)
-    return {"answered": answered, "wrong": wrong, "rate": interval.value, "low": interval.low,
-            "high": interval.high}  # fmt: skip
+    low, high = (float(end) for end in wilson(np.array(wrong), np.array(answered)))
+    return {"answered": answered, "wrong": wrong, "rate": wrong / answered, "low": low,
+            "high": high}  # fmt: skip
 
 
 def _text(report: dict[str, Any]) -> str:
