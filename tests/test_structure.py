@@ -43,7 +43,7 @@ ALLOWED = {
     "generate": {"model", "ops", "parallel", "spec", "text", "shards"},
     "judge": {"generate", "shards"},
     "web": {"shards", "generate", "text"}, "text": {"shards", "generate"},
-    "bench": {"generate", "judge", "shards", "text", "model", "ops", "spec"},
+    "bench": {"generate", "judge", "shards", "text", "model", "ops", "parallel", "spec"},
     "quant": {"model", "ops", "parallel", "numerics", "shards", "spec", "text", "generate"},
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
@@ -129,7 +129,7 @@ class Scorer:
     ) -> None:
         check_predicts(spec)
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
-        self.ops = load_ops(backend)
+        self.ops = ops_as_served(backend, spec)
         self.params = self.ops.to_device(params, dtype)
         self.dtype = dtype
         self._flat = _compiled(spec, self.ops) if backend == "jax" else None

@@ -19,7 +19,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.slots import CONTEXT_STEP, Slots
 from sabia.core.model import forward
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import dtype_name
+from sabia.core.ops.base import Ops, dtype_name
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
@@ -40,15 +40,17 @@ class Engine:
         slots: int = SLOTS,
         cache_bytes: int = CACHE_BYTES,
         on_step: Callable[[], None] | None = None,
+        ops: Ops | None = None,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
         `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
-        `on_step` is called before each step and may raise to end a call (a stop signal).
+        `on_step` is called before each step and may raise to end a call (a stop signal). `ops`:
+        those of torch, with rules (default: without).
         """
         check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
-        self.ops = load_ops("torch")
+        self.ops = ops or load_ops("torch")
         arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
         self.params = {**params, **(self.ops.to_device(arrays, dtype) if arrays else {})}
         self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step

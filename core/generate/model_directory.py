@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
     """An `Engine` over the model and tokenizer of a Hugging Face directory."""
     from sabia.core.generate.engine import Engine
+    from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = hub.load_model(directory)
-    return Engine(spec, params, load_tokenizer(directory), dtype=dtype)
+    ops = ops_as_served("torch", spec)
+    return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
 
 
 def model_fingerprint(directory: str | Path, option: str = "--model") -> str:

@@ -11,11 +11,13 @@ A product passes the rules in this order, each of which may change its operands 
 
 from collections.abc import Callable
 
+from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig
 from sabia.core.ops.backend import operations_class
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
 from sabia.core.ops.product import LowRankAdapter, Rule
+from sabia.core.ops.served_inputs import RoundedInputs, input_formats
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import axis_sizes
 from sabia.core.spec.model import ModelSpec
@@ -52,6 +54,18 @@ def build_ops(
     )
     ops.set_rules([rule for rule in chain if rule is not None])
     return ops
+
+
+def ops_as_served(backend: str, spec: ModelSpec) -> Ops:
+    """Operations on one device that round the inputs of products as the config of a quantized model
+    says; those of `load_ops` for other models. UsageError where the backend does not."""
+    formats = input_formats(spec)
+    if formats and backend != "torch":
+        raise UsageError(
+            f"--backend: {backend} does not round activations to {min(formats.values())}, as "
+            "servers of this quantized model do (expected torch)"
+        )
+    return build_ops(backend, record=RoundedInputs(formats) if formats else None)
 
 
 def _rounding(

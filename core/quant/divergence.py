@@ -1,8 +1,6 @@
 """How far a quantized model is from the original, on tokens that its rounding has not seen.
 
-The inputs of products are rounded where the format of the weights says so, as compressed-tensors
-computes it (and with it transformers): per token, with the scale max|x| / 127.5 for INT8 and
-max|x| / 448 for FP8 (E4M3), and codes from -128 to 127.
+The inputs of products are rounded where the format of the weights says so (`ops.served_inputs`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,37 +13,13 @@ import torch
 from sabia.core import stop
 from sabia.core.model import forward
 from sabia.core.ops.base import Ops
-from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.ops.served_inputs import InputFormat, RoundedInputs
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.hessians import Batch, run_block
 from sabia.core.quant.recipe import Linear
 from sabia.core.spec import ModelSpec
 
 _LOGIT_BYTES = 256 << 20
-
-
-class SimulatedInputs(Rule):
-    """Rounds the inputs of each token as the schemes of the matrices require."""
-
-    def __init__(self, linears: Sequence[Linear]) -> None:
-        self.schemes = {x.tensor.name: x.scheme for x in linears if x.scheme.dynamic_activations}
-
-    def apply(self, product: Product, proceed: Multiply) -> list[torch.Tensor]:
-        """See Rule.apply."""
-        parts = (product._replace(matrices=(matrix,)) for matrix in product.matrices)
-        return [proceed(p._replace(x=self.rounded(p.x, p.matrices[0].name)))[0] for p in parts]
-
-    def rounded(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The inputs x of a product with the parameter `name`, in the values of its scheme."""
-        scheme = self.schemes.get(name)
-        if scheme is None:
-            return x
-        largest = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)  # [..., 1], by token
-        if scheme.type == "float":
-            scale = largest / 448  # the largest E4M3 value
-            return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
-        scale = largest / 127.5  # half of the range from -128 to 127
-        return torch.round(x / scale).clamp(-128, 127) * scale
 
 
 @dataclass(frozen=True)
@@ -92,7 +66,12 @@ def divergence(
     original, quantized: backend arrays in float32. sources: of each row of the batches, in the
     order of `hessians.batches`.
     """
-    pair_of_ops = ops, build_ops("torch", record=SimulatedInputs(linears))
+    formats: dict[str, InputFormat] = {
+        x.tensor.name: "fp8" if x.scheme.type == "float" else "int8"
+        for x in linears
+        if x.scheme.dynamic_activations
+    }
+    pair_of_ops = ops, build_ops("torch", record=RoundedInputs(formats))
     compared: list[np.ndarray] = []  # [tokens, 6], see _compare
     with torch.inference_mode():
         for batch in batches:

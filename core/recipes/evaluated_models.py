@@ -299,13 +299,15 @@ class LocalModel(EvaluatedModel):
     def engine(self) -> Any:
         """The generation engine (torch); shares the scorer's weights if that uses torch."""
         from sabia.core.generate.engine import Engine
+        from sabia.core.parallel.build_ops import ops_as_served
 
         if self.backend == "torch":
-            spec, params = self.scorer.spec, self.scorer.params
+            spec, params, ops = self.scorer.spec, self.scorer.params, self.scorer.ops
         else:
             notes.note("generation runs on torch for every --backend")
             spec, params = hub.load_model(self.directory)
-        return Engine(spec, params, self.tokenizer, self.dtype, on_step=stop.check)
+            ops = ops_as_served("torch", spec)
+        return Engine(spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops)
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         questions = [self._options(task, item) for item in items]
