@@ -98,7 +98,7 @@ def batches_of_json(
     extras: list[pa.Field] | None = None
     source = objects(file, reject)
     if text_column:
-        source = _renamed(source, text_column, reject)
+        source = renamed(source, text_column, reject)
     while True:
         pending, size = [], 0
         for row, row_bytes in source:
@@ -148,7 +148,7 @@ def objects(
             reject({"value": value}, "not a JSON object")
 
 
-def _renamed(
+def renamed(
     rows: Iterator[tuple[dict[str, Any], int]], text_column: str, reject: Reject
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """The rows with the field `text_column` as `text`; a row without it is rejected."""

@@ -15,7 +15,8 @@ from sabia.core.recipes.show.parts import (
 )
 
 STYLE = """<style>
-del { color: var(--bad); } ins { color: var(--good); text-decoration: none; font-weight: 600; }
+del, .removed { color: var(--bad); } ins, .added { color: var(--good); }
+ins { text-decoration: none; font-weight: 600; }
 .quiet, .masked { color: var(--quiet); } .name { font-weight: 600; }
 .trained, .masked { display: block; padding-left: .6rem; border-left: 3px solid transparent; }
 .trained { border-color: var(--series-1); }
@@ -39,8 +40,10 @@ def page_of(parts: Iterable[Part], name: str, note: str) -> str:
             sections += ["</section>"] * is_open + ["<section>", _title(part)]
             is_open = True
             continue
-        tag = "h3" if part.role == HEADING else "pre"
-        sections.append(f"<{tag}>{_spans(part)}</{tag}>")
+        if part.role == HEADING:
+            sections += (f'<h3 class="{style}">{_text(words)}</h3>' for style, words in part.spans)
+        else:
+            sections.append(f"<pre>{_spans(part)}</pre>")
     sections += [*_table(fields)] + ["</section>"] * is_open
     return page.page(name, sections).replace("</head>", f"{STYLE}</head>", 1)
 

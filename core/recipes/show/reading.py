@@ -24,7 +24,7 @@ from sabia.core.shards.atomic import read_json
 from sabia.core.shards.endings import is_stream
 from sabia.core.shards.folders import keys_of
 from sabia.core.shards.inputs import expand, from_path, from_stdin, open_binary, sniff
-from sabia.core.shards.json_lines import UNFIT, decompressed, objects
+from sabia.core.shards.json_lines import UNFIT, decompressed, objects, renamed
 from sabia.core.shards.layout import MANIFEST
 from sabia.core.shards.sources import Source
 from sabia.core.text.predicate import Predicate
@@ -66,7 +66,12 @@ def _opened(names: Sequence[str], text_column: str, once: bool) -> Iterator[Sour
             opener = partial(open_binary, name)
             sources = [Source(name, "any", sniff(opener, name), opener, keys_of(name))]
         for source in sources:
-            yield replace(source, text_column=text_column)
+            shown = replace(source, text_column=text_column)
+            if text_column and source.form != "jsonl":
+                with source.reading():
+                    if text_column not in source.stored_schema().names:
+                        raise BadData(f"no column {text_column!r} (--text-column)")
+            yield shown
 
 
 def _of_run(given: str) -> str:
@@ -95,10 +100,12 @@ class Where:
         self.unknown = self.predicate.names if self.predicate else set()  # in all rows until now
         self._types = dict[str, pa.DataType]()
 
-    def columns(self, stored: Sequence[str]) -> list[str]:
-        """The columns that are read to decide."""
-        names = self.predicate.names if self.predicate else set()
-        return [name for name in stored if name in names or name == "scores"]
+    def columns(self, source: Source) -> list[str]:
+        """The columns of a shard that are read to decide; [] for all."""
+        if self.predicate is None or source.form == "jsonl":
+            return []
+        stored = [*source.named(source.stored_schema().names), *dict(source.keys)]
+        return [name for name in stored if name in self.predicate.names or name == "scores"]
 
     def mask(self, rows: Rows, shard: str) -> np.ndarray:
         """bool[n]. Raises UsageError for a name that the first rows do not have, if strict."""
@@ -156,8 +163,8 @@ def rows_of(source: Source, where: Where) -> Iterator[list[Row]]:
 def _parts(source: Source, where: Where) -> Iterator[tuple[Source, int]]:
     """The shard, or its row groups that have rows for which the expression is true; each with the
     number of its first row."""
-    columns = where.columns(source.stored_schema().names) if source.form == "parquet" else []
-    if where.predicate is None or not columns:
+    columns = where.columns(source) if source.form == "parquet" else []
+    if not columns:
         yield source, 0
         return
     first = 0
@@ -180,9 +187,11 @@ def batches_of(source: Source, columns: Sequence[str] | None = None) -> Iterator
         pending.append({"reason": reason, "shard": source.name, "record": records.to_json(row)})
 
     with source.open() as file:
-        for row, _ in objects(decompressed(file), rejected):
-            named = {"text" if k == source.text_column else k: v for k, v in row.items()}
-            pending.append({**dict(source.keys), **named})
+        rows = objects(decompressed(file), rejected)
+        if source.text_column:
+            rows = renamed(rows, source.text_column, rejected)
+        for row, _ in rows:
+            pending.append({**dict(source.keys), **row})
             if len(pending) >= AT_ONCE:
                 yield pending[:]
                 pending.clear()
@@ -271,9 +280,8 @@ def _drawn_of_matches(
     best = np.zeros((0, 3))  # key, shard, row
     for shard, source in enumerate(sources):
         at = 0
-        columns = where.columns(source.stored_schema().names) if source.form != "jsonl" else []
         with source.reading():
-            for rows in batches_of(source, columns or None):
+            for rows in batches_of(source, where.columns(source) or None):
                 stop.check()
                 matching = at + np.flatnonzero(where.mask(rows, source.name))
                 keys = draw.random(len(matching))

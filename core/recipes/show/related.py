@@ -119,7 +119,7 @@ class Related:
 
 def searchable(source: Source) -> Source:
     """A shard whose rows have ids, also where they are hashes of the text."""
-    names = column_names(source)
+    names = [*column_names(source), *(["text"] if source.text_column else [])]
     kinds = {"messages": "prompt", "text": "document"}
     kind = next((kind for name, kind in kinds.items() if name in names), "any")
     return replace(source, kind=kind)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.recipes.show.html import page_of
 from sabia.core.recipes.show.parts import (
     ADDED,
@@ -135,7 +135,7 @@ def test_text_cannot_act_on_a_terminal() -> None:
         "\x00",
     ]
     for width in (20, 33, 80):
-        for _ in range(60):
+        for _ in range(15):
             words = "".join(draw.choice(letters) * draw.randrange(1, 9) for _ in range(80))
             styles = [(draw.choice([PLAIN, REMOVED, "trained", "masked"]), words[n : n + 50])
                       for n in range(0, len(words), 50)]  # fmt: skip
@@ -163,3 +163,26 @@ def test_a_name_that_only_some_rows_have(tmp_path: Path) -> None:
     assert found == list(range(501))
     with pytest.raises(UsageError, match="'late' is neither"):
         next(rows_of(source, Where("late > 1")))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "jsonl"])
+def test_columns_of_folders_and_the_column_of_texts(tmp_path: Path, form: str) -> None:
+    folder = tmp_path / "language=pt"
+    folder.mkdir()
+    batch = pa.RecordBatch.from_pydict({"body": ["um", "dois"], "n": [1, 2]})
+    with open_file(str(folder / f"rows.{form}"), batch.schema, {}) as file:
+        file.write(batch)
+    (source,) = sources_of([str(tmp_path)], "body")
+    expected = [{"language": "pt", "text": "dois", "n": 2}]
+    for where in ("language == 'pt' and n == 2", "'dois' in text", "len(text) > n + 1"):
+        matching = [row.values for chunk in rows_of(source, Where(where)) for row in chunk]
+        assert matching == expected
+        drawn = [row.values for chunk in sample([source], Where(where), 9, 0) for row in chunk]
+        assert drawn == expected
+    if form != "jsonl":
+        with pytest.raises(BadData, match="no column 'none'"):
+            next(sources_of([str(tmp_path)], "none"))
+    else:
+        (source,) = sources_of([str(tmp_path)], "none")
+        (chunk,) = rows_of(source, Where(""))
+        assert [row.values["reason"] for row in chunk] == ["no none in the row"] * 2
