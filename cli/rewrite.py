@@ -17,8 +17,8 @@ def rewrite(job: Job, options: RewriteOptions) -> None:
     """Rewrite documents so that reasoning precedes its conclusion.
 
     The rules engine reorders sentences and changes none. The other engines use a language model and
-    check that its text keeps the numbers, words, language and length of the original. Completed
-    requests are cached, so that none is paid for twice.
+    check that its text keeps the numbers, words, language and length of the original and states no
+    other date or name. Completed requests are cached, so that none is paid for twice.
     """
     from sabia.core.text.rewrite.stage import run
 

@@ -2,13 +2,17 @@
 
 The first check that fails gives the reason. In this order: the answer is complete (finish reason)
 and not empty; it is no refusal and does not talk about the task; its length is similar; it has all
-numbers of the source and few new ones; it has most words of the source; its language is the same;
-it does not repeat itself. No check needs a model.
+numbers of the source and few new ones; it states no date and no name that the source does not
+state; it has most words of the source; its language is the same; it does not repeat itself. No
+check needs a model.
 """
 
 import re
 from collections import Counter
 
+from sabia.core.text.rewrite.stated_facts import new_date, new_name
+
+VERSION = 2  # raise it when other texts pass
 MIN_LENGTH_RATIO, MAX_LENGTH_RATIO = 0.6, 1.8
 MIN_WORDS_KEPT = 0.6
 MAX_NEW_NUMBERS = 0.2  # of the numbers of the source, and at least SPARE_NEW_NUMBERS
@@ -46,7 +50,7 @@ def unfaithful(source: str, text: str, finish_reason: str | None) -> str:
         return "empty"
     if META.match(text) and not META.match(source):
         return "refusal or talk about the task"
-    checks = (_length, _numbers, _words, _language, _repetition)
+    checks = (_length, _numbers, _dates, _names, _words, _language, _repetition)
     return next(filter(None, (check(source, text) for check in checks)), "")
 
 
@@ -65,6 +69,16 @@ def _numbers(source: str, text: str) -> str:
     if len(added) > max(SPARE_NEW_NUMBERS, MAX_NEW_NUMBERS * len(old)):
         return f"new numbers: {added[0]} and {len(added) - 1} more"
     return ""
+
+
+def _dates(source: str, text: str) -> str:
+    date = new_date(source, text)
+    return f"new date: {date}" if date else ""
+
+
+def _names(source: str, text: str) -> str:
+    name = new_name(source, text)
+    return f"new name: {name}" if name else ""
 
 
 def _words(source: str, text: str) -> str:

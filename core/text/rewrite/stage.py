@@ -29,7 +29,7 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.summary import Summary
 from sabia.core.text.removed_rows import put_column
-from sabia.core.text.rewrite import reason_first
+from sabia.core.text.rewrite import faithfulness, reason_first
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import (
     EndpointWriter,
@@ -73,7 +73,8 @@ def run(job: Job, options: RewriteOptions) -> None:
         if job.dry_run and isinstance(writer, EndpointWriter):
             _print_estimate(writer, sources)
         transform = partial(rewrite_by_model, writer=writer, options=options)
-        salt = f"{prompt_hash(options.recipe)} {getattr(writer, 'fingerprint', '')}"
+        identity = getattr(writer, "fingerprint", "")
+        salt = f"{prompt_hash(options.recipe)} {identity} checks {faithfulness.VERSION}"
         summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured)
     finally:
         writer.close()
