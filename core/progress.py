@@ -49,21 +49,26 @@ class ProgressBar:
 
 
 @contextmanager
-def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[ProgressBar]:
-    """Context with a progress bar; `total` is None if it is not known."""
+def progress(
+    total: float | None, label: str, unit: str = "rows", live: Callable[[], str] | None = None
+) -> Iterator[ProgressBar]:
+    """Context with a progress bar; `total` is None if it is not known. The text of `live` is shown
+    beside it and is asked for several times a second."""
     if not sys.stderr.isatty():
         yield ProgressBar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
+    columns: tuple[Any, ...] = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:,.0f} " + unit),
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
     )
+    if live is not None:
+        columns = (*columns, _live_column(live))
     with Progress(*columns, console=Console(stderr=True), transient=True) as display:
         task = display.add_task(label, total=total, figures="")
         compiling = _show_compiling(display, task)
@@ -72,6 +77,19 @@ def progress(total: float | None, label: str, unit: str = "rows") -> Iterator[Pr
             yield ProgressBar(display, task)
         finally:
             compile_listeners.remove(compiling)
+
+
+def _live_column(live: Callable[[], str]) -> Any:
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Live(ProgressColumn):
+        """A text that changes by itself."""
+
+        def render(self, _: Any) -> Text:
+            return Text(live())
+
+    return Live()
 
 
 def _show_compiling(display: Any, task: Any) -> Callable[[str], None]:

@@ -77,6 +77,7 @@ def run_map(
     schema: pa.Schema | None = None,
     sampled: SampledTransform | None = None,
     sink: Sink | None = None,
+    live: Callable[[], str] | None = None,
 ) -> Summary:
     """Run the transform over the job's inputs and write its output; returns the summary.
 
@@ -84,7 +85,8 @@ def run_map(
     computed from them); `conclude` may add to the summary before it is reported. All shards of an
     output have the same columns: the transform adds the same columns to each shard, and the shards
     themselves have the columns of all documents of the input; `schema` is the schema of the output
-    where the input has other records. `sink` takes the rows (default: the job's Parquet output).
+    where the input has other records. `sink` takes the rows (default: the job's Parquet output);
+    `live` gives a text that is shown beside the progress of a transform that runs in this process.
     With `--dry-run` nothing runs except a sample, on which the transform, or `sampled`, is measured
     (nothing with `dry_run.unmeasured`). Raises BadData, UsageError, Interrupted.
     """
@@ -106,7 +108,7 @@ def run_map(
     size = 0
     if not all(map(has_compiled, first_runs.SWITCHING)):
         size = (bytes_of([sources[i] for i in owned]) or 0) // max(1, min(job.jobs, len(owned)))
-    work = _Work(job, transform, kind_out, salt, schema, sink, columns, output, size)
+    work = _Work(job, transform, kind_out, salt, schema, sink, columns, output, size, live)
     if job.dry_run:
         _dry_run(work, sources, owned, sampled)
         return Summary()
@@ -114,7 +116,7 @@ def run_map(
     if work.sink.per_shard:
         summary = Summary()
         tasks = [(work, [sources[i]], i) for i in owned]
-        with progress(len(tasks), job.command, "shards") as bar:
+        with progress(len(tasks), job.command, "shards", live) as bar:
             names = [sources[i].name for i in owned]
             lost = partial(_lost_shard, names)
             for part in run_tasks(_write_part, tasks, job.jobs, lost):
@@ -156,6 +158,7 @@ class _Work:
     columns: pa.Schema | None = None  # of the parts to which `--append` adds
     output: str = ""  # see manifest.named_output
     size: int = 0  # bytes that a process is expected to read; 0: not known
+    live: Callable[[], str] | None = None
 
     def provenance(
         self, sources: Sequence[Source], ended: bool = True, summary: Summary | None = None
@@ -201,7 +204,7 @@ def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     summary.shards_done = len(sources)
     bar: AbstractContextManager[ProgressBar] = nullcontext(ProgressBar())
     if not work.sink.per_shard:
-        bar = progress(rows_of(sources), work.job.command)
+        bar = progress(rows_of(sources), work.job.command, live=work.live)
     with bar as shown, closing(_transformed(work, sources, part, summary, shown)) as batches:
         first = next(batches, None)
         schema = _schema_without_rows(work, sources[0], part) if first is None else first.schema

@@ -1,9 +1,11 @@
 """`sabia rewrite` as a user runs it: rules in any number of workers, an endpoint with faults."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -245,6 +247,28 @@ def test_dry_run_says_what_it_would_cost(pages, tmp_path):
         assert stub.requests == 0
     first = plan.stdout.decode().splitlines()[0]
     assert "40 requests (0 more are in the cache)" in first and "at most $0.0" in first
+
+
+@pytest.mark.parametrize("out", ["o.parquet", "o"])
+def test_a_terminal_shows_what_a_run_costs_while_it_runs(pages, tmp_path, out):
+    (tmp_path / "prices.toml").write_text("[m]\nprompt = 1.0\ncompletion = 2.0\n")
+    with Stub(answer=answer, latency_s=0.2) as stub:
+        more = endpoint(stub, tmp_path, "--prices", tmp_path / "prices.toml", "--concurrency", 2)
+        screen, side = os.openpty()
+        words = [*SABIA, "rewrite", pages, "-o", tmp_path / out, *more]
+        env = os.environ | {"COLUMNS": "200", "TERM": "xterm"}
+        running = subprocess.Popen([*map(str, words)], stderr=side, env=env)
+        os.close(side)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal whose programs have ended
+            while piece := os.read(screen, 65536):
+                shown += piece
+        os.close(screen)
+        assert running.wait() == 0
+    figures = re.findall(r"([\d,]+) requests, ([\d,]+) tokens, (\$[\d.]+), 0% from", shown.decode())
+    counts = [int(requests) for requests, _, _ in figures]
+    assert counts == sorted(counts) and len({0, *counts}) > 2 and max(counts) <= 40
+    assert len({usd for _, _, usd in figures}) > 1
 
 
 def test_usage_errors(pages, tmp_path):

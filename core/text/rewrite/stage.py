@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from sabia.core import notes, units
 from sabia.core.generate.cache import CallCache
+from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import load_engine, model_fingerprint
 from sabia.core.generate.opened import default_cache, open_budget, open_client
 from sabia.core.options.rewrite import RewriteOptions
@@ -75,7 +76,8 @@ def run(job: Job, options: RewriteOptions) -> None:
         transform = partial(rewrite_by_model, writer=writer, options=options)
         identity = getattr(writer, "fingerprint", "")
         salt = f"{prompt_hash(options.recipe)} {identity} checks {faithfulness.VERSION}"
-        summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured)
+        live = partial(cost_so_far, writer.client) if isinstance(writer, EndpointWriter) else None
+        summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured, live=live)
     finally:
         writer.close()
     _report(job, summary)
@@ -222,6 +224,15 @@ def make_writer(job: Job, options: RewriteOptions) -> Writer:
         open_budget(options, job, options.max_tokens), options.timeout,
     )  # fmt: skip
     return EndpointWriter(client, options.recipe, options.temperature, job.seed, options.chat)
+
+
+def cost_so_far(client: Client) -> str:
+    """What the calls of this process were and have cost, in short."""
+    stats = client.stats
+    cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
+    share = stats.cached / max(stats.calls + stats.cached, 1)
+    tokens = f"{stats.usage.total_tokens:,} tokens"
+    return f"{stats.requests:,} requests, {tokens}{cost}, {share:.0%} from the cache"
 
 
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
