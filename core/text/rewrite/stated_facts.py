@@ -162,18 +162,21 @@ class _Known:
     starts: frozenset[str]  # first words of sentences
 
     def states(self, words: list[str]) -> bool:
-        """Whether a name is stated, whole or as the end of a line and the start of a sentence."""
-        if f" {' '.join(words)} " in self.sequence:
+        """Whether a name is stated, whole or as ends of lines before starts of sentences."""
+        if self._has(words):
             return True
-        if any(_in_order(words, name) for name in self.names):
-            return True
-        return any(
-            words[at - 1] in self.ends
-            and words[at] in self.starts
-            and self.states(words[:at])
-            and self.states(words[at:])
-            for at in range(1, len(words))
-        )
+        if not all(f" {word} " in self.sequence for word in words):
+            return False
+        cuts = [0]  # where a stated part may begin, after stated parts
+        for at in range(1, len(words)):
+            joint = words[at - 1] in self.ends and words[at] in self.starts
+            if joint and any(self._has(words[cut:at]) for cut in reversed(cuts)):
+                cuts.append(at)
+        return any(self._has(words[cut:]) for cut in reversed(cuts))
+
+    def _has(self, words: list[str]) -> bool:
+        in_sequence = f" {' '.join(words)} " in self.sequence
+        return in_sequence or any(_in_order(words, name) for name in self.names if words[0] in name)
 
 
 def new_names(source: str, text: str) -> Iterator[list[str]]:

@@ -63,6 +63,14 @@ def test_names_that_the_source_lacks_are_found(source, text, new):
     assert new_name(source, text) == new
 
 
+def test_a_long_list_of_names_in_one_line_takes_no_exponential_time():
+    listed = [chr(65 + n % 26) + chr(97 + n // 26) * 3 for n in range(200)]
+    source, line = "\n".join(listed), " ".join(reversed(listed))
+    assert new_name(source, line) == ""
+    assert new_name(source, f"{line} Xyz") == f"{' '.join(reversed(listed))} Xyz"
+    assert new_name(source + "\nbig Xyz here", f"{line} Xyz").endswith("Xyz")
+
+
 def test_an_altered_rewriting_is_unfaithful_and_a_reordered_one_is_not():
     draw = random.Random(0)
     people = ["Ana Prado", "Rui de Castro", "Lia Mendes", "Otto von Braun", "Eva Lima"]
