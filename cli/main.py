@@ -1,7 +1,9 @@
 """`sabia`: print help or the version, or run a command."""
 
+import atexit
 import os
 import sys
+import threading
 from functools import partial
 
 from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls, called, find
@@ -53,7 +55,30 @@ def show_help(name: str, word: str) -> None:
 def program() -> None:
     """Entry point of the console script and of `python -m`."""
     runs_a_command()
-    main()
+    code: str | int | None = None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    if isinstance(code, str):
+        sys.exit(code)
+    end_process(code or 0)
+
+
+def end_process(code: int) -> None:
+    """End with an exit code after threads, exit handlers and output, without tearing Python down.
+
+    A thread of a library (Arrow's reads of Python files) that frees a Python object while the
+    interpreter is torn down is ended by it, which aborts the process (exit code 134).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.exit(code)  # Python reports what cannot be written
+    os._exit(code)
 
 
 def main() -> None:
