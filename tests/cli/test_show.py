@@ -405,8 +405,9 @@ def test_the_first_screen_of_a_terabyte(tmp_path: Path) -> None:
     assert code == 0 and "token row" in shown
     program = (
         "import sys; sys.argv = ['sabia', 'show', sys.argv[1], '-n', '2']\n"
-        "from sabia.cli.main import program\n"
-        "try: program()\n"
+        "from sabia.cli import main\n"
+        "main.end_process = lambda code: None\n"
+        "try: main.program()\n"
         "finally:\n"
         "  read = next(int(l.split()[1]) for l in open('/proc/self/io') if l[:5] == 'rchar')\n"
         "  loaded = [m for m in ('torch', 'jax', 'numba', 'pandas', 'transformers') "

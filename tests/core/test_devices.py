@@ -88,7 +88,8 @@ def test_training_settings(setting: str) -> None:
     name = "latent" if setting == "biases" else "moe"
     with pretended_cuda():
         on_device = trained(name, **SETTINGS[setting])
-    assert on_device == pytest.approx(trained(name, **SETTINGS[setting]), rel=1e-2)
+    far = 2e-2 if setting == "nvfp4" else 1e-2  # 4 bits, rounded at random
+    assert on_device == pytest.approx(trained(name, **SETTINGS[setting]), rel=far)
 
 
 class Tokens:
