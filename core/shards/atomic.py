@@ -15,6 +15,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,26 @@ def _host() -> str:
 
 def sweep(folder: Path, names: str = "*") -> None:
     """Remove the temporary files, for names of a glob, of processes that ended on this host."""
-    host = _host()
     for old in folder.glob(f".{names}.*.tmp"):
-        made_by = old.name.removesuffix(".tmp").rpartition(".")[2].rsplit("-", 2)
-        where, pid = made_by[0], made_by[-2] if len(made_by) == 3 else ""
-        if where == host and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+        if is_abandoned(old):
             with contextlib.suppress(OSError):
                 shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink()
+
+
+def is_abandoned(temporary: Path) -> bool:
+    """Whether the process that wrote a temporary file ended on this host."""
+    made_by = temporary.name.removesuffix(".tmp").rpartition(".")[2].rsplit("-", 2)
+    if len(made_by) != 3 or made_by[0] != _host() or not made_by[1].isdigit():
+        return False
+    try:
+        fields = Path(f"/proc/{made_by[1]}/stat").read_bytes().rpartition(b")")[2].split()
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+        started = time.time() - up_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return started > temporary.stat().st_mtime + 60  # another process has its number now
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 @contextlib.contextmanager

@@ -65,7 +65,7 @@ def test_a_mix_writes_the_tokens_asked_for(world: Path, tmp_path: Path) -> None:
 
 def test_a_fasttext_classifier(world: Path, tmp_path: Path) -> None:
     words = ("classify", "train", world / "docs.jsonl", "--label", "kind", "-o", tmp_path / "k.bin")
-    plan = plan_of(*words)
+    plan = min((plan_of(*words) for _ in range(3)), key=lambda plan: plan["cpu_seconds"])
     assert list(tmp_path.iterdir()) == []
     call(*words, "-q")
     assert plan["bytes_written"] == pytest.approx(size_of(tmp_path / "k.bin"), rel=0.02)
@@ -95,7 +95,8 @@ def test_bytes_of_a_quantized_model_are_exact(world: Path, tmp_path: Path, recip
 
 def test_calibration_costs_by_its_tokens(world: Path, tmp_path: Path) -> None:
     words = ("quantize", world / "docs.jsonl", "--model", world / "run" / "final", "-o",
-             tmp_path / "q", "--recipe", "w4", "--group-size", 32, "--length", 64)  # fmt: skip
+             tmp_path / "q", "--recipe", "w4", "--group-size", 32, "--length", 64,
+             "--held-out", 0)  # fmt: skip
     less, more = (plan_of(*words, "--samples", n) for n in (10, 1_000))
     assert more["cpu_seconds"] > 20 * less["cpu_seconds"] > 0
     assert more["figures"]["calibration tokens"] == 64_000

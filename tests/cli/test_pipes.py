@@ -15,6 +15,8 @@ import pytest
 import waiting
 from waiting import HANG_S, until
 
+from sabia.core.shards.atomic import is_abandoned
+
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 SUBJECTS = ("house", "river", "teacher", "garden", "train", "market", "song", "letter", "bridge")
@@ -141,6 +143,9 @@ def test_kill_leaves_no_unreadable_file_and_the_rerun_is_whole(large: Path) -> N
         process.wait()
         for part in out.glob("part-*.parquet"):
             pq.read_table(part)
+        until(
+            lambda: all(map(is_abandoned, out.glob(".*.tmp")))
+        )  # its workers end when they miss it
     for place in (out, "whole"):
         assert waiting.run("classify", "in", "-o", place, cwd=large).returncode == 0
     whole = sorted((large / "whole").glob("part-*.parquet"))

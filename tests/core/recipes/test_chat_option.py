@@ -189,8 +189,10 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[ChatRequest] = []
 
-    def chat(self, requests):
-        self.requests += requests
+    def submit(self, request):
+        self.requests.append(request)
+
+    def wait(self, calls):
         raise BadData("recorded")
 
 
@@ -248,9 +250,9 @@ def test_calibration_leaves_out_what_the_template_damages(models, tmp_path, caps
     path = tmp_path / "c.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (plain, broken, plain)))
     job = Job("quantize", inputs=(str(path),), out=str(tmp_path / "out"))
-    kind, rows = read_rows(job, tokenizer_of(models, "plain"), 10, 64)
-    assert (kind, len(rows)) == ("chat", 2)
+    read = read_rows(job, tokenizer_of(models, "plain"), 10, 0, 64)
+    assert (read.kind, len(read.rows)) == ("chat", 2)
     assert "2 of 3 chat records are used; 1 are left out" in capsys.readouterr().err
     path.write_text(json.dumps(broken) + "\n")
     with pytest.raises(BadData, match=r"no usable row .* drops the call of 'sum_up'"):
-        read_rows(job, tokenizer_of(models, "plain"), 10, 64)
+        read_rows(job, tokenizer_of(models, "plain"), 10, 0, 64)

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 import zstandard
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.shards.atomic import is_abandoned, sweep
 from sabia.core.shards.endings import FORMATS, check_ending, file_ending
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
@@ -159,3 +161,18 @@ def test_streams_of_the_shell(tmp_path: Path) -> None:
         source = from_path(str(tmp_path / name), "document")[0]
         assert sum(batch.num_rows for batch in source.batches()) == 50
     assert sorted(os.listdir(tmp_path)) == ["a.parquet", "b.parquet", "c.jsonl", "in.parquet"]
+
+
+def test_temporary_files_whose_writer_ended_are_abandoned(tmp_path):
+    """Also where another process has the writer's number now."""
+    host = socket.gethostname().partition(".")[0]
+    running = tmp_path / f".x.parquet.{host}-{os.getpid()}-0a1b.tmp"
+    ended = tmp_path / f".x.parquet.{host}-99999999-0a1b.tmp"
+    elsewhere = tmp_path / f".x.parquet.{host}2-99999999-0a1b.tmp"
+    for path in (running, ended, elsewhere):
+        path.touch()
+    assert [is_abandoned(path) for path in (running, ended, elsewhere)] == [False, True, False]
+    os.utime(running, (1e9, 1e9))  # before the process that has the number began
+    assert is_abandoned(running)
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [elsewhere]
