@@ -96,9 +96,9 @@ class Client:
     ) -> None:
         """`base_url` is the part before /chat/completions (…/v1). The key is read from the variable
         `api_key_env`; without one no Authorization header is sent. `max_wait_s` is the longest
-        Retry-After that is obeyed; after `outage_s` without any reply the run stops, and after
-        `refused_after` requests refused as malformed before any was accepted (None: never).
-        Raises UsageError for a cap in dollars without a price.
+        Retry-After that is obeyed; the run stops after `outage_s` in which every attempt failed,
+        and after `refused_after` requests refused as malformed before any was accepted (None:
+        never). Raises UsageError for a cap in dollars without a price.
         """
         urls = [base_url] if isinstance(base_url, str) else list(base_url)
         for url in urls:
@@ -116,7 +116,8 @@ class Client:
         self._used = Usage()
         self._failures_in_row = self._refused_first = self._unreachable = 0
         self._refused_after = refused_after
-        self._outage_s, self._last_reply_at = outage_s, 0.0  # 0: no reply from the server yet
+        self._outage_s, self._failing_since = outage_s, 0.0  # 0: the last attempt was answered
+        self._reached = False
         self._fatal: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
@@ -393,7 +394,7 @@ class Client:
             self.budget.ledger.settle(ticket, self.model, usage)
             self._calls, self._used = self._calls + 1, self._used + usage
             self._failures_in_row, self._refused_first = 0, -1
-            self._last_reply_at = time.monotonic()
+            self._reached, self._failing_since = True, 0.0
             succeeded = True
             if (reset := calls.limit_reset_s(headers, estimate)) is not None:
                 self._pause(server, reset)
@@ -427,16 +428,15 @@ class Client:
             await asyncio.sleep(POLL_S)
 
     def _check_outage(self, error: Retryable) -> None:
-        """Raise Failed if no server was ever reachable, or none has replied for too long."""
-        now = time.monotonic()
-        if not error.unreachable:
-            self._last_reply_at = self._last_reply_at or now
-        elif not self._last_reply_at:
+        """Raise Failed if no server was ever reachable, or every attempt failed for too long."""
+        self._reached |= not error.unreachable
+        self._failing_since = self._failing_since or time.monotonic()
+        if not self._reached:
             self._unreachable += 1
             if self._unreachable >= self._max_tries * len(self.urls):
                 self._fatal = self._outage(f"no server: {error}")
                 raise self._fatal
-        if self._last_reply_at and now - self._last_reply_at > self._outage_s:
+        elif time.monotonic() - self._failing_since > self._outage_s:
             self._fatal = self._outage(f"{error}; no answer for {self._outage_s:g} s")
             raise self._fatal
 

@@ -258,6 +258,17 @@ def test_a_long_outage_ends_the_run():
     assert caught.value.exit_code == ExitCode.INTERRUPTED  # train.sbatch queues the job again
 
 
+def test_a_failure_after_an_idle_time_is_no_outage():
+    """A client that stands idle while a policy trains has had no reply for as long."""
+    seen = []
+    fault = lambda text, attempt: "503" if text == "late" and seen.append(1) is None else ""  # noqa: E731
+    with Stub(fault=fault) as stub, client(stub, outage_s=0.5, max_tries=2) as one:
+        one.chat([ask("early")])
+        time.sleep(0.6)
+        (late,) = one.chat([ask("late")])
+        assert late.error and "failed after 2 attempts" in late.error and len(seen) == 2
+
+
 def test_an_outage_of_a_restart_ends_with_75_and_of_a_first_start_with_1(tmp_path):
     """A server that never answered this run has probably a wrong address."""
     with Stub() as stub:

@@ -38,7 +38,7 @@ from pathlib import Path
 url, folder, name, cap, value = sys.argv[1:]
 ledger = Ledger(Path(folder, "spent"))
 budget = Budget({"m": Price(10.0, 30.0)}, ledger=ledger, **{cap: float(value)})
-ask = [ChatRequest([{"role": "user", "content": f"{name} {i}"}], max_tokens=32) for i in range(60)]
+ask = [ChatRequest([{"role": "user", "content": f"{name} {i}"}], max_tokens=32) for i in range(400)]
 try:
     with Client(url, "m", cache_dir=Path(folder, name), budget=budget, max_concurrency=4) as one:
         one.chat(ask)

@@ -138,7 +138,7 @@ def faults(share: float) -> Callable[[str, int], str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that wait for milliseconds where others wait for seconds."""
-    shorter = client.Client.__init__.__kwdefaults__ | {"backoff_s": 0.002, "outage_s": 0.5}
+    shorter = client.Client.__init__.__kwdefaults__ | {"backoff_s": 0.002, "outage_s": 1.5}
     monkeypatch.setattr(client.Client.__init__, "__kwdefaults__", shorter)
 
 
@@ -158,7 +158,7 @@ def test_failing_calls_and_an_outage_change_no_weight_and_no_reward(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "three"))
     down = lambda text, attempt: "503" if sum(stub.delivered.values()) > 80 else ""  # noqa: E731
     with openai_stub.Stub(verdict, down) as stub:
-        with pytest.raises(Unavailable, match=r"no answer for 0.5 s") as caught:
+        with pytest.raises(Unavailable, match=r"no answer for 1.5 s") as caught:
             train(prompts, tmp_path / "outage", options(model, stub.url))
         assert caught.value.exit_code == ExitCode.INTERRUPTED
         stub.fault = lambda text, attempt: ""

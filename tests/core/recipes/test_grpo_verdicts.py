@@ -79,6 +79,7 @@ def test_an_auditor_changes_nothing_and_its_rows_survive_an_outage(
 
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
         main.fault = second.fault = cases.faults(0.1)
+        main.retry_after_s = second.retry_after_s = 0.01
         faulty = cases.train(prompts, tmp_path / "faulty", given)
     assert cases.weights(tmp_path / "faulty") == cases.weights(tmp_path / "whole")
     assert rows(tmp_path / "faulty") == rows(tmp_path / "whole")
