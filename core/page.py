@@ -26,6 +26,7 @@ table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: bl
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .7rem; text-align: left;
   vertical-align: top; }
 th { background: var(--panel); } td.number, th.number { text-align: right; }
+td.number { white-space: nowrap; }
 .bad { color: var(--bad); } .good { color: var(--good); }
 pre { background: var(--panel); padding: .6rem; white-space: pre-wrap; overflow-wrap: anywhere;
   font-size: .85rem; max-height: 18rem; overflow-y: auto; }
@@ -62,8 +63,11 @@ def figure(svg: str, caption: str = "") -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str = "") -> str:
-    """A table; columns of numbers are right-aligned."""
+    """A table; columns of numbers are right-aligned, columns without any value are left out."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    filled = [not cells or any(row[i] for row in cells) for i in range(len(columns))]
+    columns = [name for name, keep in zip(columns, filled, strict=True) if keep]
+    cells = [[cell for cell, keep in zip(row, filled, strict=True) if keep] for row in cells]
     numeric = [
         all(_NUMERIC.fullmatch(row[i].strip()) or not row[i] for row in cells) and bool(cells)
         for i in range(len(columns))

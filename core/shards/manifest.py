@@ -7,6 +7,7 @@ metadata equals what it would write.
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -47,6 +48,9 @@ from sabia.core.shards.sources import Source
 
 _NUMBERED = re.compile(r"part-\d+\.\w+\Z")  # others are named by `append_names`
 _DOCUMENTS = ("document", "removed")
+# shards listed before, by name, size, time of change in ns and inode
+Known = dict[tuple[str, int, int, int], dict[str, Any]]
+_version = functools.cache(version)
 
 
 def provenance(
@@ -80,7 +84,7 @@ def provenance(
 
 
 def _call(job: Job) -> dict[str, Any]:
-    record: dict[str, Any] = {"command": job.command, "version": version("sabia")}
+    record: dict[str, Any] = {"command": job.command, "version": _version("sabia")}
     if (number := result_version(job.command)) != 1:
         record["result"] = number
     return record | {"options": job.options, "seed": job.seed}
@@ -362,7 +366,10 @@ def write_manifest(job: Job) -> None:
     """List all parts of a local directory. Of several processes that do this at the same time, the
     last one lists all parts, because each writes again if a part appeared meanwhile."""
     written: list[Any] | None = None
-    while job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job)):
+    known: Known = {}
+    while (
+        job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job, known))
+    ):
         written = shards
         write_json(Path(str(job.out)) / layout.MANIFEST, _call(job) | run_record.summed(shards))
     if written is not None:
@@ -386,17 +393,26 @@ def _recorded_run(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _shards(job: Job) -> list[dict[str, Any]]:
-    """The parts in the directory, for the manifest."""
+def _shards(job: Job, known: Known) -> list[dict[str, Any]]:
+    """The parts in the directory, for the manifest; those of `known` that are unchanged are not
+    read again."""
     shards = []
     for path in map(Path, parts_there(job)):
         try:
-            rows = rows_in(str(path))
+            state = path.stat()
+            key = (path.name, state.st_size, state.st_mtime_ns, state.st_ino)
+            if key not in known:
+                known[key] = _shard(path, state.st_size)
         except (BadData, OSError):
             continue  # another task of the array has just replaced it and will list it
-        made = read_metadata(str(path)) or {}
-        shard = {"name": path.name, "rows": rows, "size_bytes": os.path.getsize(path)}
-        shards.append(shard | {"fingerprint": made.get("fingerprint")})
-        if run_record.enabled() and (record := _recorded_run(path)):
-            shards[-1][RUN] = record
+        shards.append(known[key])
     return shards
+
+
+def _shard(path: Path, size: int) -> dict[str, Any]:
+    rows, made = rows_in(str(path)), read_metadata(str(path)) or {}
+    shard = {"name": path.name, "rows": rows, "size_bytes": size}
+    shard["fingerprint"] = made.get("fingerprint")
+    if run_record.enabled() and (record := _recorded_run(path)):
+        shard[RUN] = record
+    return shard

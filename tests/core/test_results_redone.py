@@ -51,7 +51,7 @@ def test_only_a_new_number_makes_outputs_again(
         return times(out)
 
     first = run()
-    monkeypatch.setattr(manifest, "version", lambda _name: "9.9.9")  # another release
+    monkeypatch.setattr(manifest, "_version", lambda _name: "9.9.9")  # another release
     assert run() == first
     others = {name: number + 1 for name, number in RESULTS.items() if name != command}
     for name, number in others.items():

@@ -7,9 +7,9 @@ from typing import Any
 
 from sabia.core.shards.endings import without_ending
 from sabia.core.shards.layout import REJECTS
-from sabia.core.shards.lineage.graph import CURRENT, Graph, Node
+from sabia.core.shards.lineage.graph import CURRENT, RUNS, Graph, Node
 
-WITH_ROWS = ("pretrain", "sft", "grpo", "quantize")  # write rows to stdout, too
+WITH_ROWS = (*RUNS, "quantize")  # write rows to stdout, too
 
 
 def commands_for(graph: Graph, paths: Collection[str]) -> list[str]:
@@ -43,7 +43,9 @@ def command_of(node: Node, graph: Graph, force: bool = False) -> str:
     rejects = without_ending(node.output.path).endswith(REJECTS) and not os.path.exists(
         f"{out}.crawl"
     )
-    force = force or ((piped or rejects) and os.path.exists(out))
+    # a run directory is only begun anew when told so
+    another = node.output.command in RUNS and node.discarded
+    force = force or ((piped or rejects or another) and os.path.exists(out))
     line = shell(record, force)
     folder = str(record.get("folder", ""))
     target = ""

@@ -17,6 +17,7 @@ from sabia.core.shards.lineage.outputs_found import Output, outputs_below
 from sabia.core.shards.sources import origin_of
 
 MISSING, STALE, AFTER, CURRENT = "missing", "stale", "after", "current"
+RUNS = ("pretrain", "sft", "grpo")  # write a run directory
 
 
 @dataclass
@@ -24,7 +25,8 @@ class Node:
     """An output in the graph. sources: paths of outputs that it was made from; leaves: of files and
     directories that no output is; rows_from: those of both whose rows it was made from, the others
     are models and the like; state: MISSING, STALE, AFTER (made from one that changes) or CURRENT;
-    side: missing files that the command writes besides."""
+    side: missing files that the command writes besides; changes: it will be another one when it is
+    made again; discarded: because its inputs or the version of its results are others now."""
 
     output: Output
     sources: set[str] = field(default_factory=set)
@@ -33,7 +35,8 @@ class Node:
     state: str = CURRENT
     reasons: list[str] = field(default_factory=list)
     side: list[str] = field(default_factory=list)
-    changes: bool = False  # whether it will be another one when it is made again
+    changes: bool = False
+    discarded: bool = False
 
 
 Graph = dict[str, Node]
@@ -55,7 +58,8 @@ def read_graph(folders: Sequence[str]) -> Graph:
     graph = {path: graph[path] for path in _ordered(graph)}
     for node in graph.values():
         behind = [path for path in sorted(node.sources) if graph[path].changes]
-        node.changes = node.changes or bool(behind)
+        node.discarded = node.discarded or bool(behind)
+        node.changes = node.changes or node.discarded
         if behind and node.state == CURRENT:
             node.state = AFTER
             node.reasons.append(f"made from {behind[0]}, which is {graph[behind[0]].state}")
@@ -101,7 +105,8 @@ def _judge(node: Node, now: Any) -> None:
     """Set the state of a node by itself."""
     output = node.output
     missing, stale = _missing(output), list(_stale(output, now))
-    node.changes = bool(stale) or output.unfinished
+    node.discarded = bool(stale)
+    node.changes = node.discarded or output.unfinished
     node.reasons = [*missing, *stale]
     if node.reasons:
         node.state = MISSING if missing else STALE
@@ -114,7 +119,7 @@ def _missing(output: Output) -> list[str]:
         return ["deleted"]
     if output.unfinished:
         return ["the run is not finished"]
-    if output.command in ("pretrain", "sft", "grpo") and os.path.isdir(output.path):
+    if output.command in RUNS and os.path.isdir(output.path):
         model = os.path.join(output.path, "final", "config.json")
         return [] if os.path.exists(model) else ["final/ is missing"]
     missing = []

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -162,6 +163,28 @@ def test_a_changed_input_makes_what_came_of_it_stale(tree: Path) -> None:
     assert states.pop("lines.parquet") == states.pop("lines.rejects.parquet") == "current"
     assert all(state == ("stale" if name in own else "after") for name, state in states.items())
     assert "has changed" in graph[str(tree / "good")].reasons[0]
+
+
+def test_a_run_whose_rows_changed_is_told_to_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose rows were deleted and made again is complete as it is."""
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("a", 40), ("b", 60)):
+        texts = [f"{number} and {number + 1} are numbers of a page" for number in range(count)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"{name}.parquet")
+    rows_of = "tokenize {}.parquet -o tokens/ --vocab-size 280 --length 32 -q"
+    train = "pretrain tokens/ --shape d=16,layers=1,heads=2,ffn=32 --steps 2 --batch 2 -o run -q"
+    monkeypatch.setenv("SABIA_RUN_RECORD", "1")
+    for line in (rows_of.format("a"), train):
+        assert sabia(*shlex.split(line)).exit_code == 0
+    shutil.rmtree("tokens")
+    assert not any("--force" in line for line in commands_to_rebuild(graph_of(tmp_path)))
+    assert sabia(*shlex.split(rows_of.format("b"))).exit_code == 0
+    (line,) = commands_to_rebuild(graph_of(tmp_path))
+    assert line.startswith("sabia pretrain --force ")
+    run(line, tmp_path)
+    assert commands_to_rebuild(graph_of(tmp_path)) == []
 
 
 def test_results_of_another_version_are_stale(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
