@@ -13,7 +13,14 @@ os.environ["TRITON_INTERPRET"] = "1"
 # outputs of equal rows are compared byte for byte
 os.environ.setdefault("SABIA_RUN_RECORD", "0")
 
+# files whose tests take minutes: begun first, so that no worker waits for them at the end
+LONG = ("tests/gpu/test_dry_run.py", "tests/gpu/test_run.py", "tests/test_collection.py")
 COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first; pytest-xdist keeps the order with --no-loadscope-reorder."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,4 +23,4 @@ fi
 workers="${SABIA_TEST_WORKERS:-$(env -u OMP_NUM_THREADS nproc)}"  # nproc heeds OMP_NUM_THREADS
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 cd "$root"
-exec python tests/support/timed_pytest.py -q -n "$workers" --dist loadfile --durations 15 "$@"
+exec python tests/support/timed_pytest.py -q -n "$workers" --dist loadfile --no-loadscope-reorder --durations 15 "$@"
