@@ -17,7 +17,6 @@ FOLDERS = ("cli", "core", "kernels", "examples")
 FILES = sorted(p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
-LEAVES = {"errors", "units", "stop", "notes", "progress", "urls", "shards", "spec", "numerics"}
 TOP = {
     "options",
     "errors",
@@ -35,15 +34,15 @@ TOP = {
     "results",
 }
 ALLOWED = {
-    "shards": set(), "spec": set(), "numerics": set(),
+    "sandbox": set(), "shards": set(), "spec": set(), "numerics": set(),
     "plan": {"spec", "numerics"}, "ops": {"spec", "numerics"},
     "model": {"ops", "spec", "numerics", "shards"},
     "parallel": {"spec", "model", "ops"},
     "train": {"model", "ops", "parallel", "shards", "numerics", "spec"},
     "generate": {"model", "ops", "parallel", "spec", "text", "shards"},
-    "judge": {"generate", "shards"},
-    "web": {"shards", "generate", "text"}, "text": {"shards", "generate"},
-    "bench": {"generate", "judge", "shards", "text", "model", "ops", "parallel", "spec"},
+    "judge": {"generate", "sandbox", "shards"},
+    "web": {"sandbox", "shards", "generate", "text"}, "text": {"shards", "generate"},
+    "bench": {"generate", "judge", "sandbox", "shards", "text", "model", "ops", "parallel", "spec"},
     "quant": {"model", "ops", "parallel", "numerics", "shards", "spec", "text", "generate"},
 }  # fmt: skip
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from waiting import HANG_S, until
 
+from sabia.core.sandbox import limits
 from sabia.core.web.extraction import block_classifier, block_features
-from sabia.core.web.extraction import sandbox as sandbox_module
 from sabia.core.web.extraction.extract import decode, extract, tidy
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.kernels.html.interface import scan
@@ -144,14 +144,14 @@ def test_sandbox_survives_hang_and_death():
         good = page(f"<main>{ARTICLE}</main>").encode()
         assert "Sentence 3 " in sandbox.extract(good, "text/html", "http://h/", True)["text"]
         for body in (good, good * 2_000):  # the second is more than a pipe takes
-            os.kill(sandbox._child.pid, signal.SIGSTOP)  # it hangs
+            os.kill(sandbox.process.pid, signal.SIGSTOP)  # it hangs
             sandbox.wait_s = 0.3
             with pytest.raises(Unextractable, match=r"did not end within 0\.3 s"):
                 sandbox.extract(body, "text/html", "http://h/", True)
             sandbox.wait_s = HANG_S
             assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
-        sandbox._child.kill()
-        sandbox._child.wait()
+        sandbox.process.kill()
+        sandbox.process.wait()
         assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
 
 
@@ -160,13 +160,13 @@ def test_sandbox_limits_cpu_time_and_not_the_time_that_others_take():
     with Sandbox(time_s=0.1) as sandbox:
         with pytest.raises(Unextractable, match=r"more than 0\.1 s of CPU time"):
             sandbox.extract(long, "text/html", "http://h/", True)
-        child = sandbox._running()
+        child = sandbox.running()
         os.kill(child.pid, signal.SIGSTOP)  # another process has the processor for a while
         threading.Timer(0.2, os.kill, (child.pid, signal.SIGCONT)).start()
         assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
         for _ in range(12):  # together more than the limit, which is that of a page
             assert sandbox.extract(short, "text/html", "http://h/", True)["text"]
-        assert sandbox._child is child
+        assert sandbox.process is child
 
 
 def test_sandbox_says_how_the_child_died_and_replaces_it(monkeypatch):
@@ -174,18 +174,18 @@ def test_sandbox_says_how_the_child_died_and_replaces_it(monkeypatch):
         child.kill()
         return exchange(child, *given)
 
-    exchange = sandbox_module._exchange
+    exchange = limits.exchange
     with Sandbox() as sandbox:
-        sandbox._running()
-        monkeypatch.setattr(sandbox_module, "_exchange", dying)
+        sandbox.running()
+        monkeypatch.setattr(limits, "exchange", dying)
         with pytest.raises(Unextractable, match=r"died \(signal 9\)"):
             sandbox.extract(b"a", "text/plain", "u", False)
         monkeypatch.undo()
         assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
-        sandbox._pages = sandbox_module.PAGES_PER_CHILD
-        old = sandbox._child.pid
+        sandbox.asked = sandbox.requests
+        old = sandbox.process.pid
         assert sandbox.extract(b"fine", "text/plain", "u", False)["text"] == "fine"
-        assert sandbox._child.pid != old
+        assert sandbox.process.pid != old
 
 
 def test_sandbox_limits_memory():
@@ -199,7 +199,7 @@ def test_sandbox_limits_memory():
 def test_sandbox_ends_with_its_parent():
     script = (
         "import os; from sabia.core.web.extraction.sandbox import Sandbox; box = Sandbox();"
-        "box.extract(b'a', 'text/plain', 'u', False); print(box._child.pid, flush=True);"
+        "box.extract(b'a', 'text/plain', 'u', False); print(box.process.pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout

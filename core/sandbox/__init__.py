@@ -1,0 +1,1 @@
+"""Children with limits: parsers of untrusted data (`limits`)."""
