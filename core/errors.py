@@ -44,6 +44,10 @@ class Infeasible(SabiaError):
     exit_code = ExitCode.INFEASIBLE
 
 
+class GateClosed(Infeasible):
+    """A model fell by more than a gate allows (3)."""
+
+
 class BadData(SabiaError):
     """An input is corrupt, truncated or empty, or has the wrong schema (65)."""
 

@@ -25,9 +25,10 @@ IDS_SHOWN = 12
 def render(
     summary: Summary, scores: Sequence[Score], title: str, facts: Sequence[tuple[str, str]] = (),
     verdicts: Sequence[VerdictRow] = (), checks: Sequence[Mapping[str, Any]] = (),
+    first: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """The HTML page. facts: names and values of settings, listed at the end; checks: figures of
-    judged scores, see `judged_checks`."""
+    judged scores, see `judged_checks`; first: sections before the others."""
     items = {r.task: r.items for r in summary.results}
     models, tasks = len(summary.models), len(summary.tasks)
     lead = (
@@ -37,7 +38,7 @@ def render(
     )
     parts = []
     if summary.results:
-        parts = [page.paragraph(lead)]
+        parts = [page.paragraph(lead), *first]
         parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
@@ -186,7 +187,7 @@ def _examples(c: Comparison, details: Details) -> list[str]:
         if ids:
             more = f" and {len(ids) - IDS_SHOWN} more" if len(ids) > IDS_SHOWN else ""
             parts.append(page.paragraph(f"{name}: {', '.join(ids[:IDS_SHOWN])}{more}"))
-    for item in c.worse[:EXAMPLES]:
+    for item in (*c.worse[:EXAMPLES], *c.better[:EXAMPLES]):
         before, after = (details.get((m, c.task, item)) for m in (c.model_a, c.model_b))
         if before or after:
             parts.append(page.preformatted(_example(item, c, before or {}, after or {})))
@@ -226,7 +227,7 @@ def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str
             rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples, *missed])
     for name, model, i in capability_rows(summary):
         rows.append([name, model, "mean of shares", _share(i), *[""] * (len(rows[0]) - 4)])
-    lines = _aligned(rows)
+    lines = aligned(rows)
     if summary.comparisons:
         pairs = [
             ["task", "from → to", "difference [95 %]", "detectable", "worse", "better", "p (Holm)"]
@@ -235,13 +236,14 @@ def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str
             row = _comparison_row(c)
             pair = f"{c.model_a} → {c.model_b}"
             pairs.append([c.task, pair, *map(str, row[4:8]), _p(c.p_holm)])
-        lines += ["", *_aligned(pairs)]
+        lines += ["", *aligned(pairs)]
     if rows := verdict_table.terminal_lines(verdicts):
-        lines = [*(lines if summary.results else []), "", *_aligned(rows)]
+        lines = [*(lines if summary.results else []), "", *aligned(rows)]
     return "\n".join(lines)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table whose columns begin at the same place."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

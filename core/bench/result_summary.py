@@ -27,6 +27,7 @@ from sabia.core.bench.task import METRICS_OF
 
 Key = tuple[str, int]  # item id, sample
 Groups = Mapping[str, str]  # item id → its cluster
+Table = dict[str, dict[str, dict[str, dict[Key, float]]]]  # task → model → metric → sample → value
 SCHEMA_VERSION = 1
 HEADLINES = ("acc", "exact_match", "points", "share", "bits_per_byte")
 
@@ -98,19 +99,25 @@ class Summary:
         return None
 
 
+def tabulate(scores: Iterable[Score]) -> tuple[Table, dict[str, dict[str, str]]]:
+    """The values by task, model, metric and sample, and the clusters of each task's items."""
+    table: Table = {}
+    groups: dict[str, dict[str, str]] = {}
+    for score in scores:
+        if score.cluster:
+            groups.setdefault(score.task, {})[score.item_id] = score.cluster
+        cell = table.setdefault(score.task, {}).setdefault(score.model, {})
+        cell.setdefault(score.metric, {})[score.item_id, score.sample] = score.value
+    return table, groups
+
+
 def summarise(
     scores: Iterable[Score],
     headlines: Mapping[str, str] | None = None,
     capabilities: Mapping[str, str] | None = None,
 ) -> Summary:
     """Values, intervals and comparisons; `headlines` and `capabilities` are those of tasks."""
-    table: dict[str, dict[str, dict[str, dict[Key, float]]]] = {}
-    groups: dict[str, dict[str, str]] = {}  # of each task
-    for score in scores:  # task → model → metric → (item, sample) → value
-        if score.cluster:
-            groups.setdefault(score.task, {})[score.item_id] = score.cluster
-        cell = table.setdefault(score.task, {}).setdefault(score.model, {})
-        cell.setdefault(score.metric, {})[score.item_id, score.sample] = score.value
+    table, groups = tabulate(scores)
     models = tuple(dict.fromkeys(model for task in table.values() for model in task))
     chosen = {
         task: _headline(by_model, (headlines or {}).get(task)) for task, by_model in table.items()
@@ -176,7 +183,7 @@ def _ratio(
     keys = list(metrics[LOGLIKELIHOOD])
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
-    ratio = statistics.ratio_bootstrap(nats, per, _clusters(keys, groups))
+    ratio = statistics.ratio_bootstrap(nats, per, clusters_of(keys, groups))
     value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
     interval = statistics.Interval(value, low, high, ratio.method)
     return Result(model, task, metric.name, interval, len(keys), 1.0)
@@ -188,7 +195,7 @@ def _mean(
 ) -> Result:  # fmt: skip
     by_key = metrics[metric.name]
     values, _, items = _columns(by_key, list(by_key))
-    clusters = _clusters(list(by_key), groups)
+    clusters = clusters_of(list(by_key), groups)
     share = metric.unit == "share"
     interval, maximum = statistics.mean_interval(values, clusters, share), None
     if metric.aggregate == "sum":
@@ -224,14 +231,14 @@ def _columns(
     return np.array([by_key[key] for key in keys]), clusters, len(number)
 
 
-def _clusters(keys: Sequence[Key], groups: Groups) -> np.ndarray:
+def clusters_of(keys: Sequence[Key], groups: Groups) -> np.ndarray:
     """The number of the cluster of each sample: those of an item, or of all items of a group."""
     number: dict[tuple[str, bool], int] = {}
     named = [(groups.get(item, item), item in groups) for item, _ in keys]
     return np.array([number.setdefault(name, len(number)) for name in named])
 
 
-def _per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
+def per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
     """Values by item; ratios use the sums of the item."""
     if metric.aggregate != "ratio":
         return metrics.get(metric.name, {})
@@ -244,14 +251,16 @@ def _compare(
     by_model: Mapping[str, Mapping[str, Mapping[Key, float]]], groups: Groups,
 ) -> Comparison | None:  # fmt: skip
     metric = METRICS.get(name, Metric(name, ""))
-    first, second = _per_item(metric, by_model[a]), _per_item(metric, by_model[b])
+    first, second = per_item(metric, by_model[a]), per_item(metric, by_model[b])
     keys = [key for key in first if key in second]
     if not keys:
         return None
     x, numbers, items = _columns(first, keys)
     y, _, _ = _columns(second, keys)
     sign = 1.0 if metric.higher_is_better else -1.0
-    pair = statistics.paired(x, y, _clusters(keys, groups), items)
+    pair = statistics.paired(x, y, clusters_of(keys, groups), items)
+    if metric.aggregate == "sum":
+        pair = statistics.scaled(pair, len(keys))
     if sign < 0:
         pair = replace(pair, regressed=pair.fixed, fixed=pair.regressed)
     change = np.bincount(numbers, weights=sign * (y - x), minlength=items)

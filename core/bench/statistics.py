@@ -13,7 +13,7 @@ Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -218,6 +218,13 @@ def paired(a: np.ndarray, b: np.ndarray, clusters: np.ndarray, items: int) -> Pa
         test, p = "student_t" if alone else "student_t_clustered", _t_p(mean, error, count)
     interval = Interval(mean, mean - half, mean + half, "student_t" + "_clustered" * (not alone))
     return Paired(interval, p, test, items, regressed, fixed, detectable(half, pairs))
+
+
+def scaled(pair: Paired, scale: float) -> Paired:
+    """The comparison of sums, where `pair` is that of means; scale: the number of values."""
+    d = pair.difference
+    ends = Interval(d.value * scale, d.low * scale, d.high * scale, d.method)
+    return replace(pair, difference=ends, detectable=pair.detectable * scale)
 
 
 def _t_p(mean: float, error: float, clusters: int) -> float:

@@ -45,6 +45,17 @@ class EvalOptions(
     )  # fmt: skip
     """It contains charts, tables and the items whose scores differ, without scripts and external
     files."""
+    gate: str = text(
+        "File of the largest falls allowed against a baseline", "FILE.toml",
+        only=needs("inputs", "model", "answers"), recorded=False, group="Input and output",
+        common=True,
+    )  # fmt: skip
+    """`baseline = "NAME"` and `[[rule]]` tables with `max_drop` and a pattern for one of
+    `capability`, `task` and `rubric_item`; `*` makes a check of each. Optional: `metric`;
+    `confidence` (0.95); `undecided = "fail"`; `repeats`, names of models that differ from the
+    baseline by the seed only, whose largest difference is shown as noise; and `[capabilities]`,
+    lists of tasks by name. A check is red if a larger fall is shown, green if it is excluded, and
+    else says how many items would tell. If one is red the exit code is 3."""
     index: str = text(
         "Benchmark index for dedup --decontaminate: write or compare", "FILE.parquet",
         only=TASKS, recorded=False, group="Input and output",

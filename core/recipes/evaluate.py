@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,18 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench import judged_checks, verdict_table
+from sabia.core.bench import gate_report, judged_checks, verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
+from sabia.core.bench.gate import Check, Scores, failed, judge
+from sabia.core.bench.gate_file import Gate, load_gate
 from sabia.core.bench.items import Item, load_items, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
-from sabia.core.bench.report import render, terminal_table
-from sabia.core.bench.result_summary import Summary, summarise, to_json
+from sabia.core.bench.report import aligned, render, terminal_table
+from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
 from sabia.core.bench.score_rows import Score, ScoreRow, from_batch, schema, to_batches
 from sabia.core.bench.task import Task, load_task
 from sabia.core.bench.verdict_rows import VerdictRow
-from sabia.core.errors import Failed, UsageError
+from sabia.core.errors import Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import open_budget
@@ -54,6 +56,7 @@ def run(job: Job, options: EvalOptions) -> None:
     """
     started = time.monotonic()
     tasks = [load_task(path) for path in options.task]
+    gate = load_gate(options.gate) if options.gate else None
     _check(job, options, tasks)
     index_line = ""  # which tasks the corpus was cleaned of, for the report
     if options.index and not job.dry_run:
@@ -85,11 +88,9 @@ def run(job: Job, options: EvalOptions) -> None:
     rows = [*earlier, *fresh]
     scores = [row for row in rows if isinstance(row, Score)]
     verdicts = [row for row in rows if isinstance(row, VerdictRow)]
-    summary = summarise(
-        scores,
-        {task.name: task.metric for task in tasks if task.metric},
-        {task.name: task.capability for task in tasks if task.capability},
-    )
+    capabilities = {task.name: task.capability for task in tasks if task.capability}
+    headlines = {task.name: task.metric for task in tasks if task.metric}
+    summary = summarise(scores, headlines, capabilities)
     # rows are not printed on a terminal, and not where the JSON report goes
     printable = not job.to_stdout or not (job.json or sys.stdout.isatty())
     if old is None and (options.model or options.answers) and printable:
@@ -98,13 +99,32 @@ def run(job: Job, options: EvalOptions) -> None:
                 writer.write(batch)
     facts = [(task.name, task.description) for task in tasks if task.description]
     facts += [("decontaminated", index_line)] if index_line else []
-    _publish(job, options, summary, scores, verdicts, items, time.monotonic() - started, facts)
+    checks = _gate_checks(gate, summary, scores, verdicts, capabilities)
+    wall_s = time.monotonic() - started
+    _publish(job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks)
     if missing := _missing(fresh, options.max_missing):
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise Failed(
             f"{missing[0]}{more}; their rows are written. Run again to ask for what is missing, or "
             "allow it by --max-missing"
         )
+    if gate and (closing := failed(gate, checks)):
+        names = ", ".join(f"{c.candidate}: {c.name} ({c.verdict})" for c in closing[:3])
+        more = f" and {len(closing) - 3} more" if len(closing) > 3 else ""
+        raise GateClosed(f"--gate {options.gate}: {names}{more}; the rows are written")
+
+
+def _gate_checks(
+    gate: Gate | None,
+    summary: Summary,
+    scores: Sequence[Score],
+    verdicts: Sequence[VerdictRow],
+    capabilities: Mapping[str, str],
+) -> list[Check]:
+    if gate is None:
+        return []
+    table, groups = tabulate(scores)
+    return judge(gate, Scores(table, groups, summary.headlines, capabilities, verdicts))
 
 
 def _with_clusters(rows: Iterable[ScoreRow], items: Items) -> list[ScoreRow]:
@@ -263,10 +283,15 @@ def _publish(
     items: Items,
     wall_s: float,
     more: Sequence[tuple[str, str]],
+    gate: Gate | None,
+    checks: Sequence[Check],
 ) -> None:
     table = terminal_table(summary, verdicts)
     for line in filter(None, table.splitlines()):
         notes.note(line)
+    if gate:
+        for line in aligned([gate_report.COLUMNS, *gate_report.rows(checks)]):
+            notes.note(line)
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
         notes.warn(line)
@@ -281,9 +306,10 @@ def _publish(
         ]
         named = dict.fromkeys([*summary.tasks, *(row.task for row in verdicts)])
         title = "Evaluation: " + ", ".join(named)
+        first = [gate_report.section(gate, checks)] if gate else []
         write_atomic(
             options.report,
-            render(summary, scores, title, facts, verdicts, judged_checks.rows(traits)),
+            render(summary, scores, title, facts, verdicts, judged_checks.rows(traits), first),
         )
         notes.note(f"report: {options.report}")
     if job.json:
@@ -291,6 +317,7 @@ def _publish(
             to_json(summary)
             | verdict_table.to_json(verdicts)
             | {"reward_checks": judged_checks.rows(traits)}
+            | ({"gate": gate_report.to_json(checks)} if gate else {})
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )
         print(json.dumps(report, indent=1))
