@@ -18,8 +18,9 @@ STYLE = """
   --series-1: #56b4e9; --series-2: #f08a4b; --series-3: #3ecba0; --series-4: #e08cc0;
   --series-5: #e6b84a; --series-6: #8cc8ec; --series-7: #a99cf0; --series-8: #a8a8a8; } }
 body { background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+p { max-width: 56rem; }
 p.quiet, figcaption, caption { color: var(--quiet); font-size: .9rem; text-align: left; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: .9rem; display: block;
   overflow-x: auto; font-variant-numeric: tabular-nums; }

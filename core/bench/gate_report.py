@@ -8,8 +8,8 @@ from sabia.core import page
 from sabia.core.bench.gate import GREEN, RED, Check
 from sabia.core.bench.gate_file import Gate
 
-COLUMNS = ("candidate", "check", "metric", "difference [bounds]", "allowed", "noise", "worse",
-           "better", "items", "verdict")  # fmt: skip
+COLUMNS = ("verdict", "candidate", "check", "metric", "difference [bounds]", "allowed", "noise",
+           "worse", "better", "items")  # fmt: skip
 IDS = 50
 
 
@@ -25,11 +25,11 @@ def rows(checks: Sequence[Check]) -> list[list[str]]:
     order = {RED: 0, GREEN: 2}
     return [
         [
-            c.candidate, f"{c.kind.replace('_', ' ')} {c.name}", c.metric or "headline",
-            f"{c.difference.value:+.4g} [{c.low:+.4g}, {c.high:+.4g}]", f"{-c.max_drop:g}",
+            _verdict(c) + _missing(c), c.candidate, f"{c.kind.replace('_', ' ')} {c.name}", c.metric or "headline",
+            f"{c.difference.value:+.3g} [{c.low:+.3g}, {c.high:+.3g}]", f"{-c.max_drop:g}",
             "" if c.noise is None else f"{c.noise:.3g}",
             str(len(c.difference.worse) or ""), str(len(c.difference.better) or ""),
-            str(c.difference.items), _verdict(c) + _missing(c),
+            str(c.difference.items),
         ]
         for c in sorted(checks, key=lambda check: order.get(check.verdict, 1))
     ]  # fmt: skip
