@@ -25,7 +25,8 @@ def rows(checks: Sequence[Check]) -> list[list[str]]:
     order = {RED: 0, GREEN: 2}
     return [
         [
-            _verdict(c) + _missing(c), c.candidate, f"{c.kind.replace('_', ' ')} {c.name}", c.metric or "headline",
+            _verdict(c) + _missing(c), c.candidate, f"{c.kind.replace('_', ' ')} {c.name}",
+            c.metric or "headline",
             f"{c.difference.value:+.3g} [{c.low:+.3g}, {c.high:+.3g}]", f"{-c.max_drop:g}",
             "" if c.noise is None else f"{c.noise:.3g}",
             str(len(c.difference.worse) or ""), str(len(c.difference.better) or ""),
