@@ -96,7 +96,9 @@ def _crawl(job: Job, options: CrawlOptions, inputs: Inputs) -> Summary:
             crawl.add_seeds(inputs.seeds)
             asyncio.run(crawl.run())
         frontier.set_fact("round", "closed")
-        with Rejects(reject_path(job)) as rejects:
+        about = manifest.provenance(job, "reject", [str(frontier.fact("identity"))])
+        about["out"] = manifest.named_output(job)
+        with Rejects(reject_path(job), about) as rejects:
             for line in inputs.bad_seeds:
                 rejects.add({"url": line}, "not an http(s) URL", "seeds")
             for url, host, reason in frontier.refusals():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from sabia.core.shards.outputs import read_metadata
 from sabia.examples.little_web import build_site
 from sabia.examples.little_web.labels import focus_texts
 from sabia.examples.little_web.server import LittleWebServer
@@ -94,6 +95,8 @@ def _check_waits(server):
 
 
 def _check_rejects(path):
+    made = read_metadata(str(path))  # so that a report lists the file and how it is made again
+    assert made["command"] == "crawl" and made["out"] == path.name.replace(".rejects", "")
     reasons = " ".join(row["reason"] for row in rows(path))
     for said in ("robots.txt disallows it", "HTTP 404", "HTTP 500", "content type application/pdf",
                  "larger than", "transfer failed", "169.254.169.254", "trap", "redirects",
