@@ -16,7 +16,7 @@ RESULTS = {
     "classify train": 1,
     "classify threshold": 1,
     "dedup": 1,
-    "rewrite": 1,
+    "rewrite": 2,
     "tokenize": 1,
     "pretrain": 1,
     "sft": 2,

@@ -16,12 +16,13 @@ class RewriteOptions(
 ):  # fmt: skip
     """Options of `sabia rewrite`."""
 
-    recipe: str = choice(
-        "How documents are rewritten; reason-first puts reasoning before conclusions",
-        "reason-first",
+    recipe: str = text(
+        "How documents are rewritten: reason-first puts reasoning before conclusions; or a file",
+        "NAME|FILE.toml", default="reason-first",
     )  # fmt: skip
     """`reason-first` moves an answer or conclusion that precedes its reasoning to the end of the
-    reasoning."""
+    reasoning. A file, whose name ends in `.toml`, has the `prompt` of a model, and optionally the
+    tables `[pieces]`, `[filters]` and `[checks]`, which are listed in the description."""
     engine: str = choice("What rewrites: rules without a model, a model at --url, or a local model",
                          "rules", "endpoint", "local")  # fmt: skip
     """`rules` reorders sentences without a model. `endpoint` uses a model on a server (`--url`),

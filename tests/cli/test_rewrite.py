@@ -271,12 +271,52 @@ def test_a_terminal_shows_what_a_run_costs_while_it_runs(pages, tmp_path, out):
     assert len({usd for _, _, usd in figures}) > 1
 
 
+SHOUT = """
+prompt = "Write the text in capitals.\\nAnswer with the text alone."
+pieces = {at = "lines", most-chars = 200}
+filters = {min-chars = 30, matches = "answer"}
+checks = {words = 0.9, names = false, language = false, length = [0.5, 2]}
+"""
+
+
+def test_a_recipe_of_a_file_decides_prompt_pieces_filters_and_checks(pages, tmp_path):
+    recipe = tmp_path / "shout.toml"
+    recipe.write_text(SHOUT)
+
+    def capitals(text):
+        assert text.startswith("Write the text in capitals.")
+        return text.partition("Answer with the text alone.\n")[2].upper()
+
+    more = ("--recipe", recipe)
+    with Stub(answer=capitals) as stub:
+        out = tmp_path / "out.parquet"
+        sabia("rewrite", pages, "-o", out, *endpoint(stub, tmp_path, *more))
+        sent = stub.requests
+        assert all(len(body["messages"][1]["content"]) <= 200 for body in stub.bodies)
+        recipe.write_text(SHOUT.replace("0.5, 2]", "2, 3]"))  # the same calls, other checks
+        sabia("rewrite", pages, "-o", tmp_path / "b.parquet", *endpoint(stub, tmp_path, *more))
+        assert stub.requests == sent
+        repeated = sabia("rewrite", pages, "-o", out, *endpoint(stub, tmp_path, *more), check=False)
+    assert repeated.returncode == 0  # other checks are another run
+    before = list(rows())
+    for old, new in zip(before, pq.read_table(tmp_path / "b.parquet").to_pylist(), strict=True):
+        asked = "answer" in old["text"]
+        assert new["text"] == old["text"] and new["rewrite_recipe"] == "shout"
+        verdict = "length ratio 1.00 (expected 2 to 3)" if asked else "left out by "
+        assert new["rewrite_verdict"].startswith(verdict)
+    assert pq.read_table(out).equals(pq.read_table(tmp_path / "b.parquet"))
+    done = sabia("rewrite", pages, *more, check=False)
+    assert done.returncode == 2 and b"recipe shout has no rules" in done.stderr
+
+
 def test_usage_errors(pages, tmp_path):
     cases = [
         (["--engine", "endpoint"], "--url: is missing (--engine endpoint needs it)"),
         (["--engine", "local"], "--model: is missing (--engine local needs it)"),
         (["--engine", "local", "--model", tmp_path], "not a model directory"),
-        (["--recipe", "haiku"], "expected reason-first"),
+        (["--recipe", "haiku"], "--recipe: 'haiku' (expected reason-first or FILE.toml)"),
+        (["--recipe", "reason-frst"], "did you mean reason-first?"),
+        (["--recipe", tmp_path / "none.toml"], "none.toml: No such file"),
         (["--engine", "endpoint", "--url", "here", "--model", "m"], "not an HTTP address"),
         (["--engine", "endpoint", "--url", "http://x/v1", "--model", "m", "--max-usd", "1"],
          "--max-usd: only with --prices"),

@@ -1,23 +1,20 @@
 """Checks that a model's rewriting keeps the content of its source and adds none.
 
 The first check that fails gives the reason. In this order: the answer is complete (finish reason)
-and not empty; it is no refusal and does not talk about the task; its length is similar; it has all
+and not empty; it is no refusal and does not talk about the task; its length is similar; it has the
 numbers of the source and few new ones; it states no date and no name that the source does not
-state; it has most words of the source; its language is the same; it does not repeat itself. No
-check needs a model.
+state; it has most words of the source; its language is the same; it does not repeat itself. The
+limits are those of a recipe. No check needs a model.
 """
 
 import re
 from collections import Counter
 
+from sabia.core.text.rewrite.rewrite_recipe import Checks
 from sabia.core.text.rewrite.stated_facts import new_date, new_name
 
 VERSION = 2  # raise it when other texts pass
-MIN_LENGTH_RATIO, MAX_LENGTH_RATIO = 0.6, 1.8
-MIN_WORDS_KEPT = 0.6
-MAX_NEW_NUMBERS = 0.2  # of the numbers of the source, and at least SPARE_NEW_NUMBERS
-SPARE_NEW_NUMBERS = 2
-MAX_REPEATED = 0.2  # share of word 5-grams seen before, beyond that of the source
+SPARE_NEW_NUMBERS = 2  # that any text may have
 SHORT_WORDS = 20  # shorter texts have no reliable language or repetition rate
 
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
@@ -42,57 +39,60 @@ def strip_answer(answer: str) -> str:
     return (fenced[1] if fenced else text).strip()
 
 
-def unfaithful(source: str, text: str, finish_reason: str | None) -> str:
+def unfaithful(source: str, text: str, finish_reason: str | None, limits: Checks) -> str:
     """Why `text` is not a faithful rewriting of `source`; empty where it is one."""
     if finish_reason not in ("stop", None):
         return f"cut short (finish reason {finish_reason})"
     if not text.strip():
         return "empty"
-    if META.match(text) and not META.match(source):
+    if limits.refusals and META.match(text) and not META.match(source):
         return "refusal or talk about the task"
     checks = (_length, _numbers, _dates, _names, _words, _language, _repetition)
-    return next(filter(None, (check(source, text) for check in checks)), "")
+    return next(filter(None, (check(source, text, limits) for check in checks)), "")
 
 
-def _length(source: str, text: str) -> str:
+def _length(source: str, text: str, limits: Checks) -> str:
     ratio = len(text.strip()) / max(1, len(source.strip()))
-    if MIN_LENGTH_RATIO <= ratio <= MAX_LENGTH_RATIO:
+    least, most = limits.length
+    if least <= ratio <= most:
         return ""
-    return f"length ratio {ratio:.2f} (expected {MIN_LENGTH_RATIO} to {MAX_LENGTH_RATIO})"
+    return f"length ratio {ratio:.2f} (expected {least:g} to {most:g})"
 
 
-def _numbers(source: str, text: str) -> str:
+def _numbers(source: str, text: str, limits: Checks) -> str:
     old, new = set(NUMBER.findall(source)), set(NUMBER.findall(text))
-    if missing := sorted(old - new):
+    missing = sorted(old - new)
+    if len(old) - len(missing) < limits.numbers * len(old):
         return f"number missing: {missing[0]} ({len(missing)} of {len(old)})"
     added = sorted(new - old)
-    if len(added) > max(SPARE_NEW_NUMBERS, MAX_NEW_NUMBERS * len(old)):
+    if len(added) > max(SPARE_NEW_NUMBERS, limits.new_numbers * len(old)):
         return f"new numbers: {added[0]} and {len(added) - 1} more"
     return ""
 
 
-def _dates(source: str, text: str) -> str:
-    date = new_date(source, text)
+def _dates(source: str, text: str, limits: Checks) -> str:
+    date = limits.dates and new_date(source, text)
     return f"new date: {date}" if date else ""
 
 
-def _names(source: str, text: str) -> str:
-    name = new_name(source, text)
+def _names(source: str, text: str, limits: Checks) -> str:
+    name = limits.names and new_name(source, text)
     return f"new name: {name}" if name else ""
 
 
-def _words(source: str, text: str) -> str:
+def _words(source: str, text: str, limits: Checks) -> str:
     wanted = {word.lower() for word in WORD.findall(source)}
     if not wanted:
         return ""
     kept = len(wanted & {word.lower() for word in WORD.findall(text)}) / len(wanted)
-    return "" if kept >= MIN_WORDS_KEPT else f"only {kept:.0%} of the source's words kept"
+    return "" if kept >= limits.words else f"only {kept:.0%} of the source's words kept"
 
 
-def _language(source: str, text: str) -> str:
+def _language(source: str, text: str, limits: Checks) -> str:
     from sabia.core.text.classify.language import UNDETERMINED, names_of
 
-    if min(len(TOKEN.findall(source)), len(TOKEN.findall(text))) < SHORT_WORDS:
+    shorter = min(len(TOKEN.findall(source)), len(TOKEN.findall(text)))
+    if not limits.language or shorter < SHORT_WORDS:
         return ""
     names = names_of([source, text])
     if UNDETERMINED in names or names[0] == names[1]:
@@ -100,9 +100,11 @@ def _language(source: str, text: str) -> str:
     return f"language {names[1]} (source: {names[0]})"
 
 
-def _repetition(source: str, text: str) -> str:
+def _repetition(source: str, text: str, limits: Checks) -> str:
     excess = _repeated(text) - _repeated(source)
-    return f"repeats itself ({excess:.0%} more than the source)" if excess > MAX_REPEATED else ""
+    if excess <= limits.repetition:
+        return ""
+    return f"repeats itself ({excess:.0%} more than the source)"
 
 
 def _repeated(text: str, n: int = 5) -> float:

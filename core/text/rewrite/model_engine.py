@@ -1,6 +1,6 @@
-"""Rewriting by a model: the prompt, the pieces of a document, and the two model back ends.
+"""Rewriting by a model: the pieces of a document, and the two model back ends.
 
-A long document is cut at blank lines and rewritten piece by piece. A writer takes prompts and
+A long document is cut as the recipe says and rewritten piece by piece. A writer takes prompts and
 returns answers in order. It stores each answer in a content-addressed cache (the key is a hash of
 model, prompt and sampling) before it returns it, so a run that is started again does not pay for it
 twice. The endpoint writer keeps many calls in flight; the local writer generates in groups.
@@ -8,8 +8,6 @@ twice. The endpoint writer keeps many calls in flight; the local writer generate
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,23 +22,12 @@ from sabia.core.generate.client import Client
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.options.chat_template import DATE, chat_variables
+from sabia.core.text.rewrite.rewrite_recipe import Pieces, Recipe
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
 
-PROMPTS = {
-    "reason-first": """\
-You put a text in another order. Where it states an answer or a conclusion before the reasoning \
-that leads to it, write the reasoning first and the answer last: first the problem, then the steps \
-in order of increasing detail, then the result. Do so for every exercise on its own.
-Keep the language of the text, every number, name and formula, and all that is said; add no fact \
-and no remark of your own. A passage that is already in order stays as it is, word for word.
-ModelAnswer with the text alone.""",
-}
-PIECE_CHARS = 6_000
-CHARS_PER_TOKEN = 2.0  # of the longest answer to expect; digits and rare words are short tokens
 SPARE_TOKENS = 64
-BLANK_LINES = re.compile(r"(\n[ \t]*\n\s*)")
 GROUP = 64
 
 
@@ -54,45 +41,40 @@ class ModelAnswer:
     error: str = ""
 
 
-def prompt_hash(recipe: str) -> str:
-    """128-bit hash of the recipe's instructions, 32 hex digits."""
-    return hashlib.blake2b(PROMPTS[recipe].encode(), digest_size=16).hexdigest()
-
-
-def messages(recipe: str, text: str) -> list[dict[str, str]]:
+def messages(recipe: Recipe, text: str) -> list[dict[str, str]]:
     """The chat messages that ask for one piece."""
     return [
-        {"role": "system", "content": PROMPTS[recipe]},
+        {"role": "system", "content": recipe.prompt},
         {"role": "user", "content": text},
     ]
 
 
-def pieces_of(text: str, most_chars: int = PIECE_CHARS) -> list[str]:
-    """Alternately pieces of the text and the blank lines between them, pieces first.
+def pieces_of(text: str, cut: Pieces) -> list[str]:
+    """Alternately pieces of the text and the white space between them, pieces first.
 
-    A piece has at most `most_chars` characters, or is one longer paragraph. Joined, all are the
-    text.
+    A piece has at most `most_chars` characters, or is one longer part, such as a paragraph. Joined,
+    all are the text.
     """
-    parts = BLANK_LINES.split(text)
+    parts = cut.separator.split(text)
     pieces = [parts[0]]
-    for gap, paragraph in zip(parts[1::2], parts[2::2], strict=True):
-        if len(pieces[-1]) + len(gap) + len(paragraph) <= most_chars:
-            pieces[-1] += gap + paragraph
+    for gap, part in zip(parts[1::2], parts[2::2], strict=True):
+        if len(pieces[-1]) + len(gap) + len(part) <= cut.most_chars:
+            pieces[-1] += gap + part
         else:
-            pieces += [gap, paragraph]
+            pieces += [gap, part]
     return pieces
 
 
-def answer_tokens(text: str) -> int:
+def answer_tokens(text: str, cut: Pieces) -> int:
     """Tokens that the rewritten piece may have."""
-    return int(len(text) / CHARS_PER_TOKEN) + SPARE_TOKENS
+    return int(len(text) * cut.tokens_per_char) + SPARE_TOKENS
 
 
 class EndpointWriter:
     """Rewrites through an OpenAI-compatible server."""
 
     def __init__(
-        self, client: Client, recipe: str, temperature: float, seed: int, chat: str = ""
+        self, client: Client, recipe: Recipe, temperature: float, seed: int, chat: str = ""
     ) -> None:
         self.client, self.recipe, self.extra = client, recipe, server_variables(chat)
         self.temperature, self.seed = temperature, seed
@@ -101,7 +83,7 @@ class EndpointWriter:
         """The request for one piece."""
         return ChatRequest(
             messages(self.recipe, text),
-            max_tokens=answer_tokens(text),
+            max_tokens=answer_tokens(text, self.recipe.pieces),
             temperature=self.temperature,
             seed=self.seed if self.temperature > 0 else None,
             extra=self.extra,
@@ -132,7 +114,7 @@ class LocalWriter:
         name: str,
         fingerprint: str,
         cache: CallCache,
-        recipe: str,
+        recipe: Recipe,
         temperature: float,
         seed: int,
         chat: str = "",
@@ -159,7 +141,7 @@ class LocalWriter:
             {
                 "model": self.fingerprint,
                 "messages": messages(self.recipe, text),
-                "max_tokens": answer_tokens(text),
+                "max_tokens": answer_tokens(text, self.recipe.pieces),
                 **self.sampling,
                 **({"chat": self.variables} if self.variables else {}),
             }

@@ -3,7 +3,8 @@
 The rules engine permutes sentences (`reason_first`) and runs in any number of workers. A model
 engine asks an endpoint or a local model, and `faithfulness` checks every answer: a document that
 fails keeps its original text or is rejected, with the reason. New columns: `rewritten`,
-`rewrite_verdict` (rewritten, unchanged, or the reason of a failure), `rewrite_recipe`,
+`rewrite_verdict` (rewritten, unchanged, the filter that left the document out, or the reason of a
+failure), `rewrite_recipe`,
 `rewrite_engine`, `rewrite_model`, `rewrite_prompt_hash`, `rewrite_source_hash` (of the original
 text) and `rewrite_finish_reason`.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes, units
+from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import load_engine, model_fingerprint
@@ -38,11 +40,12 @@ from sabia.core.text.rewrite.model_engine import (
     ModelAnswer,
     Writer,
     pieces_of,
-    prompt_hash,
 )
+from sabia.core.text.rewrite.rewrite_recipe import Checks, Filters, Recipe, load_recipe
 
 BATCHES_AHEAD = 2
 REWRITTEN, UNCHANGED = "rewritten", "unchanged"
+LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True)
@@ -56,26 +59,35 @@ class Outcome:
     finish_reason: str | None = None
     model: str | None = None
 
+    @property
+    def faithful(self) -> bool:
+        """Whether no answer of a model failed a check."""
+        return self.verdict in (REWRITTEN, UNCHANGED) or self.verdict.startswith(LEFT_OUT)
+
 
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrite the job's documents; raise what the shards, the client and the engine raise."""
+    recipe = load_recipe(options.recipe)
     sources = open_inputs(job, "document", once=True)
     if options.engine == "rules":
-        transform = partial(rewrite_by_rules, recipe=options.recipe)
-        salt = f"rules {reason_first.VERSION}"
+        if not recipe.rules:
+            raise UsageError(f"--engine rules: recipe {recipe.name} has no rules (expected "
+                             "--engine endpoint or local)")  # fmt: skip
+        transform = partial(rewrite_by_rules, recipe=recipe)
+        salt = f"rules {reason_first.VERSION} {recipe.filters}"
         summary = run_map(job, transform, sources=sources, salt=salt)
         _report(job, summary)
         return
     if job.jobs > 1:
         notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
         job = replace(job, jobs=1)
-    writer = make_writer(job, options)
+    writer = make_writer(job, options, recipe)
     try:
         if job.dry_run and isinstance(writer, EndpointWriter):
             _print_estimate(writer, sources)
-        transform = partial(rewrite_by_model, writer=writer, options=options)
+        transform = partial(rewrite_by_model, writer=writer, options=options, recipe=recipe)
         identity = getattr(writer, "fingerprint", "")
-        salt = f"{prompt_hash(options.recipe)} {identity} checks {faithfulness.VERSION}"
+        salt = f"{recipe.digest} {identity} checks {faithfulness.VERSION}"
         live = partial(cost_so_far, writer.client) if isinstance(writer, EndpointWriter) else None
         summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured, live=live)
     finally:
@@ -86,18 +98,27 @@ def run(job: Job, options: RewriteOptions) -> None:
 
 
 def rewrite_by_rules(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, recipe: str
+    batches: Iterator[pa.RecordBatch], context: ShardContext, recipe: Recipe
 ) -> Iterator[pa.RecordBatch]:
     """Rewrite a shard by rules: a transform for `run_map`."""
-    constants = {"rewrite_recipe": recipe, "rewrite_engine": "rules"}
+    constants = {"rewrite_recipe": recipe.name, "rewrite_engine": "rules"}
     for batch in batches:
-        rewritten = map(reason_first.rewrite, batch.column("text").to_pylist())
-        outcomes = [
-            Outcome(new.text, REWRITTEN if new.moved else UNCHANGED, new.before, new.after)
-            for new in rewritten
-        ]
+        outcomes = [_by_rules(text, recipe.filters) for text in batch.column("text").to_pylist()]
         _count(outcomes, context)
         yield with_outcomes(batch, outcomes, constants)
+
+
+def _by_rules(text: str, filters: Filters) -> Outcome:
+    if filter_ := filters.excluded(text):
+        return left_out(text, filter_)
+    new = reason_first.rewrite(text)
+    return Outcome(new.text, REWRITTEN if new.moved else UNCHANGED, new.before, new.after)
+
+
+def left_out(text: str, filter_: str) -> Outcome:
+    """The outcome of a text that does not pass a filter of the recipe."""
+    position = reason_first.positions(text)
+    return Outcome(text, f"{LEFT_OUT} by {filter_}", position, position)
 
 
 def rewrite_by_model(
@@ -105,47 +126,54 @@ def rewrite_by_model(
     context: ShardContext,
     writer: Writer,
     options: RewriteOptions,
+    recipe: Recipe,
 ) -> Iterator[pa.RecordBatch]:
     """Rewrite a shard with a model, with up to BATCHES_AHEAD batches requested in advance."""
     constants = {
-        "rewrite_recipe": options.recipe,
+        "rewrite_recipe": recipe.name,
         "rewrite_engine": options.engine,
-        "rewrite_prompt_hash": prompt_hash(options.recipe),
+        "rewrite_prompt_hash": recipe.prompt_hash,
         "rewrite_model": options.model,
     }
     pending: deque[tuple[pa.RecordBatch, Callable[[], list[Outcome]]]] = deque()
     for batch in batches:
-        pending.append((batch, _submit(batch.column("text").to_pylist(), writer)))
+        pending.append((batch, _submit(batch.column("text").to_pylist(), writer, recipe)))
         if len(pending) > BATCHES_AHEAD:
             yield _finish(*pending.popleft(), context, options, constants)
     while pending:
         yield _finish(*pending.popleft(), context, options, constants)
 
 
-def _submit(texts: Sequence[str], writer: Writer) -> Callable[[], list[Outcome]]:
-    """Submit all pieces of all texts; the function returned waits for the outcome of each text."""
-    parts = [pieces_of(text) for text in texts]
+def _submit(texts: Sequence[str], writer: Writer, recipe: Recipe) -> Callable[[], list[Outcome]]:
+    """Submit all pieces of the texts that pass the filters; the function returned waits for the
+    outcome of each text."""
+    filters = [recipe.filters.excluded(text) for text in texts]
+    parts = [pieces_of(text, recipe.pieces) for text in texts]
     submitted = [(i, j) for i, part in enumerate(parts) for j in range(0, len(part), 2)
-                 if part[j].strip()]  # fmt: skip
+                 if part[j].strip() and not filters[i]]  # fmt: skip
     collect = writer.submit([parts[i][j] for i, j in submitted])
 
     def outcomes() -> list[Outcome]:
         answers: dict[int, dict[int, ModelAnswer]] = {}
         for (i, j), answer in zip(submitted, collect(), strict=True):
             answers.setdefault(i, {})[j] = answer
-        return [join_pieces(part, answers.get(i, {})) for i, part in enumerate(parts)]
+        return [
+            left_out(text, filters[i]) if filters[i]
+            else join_pieces(parts[i], answers.get(i, {}), recipe.checks)
+            for i, text in enumerate(texts)
+        ]  # fmt: skip
 
     return outcomes
 
 
-def join_pieces(parts: Sequence[str], answers: dict[int, ModelAnswer]) -> Outcome:
+def join_pieces(parts: Sequence[str], answers: dict[int, ModelAnswer], checks: Checks) -> Outcome:
     """Join the pieces of one text. A piece that fails keeps its original text, and the verdict is
     the reason of the first failure."""
     source, pieces, failure = "".join(parts), list(parts), ""
     finish, model = None, None
     for index, answer in sorted(answers.items()):
         original, text = parts[index], strip_answer(answer.text or "")
-        reason = answer.error or unfaithful(original, text, answer.finish_reason)
+        reason = answer.error or unfaithful(original, text, answer.finish_reason, checks)
         failure = failure or reason
         finish, model = answer.finish_reason, answer.model
         if not reason:  # keep the white space at both ends
@@ -167,7 +195,7 @@ def _finish(
 ) -> pa.RecordBatch:
     """Wait for the outcomes of a batch and apply the policy for unfaithful answers."""
     outcomes = collect()
-    faithful = [outcome.verdict in (REWRITTEN, UNCHANGED) for outcome in outcomes]
+    faithful = [outcome.faithful for outcome in outcomes]
     failed = [row for row, good in enumerate(faithful) if not good]
     for row in failed:
         reason = outcomes[row].verdict.partition(" (")[0].partition(":")[0]
@@ -210,20 +238,20 @@ def with_outcomes(
     return batch
 
 
-def make_writer(job: Job, options: RewriteOptions) -> Writer:
+def make_writer(job: Job, options: RewriteOptions, recipe: Recipe) -> Writer:
     """The writer for the engine and model that the options name."""
     if options.engine == "local":
         cache = CallCache(options.cache or default_cache())
         fingerprint = model_fingerprint(options.model)
         return LocalWriter(
-            load_engine(options.model), options.model, fingerprint, cache, options.recipe,
+            load_engine(options.model), options.model, fingerprint, cache, recipe,
             options.temperature, job.seed, options.chat,
         )  # fmt: skip
     client = open_client(
         options.url, options.model, options, options.cache,
         open_budget(options, job, options.max_tokens), options.timeout,
     )  # fmt: skip
-    return EndpointWriter(client, options.recipe, options.temperature, job.seed, options.chat)
+    return EndpointWriter(client, recipe, options.temperature, job.seed, options.chat)
 
 
 def cost_so_far(client: Client) -> str:
@@ -237,6 +265,8 @@ def cost_so_far(client: Client) -> str:
 
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
     context.count("rewritten", sum(outcome.verdict == REWRITTEN for outcome in outcomes))
+    if skipped := sum(outcome.verdict.startswith(LEFT_OUT) for outcome in outcomes):
+        context.count("left_out", skipped)
     before = [p for outcome in outcomes for p in outcome.before]
     after = [p for outcome in outcomes for p in outcome.after]
     for name, values in (("before", before), ("after", after)):
@@ -266,7 +296,8 @@ def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
         for source in sources
         for batch in source.batches(columns=["text"])
         for text in batch.column("text").to_pylist()
-        for part in pieces_of(text)[::2]
+        if not writer.recipe.filters.excluded(text)
+        for part in pieces_of(text, writer.recipe.pieces)[::2]
         if part.strip()
     )
     calls = writer.client.estimate(requests)

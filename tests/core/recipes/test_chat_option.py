@@ -32,6 +32,7 @@ from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.rewrite.model_engine import EndpointWriter, LocalWriter
+from sabia.core.text.rewrite.rewrite_recipe import load_recipe
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
@@ -201,10 +202,10 @@ def test_servers_get_the_variables():
     options = EvalOptions(task=("t.toml",), model=("m",), chat="enable_thinking=false")
     with pytest.raises(BadData, match="recorded"):
         answers.ask(client, Task("t", "exact_match", "x"), [item], options)
-    writer = EndpointWriter(client, "reason-first", 0.0, 0, "enable_thinking=false")
+    writer = EndpointWriter(client, load_recipe("reason-first"), 0.0, 0, "enable_thinking=false")
     for request in (client.requests[0], writer.request("text")):
         assert request.body("m")["chat_template_kwargs"] == {"enable_thinking": False}
-    plain = EndpointWriter(client, "reason-first", 0.0, 0).request("text")
+    plain = EndpointWriter(client, load_recipe("reason-first"), 0.0, 0).request("text")
     assert "chat_template_kwargs" not in plain.body("m")
     with pytest.raises(UsageError, match="only with a model directory"):
         server_variables("date=2026-11-21")
@@ -216,7 +217,7 @@ def test_rewrite_asks_for_the_date_that_the_template_writes(models, tmp_path):
     engine = load_engine(models / "dated")
     asked, generate = [], engine.generate
     engine.generate = lambda requests: asked.extend(requests) or generate(requests)
-    settings = ("m", "f", CallCache(tmp_path), "reason-first", 0.0, 0)
+    settings = ("m", "f", CallCache(tmp_path), load_recipe("reason-first"), 0.0, 0)
     with pytest.raises(UsageError, match=r"--chat: m has a chat template that writes the date"):
         LocalWriter(engine, *settings)
     for chat in ("date=2026-11-21", "date=2026-11-22", "date=2026-11-21"):

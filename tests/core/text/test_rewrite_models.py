@@ -1,11 +1,16 @@
 """Rewriting by a model: what passes as faithful, pieces of long texts, provenance, local engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import ModelAnswer, answer_tokens, pieces_of
+from sabia.core.text.rewrite.rewrite_recipe import load_recipe
 from sabia.core.text.rewrite.stage import join_pieces
+
+BUILT_IN = load_recipe("reason-first")
 
 SOURCE = (
     "How much is 37 + 58? The answer is 95. First add the units: 7 + 8 = 15, write 5 and carry 1. "
@@ -22,7 +27,7 @@ TRANSLATED = (
 
 
 def test_a_faithful_rewriting_passes():
-    assert unfaithful(SOURCE, GOOD, "stop") == ""
+    assert unfaithful(SOURCE, GOOD, "stop", BUILT_IN.checks) == ""
 
 
 @pytest.mark.parametrize(
@@ -40,16 +45,16 @@ def test_a_faithful_rewriting_passes():
     ],
 )
 def test_what_a_model_may_not_do(text, finish, reason):
-    assert unfaithful(SOURCE, text, finish).startswith(reason)
+    assert unfaithful(SOURCE, text, finish, BUILT_IN.checks).startswith(reason)
 
 
 def test_other_languages_and_repetition_are_seen():
     from sabia.core.text.rewrite import faithfulness
 
-    assert faithfulness._language(SOURCE, TRANSLATED) == "language pt (source: en)"
-    assert faithfulness._language(SOURCE, GOOD) == ""
+    assert faithfulness._language(SOURCE, TRANSLATED, BUILT_IN.checks) == "language pt (source: en)"
+    assert faithfulness._language(SOURCE, GOOD, BUILT_IN.checks) == ""
     looped = GOOD + " carry the one and write it" * 12
-    assert faithfulness._repetition(SOURCE, looped).startswith("repeats itself")
+    assert faithfulness._repetition(SOURCE, looped, BUILT_IN.checks).startswith("repeats itself")
 
 
 def test_reasoning_blocks_and_fences_are_taken_off():
@@ -60,25 +65,27 @@ def test_reasoning_blocks_and_fences_are_taken_off():
 
 def test_pieces_join_to_the_text_and_are_bounded():
     text = "\n\n".join("word " * n for n in (10, 300, 5, 2_000, 1, 900, 900)) + "\n \n"
-    parts = pieces_of(text, 2_000)
+    parts = pieces_of(text, replace(BUILT_IN.pieces, most_chars=2_000))
     assert "".join(parts) == text and len(parts) % 2 == 1
     assert all(not gap.strip() for gap in parts[1::2])
     paragraphs = [p for p in parts[::2] if "\n\n" in p]
     assert paragraphs and all(len(p) <= 2_000 for p in paragraphs)
-    assert pieces_of("short") == ["short"]
-    assert answer_tokens("x" * 1000) > 500
+    assert pieces_of("short", BUILT_IN.pieces) == ["short"]
+    assert answer_tokens("x" * 1000, BUILT_IN.pieces) > 500
 
 
 def test_a_failing_piece_keeps_its_original_and_decides_the_verdict():
     parts = [SOURCE + "\n", "\n\n", "  " + SOURCE]
     whole = {0: ModelAnswer(GOOD, "stop", "m"), 2: ModelAnswer(GOOD, "stop", "m")}
-    done = join_pieces(parts, whole)
+    done = join_pieces(parts, whole, BUILT_IN.checks)
     assert done.text == GOOD + "\n\n\n  " + GOOD and done.verdict == "rewritten"
     assert (done.before, done.after) == ((0.0, 0.0), (1.0, 1.0))
-    half = join_pieces(parts, whole | {2: ModelAnswer(None, None, "m", "given up after 6 tries")})
+    half = join_pieces(
+        parts, whole | {2: ModelAnswer(None, None, "m", "given up after 6 tries")}, BUILT_IN.checks
+    )
     assert half.text == GOOD + "\n\n\n  " + SOURCE
     assert half.verdict == "given up after 6 tries"
-    same = join_pieces([SOURCE], {0: ModelAnswer(SOURCE, "stop", "m")})
+    same = join_pieces([SOURCE], {0: ModelAnswer(SOURCE, "stop", "m")}, BUILT_IN.checks)
     assert (same.text, same.verdict) == (SOURCE, "unchanged")
 
 
@@ -105,7 +112,7 @@ def test_local_writer_generates_once_and_keeps_answers(tmp_path):
     from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
-    settings = ("name", "f" * 32, CallCache(tmp_path), "reason-first", 0.0, 0)
+    settings = ("name", "f" * 32, CallCache(tmp_path), BUILT_IN, 0.0, 0)
     answers = LocalWriter(engine, *settings).submit([SOURCE, GOOD, SOURCE, "x" * 9_000])()
     assert [a.text is None for a in answers] == [False, False, False, True]
     assert answers[0] == answers[2] and "does not fit" in answers[3].error
@@ -142,11 +149,13 @@ def test_a_real_local_model_answers(tmp_path):
 
     writer = LocalWriter(
         load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(tmp_path / "calls"),
-        "reason-first", 0.0, 0,
+        BUILT_IN, 0.0, 0,
     )  # fmt: skip
     (answer,) = writer.submit(["Is 1 + 1 = 2?"])()
     assert answer.text is not None and answer.finish_reason in ("stop", "length")
     assert (
-        join_pieces([SOURCE], {0: ModelAnswer(answer.text, answer.finish_reason, "tiny")}).text
+        join_pieces(
+            [SOURCE], {0: ModelAnswer(answer.text, answer.finish_reason, "tiny")}, BUILT_IN.checks
+        ).text
         == SOURCE
     )

@@ -5,7 +5,10 @@ import random
 import pytest
 
 from sabia.core.text.rewrite.faithfulness import unfaithful
+from sabia.core.text.rewrite.rewrite_recipe import load_recipe
 from sabia.core.text.rewrite.stated_facts import dates, new_date, new_name
+
+CHECKS = load_recipe("reason-first").checks
 
 
 @pytest.mark.parametrize(
@@ -81,8 +84,8 @@ def test_an_altered_rewriting_is_unfaithful_and_a_reordered_one_is_not():
         ]
         source = " ".join(sentences)
         draw.shuffle(sentences)
-        assert unfaithful(source, " ".join(sentences), "stop") == ""
+        assert unfaithful(source, " ".join(sentences), "stop", CHECKS) == ""
         other = " ".join(sentences).replace("Lia Mendes", "Lia Moraes", 1)
-        assert unfaithful(source, other, "stop") == "new name: Lia Moraes"
+        assert unfaithful(source, other, "stop", CHECKS) == "new name: Lia Moraes"
         later = f"{source} That was in 1999."
-        assert unfaithful(source, later, "stop") == "new date: 1999"
+        assert unfaithful(source, later, "stop", CHECKS) == "new date: 1999"

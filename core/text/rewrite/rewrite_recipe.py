@@ -1,0 +1,194 @@
+"""Recipes of `sabia rewrite`: TOML files that say what a model is asked and what it may answer.
+
+`recipes/` has those of the package, and `recipes/reason-first.toml` describes every key. A file
+needs a `prompt`; keys of [pieces], [filters] and [checks] that it leaves out have the values of
+reason-first.
+"""
+
+import hashlib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sabia.core.errors import UsageError
+from sabia.core.files import read_toml
+from sabia.core.options.option import unknown
+
+BASE, ENDING = "reason-first", ".toml"
+SEPARATORS = {"blank-lines": r"(\n[ \t]*\n\s*)", "lines": r"(\n\s*)", "nowhere": r"((?!))"}
+RULES = ("", "reason-first")
+Table = TypeVar("Table")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How a document is cut into pieces, which are rewritten one by one."""
+
+    at: str
+    most_chars: int
+    tokens_per_char: float
+
+    def __post_init__(self) -> None:
+        if self.at not in SEPARATORS:
+            raise ValueError(f"at = {self.at!r} (expected one of {', '.join(SEPARATORS)})")
+        if self.most_chars < 1 or not 0 < self.tokens_per_char < math.inf:
+            raise ValueError("most-chars or tokens-per-char is not above 0")
+
+    @cached_property
+    def separator(self) -> re.Pattern[str]:
+        """What stands between two parts that may be in different pieces, as its one group."""
+        return re.compile(SEPARATORS[self.at])
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which documents are rewritten."""
+
+    min_chars: int
+    max_chars: float
+    languages: tuple[str, ...]
+    matches: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_chars <= self.max_chars:
+            raise ValueError(f"min-chars = {self.min_chars}, max-chars = {self.max_chars:g}")
+        try:
+            _ = self.pattern
+        except re.error as error:
+            raise ValueError(f"matches = {self.matches!r}: {error}") from error
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The compiled `matches`."""
+        return re.compile(self.matches)
+
+    def excluded(self, text: str) -> str:
+        """The key of the first filter that a text does not pass; empty if it passes all."""
+        if len(text) < self.min_chars:
+            return "min-chars"
+        if len(text) > self.max_chars:
+            return "max-chars"
+        if self.languages:
+            from sabia.core.text.classify.language import names_of
+
+            if names_of([text])[0] not in self.languages:
+                return "languages"
+        return "" if self.pattern.search(text) else "matches"
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a rewritten text must pass; see `faithfulness`."""
+
+    length: tuple[float, ...]
+    numbers: float
+    new_numbers: float
+    dates: bool
+    names: bool
+    words: float
+    language: bool
+    repetition: float
+    refusals: bool
+
+    def __post_init__(self) -> None:
+        if len(self.length) != 2 or not 0 <= self.length[0] <= self.length[1]:
+            raise ValueError(f"length = {list(self.length)} (expected the least and the most)")
+        for name in ("numbers", "words", "repetition"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} = {value:g} (expected 0 to 1)")
+        if not self.new_numbers >= 0:
+            raise ValueError(f"new-numbers = {self.new_numbers:g} (expected 0 or more)")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe's file says; `digest` is a hash of all of it but the name."""
+
+    name: str
+    prompt: str
+    rules: str
+    pieces: Pieces
+    filters: Filters
+    checks: Checks
+    digest: str = field(compare=False)
+
+    @property
+    def prompt_hash(self) -> str:
+        """128-bit hash of the instructions, 32 hex digits."""
+        return _hash(self.prompt)
+
+
+TABLES = {"pieces": Pieces, "filters": Filters, "checks": Checks}
+KEYS = ("prompt", "rules", *TABLES)
+
+
+def built_in() -> dict[str, str]:
+    """The texts of the package's recipes, by name."""
+    folder = files("sabia.core.text.rewrite") / "recipes"
+    named = {file.name: file for file in folder.iterdir() if file.name.endswith(ENDING)}
+    return {name.removesuffix(ENDING): named[name].read_text("utf-8") for name in sorted(named)}
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of the package of this name, or that of a TOML file. Raises UsageError."""
+    texts = built_in()
+    if name in texts:
+        return _recipe(name, tomllib.loads(texts[name]), tomllib.loads(texts[BASE]), "--recipe")
+    if not name.endswith(ENDING):
+        raise unknown("--recipe", name, (*texts, f"FILE{ENDING}"))
+    where = f"--recipe: {name}"
+    return _recipe(Path(name).stem, read_toml("--recipe", name), tomllib.loads(texts[BASE]), where)
+
+
+def _recipe(name: str, given: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Recipe:
+    for key in given.keys() - set(KEYS):
+        raise unknown(f"{where}: key", key, KEYS)
+    prompt, rules = given.get("prompt", ""), given.get("rules", "")
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise UsageError(f"{where}: prompt = {prompt!r} (expected the instructions for the model)")
+    if rules not in RULES:
+        raise unknown(f"{where}: rules", rules, RULES[1:])
+    tables: dict[str, Any] = {
+        key: _values(kind, given.get(key, {}), base[key], f"{where}: {key}")
+        for key, kind in TABLES.items()
+    }
+    return Recipe(name, prompt, rules, **tables, digest=_hash(f"{prompt!r} {rules} {tables}"))
+
+
+def _values(kind: type[Table], given: Any, base: Mapping[str, Any], where: str) -> Table:
+    """A table of a recipe; keys that are not given have the values of `base`, and all have their
+    types."""
+    if not isinstance(given, dict):
+        raise UsageError(f"{where} = {given!r} (expected a table)")
+    values: dict[str, Any] = {}
+    for key in given:
+        if key not in base:
+            raise unknown(f"{where}: key", key, base)
+    for one in fields(kind):  # type: ignore[arg-type]
+        key = one.name.replace("_", "-")
+        value, usual = given.get(key, base[key]), base[key]
+        if not _fits(value, usual):
+            raise UsageError(f"{where}: {key} = {value!r} (expected a value such as {usual!r})")
+        values[one.name] = tuple(value) if isinstance(value, list) else value
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def _fits(value: Any, usual: Any) -> bool:
+    """Whether a value has the type of another; entries of an empty list are texts."""
+    if isinstance(usual, list):
+        entry = usual[0] if usual else ""
+        return isinstance(value, list) and all(_fits(one, entry) for one in value)
+    return type(value) is type(usual) or (isinstance(usual, float) and type(value) is int)
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
