@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench import gate_report, judged_checks, verdict_table
+from sabia.core.bench import gate_report, judged_checks, many_samples, verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
@@ -292,6 +292,10 @@ def _publish(
     if gate:
         for line in aligned([gate_report.COLUMNS, *gate_report.rows(checks)]):
             notes.note(line)
+    sampled = many_samples.by_samples(scores)
+    if sampled:
+        for line in aligned([many_samples.COLUMNS, *many_samples.rows(sampled)]):
+            notes.note(line)
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
         notes.warn(line)
@@ -307,6 +311,7 @@ def _publish(
         named = dict.fromkeys([*summary.tasks, *(row.task for row in verdicts)])
         title = "Evaluation: " + ", ".join(named)
         first = [gate_report.section(gate, checks)] if gate else []
+        first += [many_samples.section(sampled)] if sampled else []
         write_atomic(
             options.report,
             render(summary, scores, title, facts, verdicts, judged_checks.rows(traits), first),
@@ -317,6 +322,7 @@ def _publish(
             to_json(summary)
             | verdict_table.to_json(verdicts)
             | {"reward_checks": judged_checks.rows(traits)}
+            | ({"samples": many_samples.to_json(sampled)} if sampled else {})
             | ({"gate": gate_report.to_json(checks)} if gate else {})
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )
