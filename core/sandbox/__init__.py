@@ -1,1 +1,1 @@
-"""Children with limits: parsers of untrusted data (`limits`)."""
+"""Children with limits: parsers of untrusted data (`limits`) and untrusted code (`isolated`)."""

@@ -14,14 +14,16 @@ This is no isolation: the child can read and write what its parent can (see `iso
 import contextlib
 import json
 import os
+import queue
 import selectors
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
-from typing import Any, BinaryIO, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 from sabia.core.errors import Failed
 
@@ -33,6 +35,9 @@ _BLOCK = 1 << 20
 _GRACE_S = 60.0
 
 
+AChild = TypeVar("AChild", bound="Child")
+
+
 class PastLimitError(Exception):
     """A request took more than its time, or ended the child."""
 
@@ -41,16 +46,21 @@ class Child:
     """One child, `python -m module`; `ask` may be called from one thread at a time.
 
     A request may take time_s seconds of CPU, wait_s by the clock (PATIENCE times as much if 0), and
-    memory_bytes beyond what the child takes before its first one.
+    memory_bytes beyond what the child takes before its first one. `arguments` follow memory_bytes
+    on the command line; `environment` replaces that of the parent. What the child reports when it
+    is ready is `state`.
     """
 
     def __init__(
         self, module: str, time_s: float, memory_bytes: int, wait_s: float = 0.0,
-        requests: int = 20_000,
+        requests: int = 20_000, arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.module, self.time_s, self.memory_bytes = module, time_s, memory_bytes
         self.wait_s, self.requests = wait_s or PATIENCE * time_s, requests
+        self.arguments, self.environment = arguments, environment
         self.process: subprocess.Popen[bytes] | None = None
+        self.state: dict[str, Any] = {}
         self.asked = 0
 
     def __enter__(self) -> Self:
@@ -65,7 +75,7 @@ class Child:
         self.asked += 1
         limits = {"time_s": self.time_s, "wait_s": self.wait_s}
         try:
-            answer = json.loads(exchange(process, _frame(header | limits, body), self.wait_s))
+            answer = json.loads(exchange(process, frame(header | limits, body), self.wait_s))
         except TimeoutError as error:
             self.close()
             raise PastLimitError(f"did not end within {self.wait_s:g} s") from error
@@ -86,9 +96,9 @@ class Child:
         if process is not None and process.poll() is None and self.asked < self.requests:
             return process
         self.close()
-        self.process, self.asked = _start(self.module, self.memory_bytes), 0
+        self.process, self.asked = self._start(), 0
         try:
-            exchange(self.process, b"", START_S)
+            self.state = json.loads(exchange(self.process, b"", START_S))
         except (OSError, EOFError, ValueError) as error:
             raise Failed(f"{self.module} did not start ({self._death()})") from error
         return self.process
@@ -105,26 +115,51 @@ class Child:
             return "its answer made no sense"
         return f"signal {-code}" if code < 0 else f"exit status {code}"
 
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", "-m", self.module, str(self.memory_bytes)]
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = os.environ if self.environment is None else self.environment
+        child = subprocess.Popen(
+            [*command, *self.arguments], bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, start_new_session=True, env={**environment, **one_thread},
+        )  # fmt: skip
+        for pipe in (child.stdin, child.stdout):
+            os.set_blocking(_pipe(pipe).fileno(), False)
+        return child
+
     def close(self) -> None:
-        """End the child."""
+        """End the child with all of its processes."""
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+            if self.process.returncode is None:  # the number is still its own
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
                 _pipe(pipe).close()
             self.process = None
 
 
-def _start(module: str, memory_bytes: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", module, str(memory_bytes)]
-    one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, start_new_session=True, env=os.environ | one_thread,
-    )  # fmt: skip
-    for pipe in (child.stdin, child.stdout):
-        os.set_blocking(_pipe(pipe).fileno(), False)
-    return child
+class Pool(Generic[AChild]):
+    """At most `count` children of a process for its threads; a forked process starts its own."""
+
+    def __init__(self, make: Callable[[], AChild], count: int = 1) -> None:
+        self.make, self.count = make, count
+        self._lock, self._owner = threading.Lock(), 0
+        self._free: queue.LifoQueue[AChild] = queue.LifoQueue()
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[AChild]:
+        """A child that no other thread uses; waits for one."""
+        with self._lock:
+            if self._owner != os.getpid():
+                self._owner, self._free = os.getpid(), queue.LifoQueue()
+                for _ in range(self.count):
+                    self._free.put(self.make())
+            free = self._free
+        child = free.get()
+        try:
+            yield child
+        finally:
+            free.put(child)
 
 
 def _pipe(pipe: Any) -> BinaryIO:
@@ -132,16 +167,17 @@ def _pipe(pipe: Any) -> BinaryIO:
     return pipe
 
 
-def _frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+def frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """A message: the lengths of header and body, the header in JSON, the body."""
     header_json = json.dumps(header).encode()
     return _LENGTHS.pack(len(header_json), len(body)) + header_json + body
 
 
-def exchange(child: "subprocess.Popen[bytes]", frame: bytes, time_s: float) -> bytes:
+def exchange(child: "subprocess.Popen[bytes]", message: bytes, time_s: float) -> bytes:
     """Write a frame, read the header of one; raises TimeoutError, EOFError, OSError, ValueError."""
     deadline = time.monotonic() + time_s
     source, sink = _pipe(child.stdout), _pipe(child.stdin)
-    rest, answer, wanted = memoryview(frame), bytearray(), _LENGTHS.size
+    rest, answer, wanted = memoryview(message), bytearray(), _LENGTHS.size
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)
         if rest:
@@ -182,14 +218,12 @@ def serve(
     _limit(memory_bytes)
     reply: dict[str, Any] = {}
     while True:
-        answers.write(_frame(reply))
+        answers.write(frame(reply))
         answers.flush()
-        lengths = sys.stdin.buffer.read(_LENGTHS.size)
-        if len(lengths) < _LENGTHS.size:
+        try:
+            asked, body = received()
+        except EOFError:
             return
-        header_bytes, body_bytes = _LENGTHS.unpack(lengths)
-        asked = json.loads(sys.stdin.buffer.read(header_bytes))
-        body = sys.stdin.buffer.read(body_bytes)
         signal.setitimer(signal.ITIMER_PROF, asked["time_s"])
         signal.setitimer(signal.ITIMER_REAL, asked["wait_s"] + _GRACE_S)
         try:
@@ -198,6 +232,22 @@ def serve(
             reply = {"error": f"{type(error).__name__}: {error}"[:200]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def received() -> tuple[dict[str, Any], bytes]:
+    """Header and body of the frame at standard input. Raises EOFError at its end."""
+    header_bytes, body_bytes = _LENGTHS.unpack(_read(_LENGTHS.size))
+    return json.loads(_read(header_bytes)), _read(body_bytes)
+
+
+def _read(size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        block = os.read(0, min(size - len(data), _BLOCK))
+        if not block:
+            raise EOFError
+        data += block
+    return bytes(data)
 
 
 def _limit(memory_bytes: int) -> None:
