@@ -13,7 +13,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.kept_results import KeptResults
-from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_match, word_f1
+from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_matches, word_f1
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, Failed, UsageError
@@ -251,11 +251,13 @@ def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, 
 def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
     """Score rows of exact_match."""
     rows: list[Score] = []
-    for item, answer in pairs:
-        right, extracted = exact_match(task, answer.text, str(item.answer))
-        detail = detail_of(item, answer, {"extracted": extracted, "answer": item.answer})
-        values = {NO_VERDICT: 1.0} if right is None else {"exact_match": right}
-        if right is not None and task.metric == "f1":
-            values["f1"] = word_f1(task, extracted, str(item.answer))
+    matches = exact_matches(task, [(answer.text, str(item.answer)) for item, answer in pairs])
+    for (item, answer), match in zip(pairs, matches, strict=True):
+        details = {"extracted": match.extracted, "answer": item.answer}
+        details |= {"reason": match.reason} if match.reason else {}
+        detail = detail_of(item, answer, details)
+        values = {NO_VERDICT: 1.0} if match.score is None else {"exact_match": match.score}
+        if match.score is not None and task.metric == "f1":
+            values["f1"] = word_f1(task, match.extracted, str(item.answer))
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows

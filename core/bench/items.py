@@ -22,6 +22,7 @@ from sabia.core.bench.task import Task
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.files import unreadable
+from sabia.core.judge.verifiers import check_reference
 from sabia.core.shards.json_lines import decompressed
 
 Row = Mapping[str, Any]
@@ -143,6 +144,9 @@ def _made(task: Task, row: Row, number: int) -> Item:
     given = None if task.kind == "rubric" else value(task.answer, row)
     if task.kind == "exact_match" and given is None:
         raise BadData(f"no answer in column {task.answer!r}")
+    if task.verifier == "code":
+        given = given if isinstance(given, str) else json.dumps(given)
+        check_reference("code", given)
     answer = choice_index(given, choices) if choices else None if given is None else str(given)
     if task.prompt:
         text = render(task.prompt, row)

@@ -15,14 +15,15 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from sabia.core.bench.task import Task
 from sabia.core.judge.bounded_regex import PastLimitError, find
-from sabia.core.judge.verifiers import verify
+from sabia.core.judge.verifiers import explained_all
+from sabia.core.sandbox.isolated import Tested
 
 Aggregate = Literal["mean", "sum", "ratio"]
 LN2 = math.log(2)
@@ -128,19 +129,50 @@ _NORMALIZERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def exact_match(task: Task, text: str, answer: str) -> tuple[float | None, str | None]:
-    """(1 or 0, the extracted answer) for a generated text against the reference answer.
+@dataclass(frozen=True)
+class Match:
+    """The score of an answer, None without a verdict, and why it is below 1, where that is known.
 
-    There is no score (None) if a regular expression passes its time limit.
+    extracted: the part of the text that was compared, None without a match of the pattern.
     """
-    try:
-        answer_text = extracted(task, text)
-    except PastLimitError:
-        return None, None
-    if answer_text is None:
-        return 0.0, None
-    right = verify(task.verifier, normalised(task, answer_text), normalised(task, answer))
-    return None if right is None else float(right), answer_text
+
+    score: float | None
+    extracted: str | None
+    reason: str = ""
+
+
+def exact_match(task: Task, text: str, answer: str) -> Match:
+    """The score 1 or 0 of a generated text against the reference answer."""
+    return exact_matches(task, [(text, answer)])[0]
+
+
+def exact_matches(task: Task, pairs: Sequence[tuple[str, str]]) -> list[Match]:
+    """`exact_match` of (text, reference answer) pairs, in their order.
+
+    There is no score if a regular expression passes its time limit or a program cannot be tested.
+    Programs are compared as they are: white space counts.
+    """
+    matches: list[Match] = []
+    compared: list[tuple[str, str]] = []
+    for text, answer in pairs:
+        try:
+            part = text if task.verifier == "code" and not task.extract else extracted(task, text)
+            matches.append(Match(None if part is not None else 0.0, part))
+        except PastLimitError:
+            matches.append(Match(None, None, "extract: past the limit of time"))
+        if (part := matches[-1].extracted) is not None:
+            compared.append((_compared(task, part), _compared(task, answer)))
+    graded = iter(explained_all(task.verifier, compared))
+    return [match if match.extracted is None else _scored(match, next(graded)) for match in matches]
+
+
+def _scored(match: Match, tested: Tested) -> Match:
+    score = None if tested.passed is None else float(tested.passed)
+    return replace(match, score=score, reason=tested.detail)
+
+
+def _compared(task: Task, text: str) -> str:
+    return text if task.verifier == "code" else normalised(task, text)
 
 
 def word_f1(task: Task, extracted_text: str | None, answer: str) -> float:

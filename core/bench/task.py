@@ -149,6 +149,9 @@ def _check(task: Task, where: str) -> None:
                 raise UsageError(f"{where}: {key} {value!r} (expected one of {', '.join(allowed)})")
     if task.kind == "multiple_choice" and not task.choices:
         raise UsageError(f"{where}: no choices (a list, or the column that holds one)")
+    if task.verifier == "code" and (task.normalize or task.metric == "f1"):
+        key = "normalize" if task.normalize else "metric f1"
+        raise UsageError(f"{where}: {key} has no effect with verifier code (programs are run)")
     try:
         re.compile(task.extract)
     except re.error as error:

@@ -16,7 +16,8 @@ from sabia.core.judge.llm import Judge, Question
 from sabia.core.judge.panel import AskedPanel, Panel, weighted_majority, weighted_mean
 from sabia.core.judge.rubric import Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Opinion, Verdict
-from sabia.core.judge.verifiers import VERIFIERS, verify
+from sabia.core.judge.verifiers import VERIFIERS, check_reference, explained_all, verify
+from sabia.core.sandbox.isolated import boxes
 
 RUBRIC = "rubric"
 GUARD_WINDOW = 200  # samples over which the share without a reward is computed
@@ -59,7 +60,10 @@ def parse_reward(text: str) -> dict[str, float]:
 
 
 class Grader:
-    """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items."""
+    """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items.
+
+    Raises MissingBackend for the kind `code` where programs cannot be isolated.
+    """
 
     def __init__(
         self,
@@ -69,6 +73,9 @@ class Grader:
     ) -> None:
         self.weights, self.max_unknown = dict(weights), max_unknown
         self.judge = Panel.of(judge) if isinstance(judge, Judge) else judge
+        if "code" in self.weights:
+            with boxes.one() as box:
+                box.check()
 
     def check(self, answer: str | None, rubric: str | None) -> Rubric | None:
         """The record's rubric, parsed; raises BadData if the reward needs a missing column."""
@@ -76,7 +83,7 @@ class Grader:
             raise BadData(f"no answer (reward {', '.join(self.weights)} needs one)")
         for kind in self.weights:
             if kind != RUBRIC:
-                verify(kind, "", str(answer))  # an unreadable reference fails here
+                check_reference(kind, str(answer))
         if RUBRIC not in self.weights:
             return None
         if not rubric:
@@ -86,6 +93,9 @@ class Grader:
             raise UsageError(
                 f"rubric {parsed.id} has items for a judge (expected --judge-url, --judge-model)"
             )
+        for item in parsed.items:
+            if item.kind == "code":
+                check_reference(item.kind, item.reference)
         return parsed
 
     @property
@@ -118,12 +128,23 @@ class Grader:
         opinions: list[list[Opinion]] = [[] for _ in asked]
         if self.judge is not None:
             opinions = self.judge.collect([one.asked for one in asked])
-        return [self._grade(*pair) for pair in zip(asked, opinions, strict=True)]
+        pairs = [(one.case.text, str(one.case.answer)) for one in asked]
+        by_kind = {
+            kind: [tested.passed for tested in explained_all(kind, pairs)]
+            for kind in self.weights
+            if kind != RUBRIC
+        }
+        return [
+            self._grade(*pair, {kind: met[index] for kind, met in by_kind.items()})
+            for index, pair in enumerate(zip(asked, opinions, strict=True))
+        ]
 
-    def _grade(self, asked: AskedCase, opinions: Sequence[Opinion]) -> Grade:
+    def _grade(
+        self, asked: AskedCase, opinions: Sequence[Opinion], by_kind: Mapping[str, bool | None]
+    ) -> Grade:
         case, verified = asked.case, asked.verified
         if RUBRIC not in self.weights:
-            return self._mix(case, None)
+            return self._mix(by_kind, None)
         assert case.rubric is not None, "every case has one"
         judges = [one for one in opinions if not one.audit]
         joint = weighted_majority(judges)
@@ -139,14 +160,14 @@ class Grader:
         if self.judge is not None:
             named = [(one.judge, one.audit, one.numbers) for one in opinions]
             self.judge.agreement.add(grade.numbers, named)
-        return self._mix(case, grade)
+        return self._mix(by_kind, grade)
 
-    def _mix(self, case: Case, rubric: Grade | None) -> Grade:
+    def _mix(self, by_kind: Mapping[str, bool | None], rubric: Grade | None) -> Grade:
         total, score, known = sum(self.weights.values()), 0.0, True
         verdicts: list[tuple[str, Verdict, float]] = []
         for kind, weight in self.weights.items():
             if kind != RUBRIC:
-                met = verify(kind, case.text, str(case.answer))
+                met = by_kind[kind]
                 verdicts.append((kind, Verdict.of(met), weight))
                 score, known = score + weight * (met is True), known and met is not None
         if rubric is not None:

@@ -10,31 +10,28 @@
   choice    the last answer letter of the text is the reference's letter
   json      the text is one JSON value (a code fence around it is allowed) that contains the
             values of the reference; a reference that is a list of names asks for those keys
+  math      the final answer of the text equals the reference's in any notation (`maths`)
+  code      the program in the text passes the tests of the reference (`programs`)
 Verifiers are strict: in reinforcement learning a lenient one is soon exploited. All take time that
-grows with the length of the text, except for `regex`: it has a limit, and past it no verdict.
+grows with the length of the text, except for `regex`, `math` and `code`. These have limits of time
+and memory; past a limit of time there is no verdict.
 """
 
 import json
-import math
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from sabia.core.errors import BadData
 from sabia.core.judge.bounded_regex import PastLimitError, find
+from sabia.core.judge.maths import same_answer
+from sabia.core.judge.numbers import number
+from sabia.core.judge.programs import passes, tests_of
+from sabia.core.sandbox.isolated import Tested, boxes
 
-_NUMBER = re.compile(
-    r"(?<![\w.,])[-+\u2212]?(?:\d[\d.,\u00a0\u202f]*\d|\d|\.\d+)(?:[eE][-+]?\d+)?"
-    r"(?:\s*/\s*\d+)?(?:\s*%)?"
-)
-_HASHES = re.compile(r"####\s*(.+)")
-_PART = r"\s*(?:\{\s*([-+\u2212]?\d+)\s*\}|(\d))"  # {12} or 1
-_FRACTION = re.compile(r"(?:(?<![\w.,])(\d+)\s*)?\\[dt]?frac" + _PART + _PART)
-_UNREAD = re.compile(r"\\(?:[dt]?frac|sqrt(?:\[[^\]{]*\])?)\s*")
-EXPRESSION = "\ufffc"
 _LETTER = re.compile(r"(?<![^\W_])\(?([A-Z])\)?(?![^\W_'])")
 _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*?)\n?```\Z", re.DOTALL)
-REL_TOLERANCE = 1e-6
 
 
 def normal(text: str) -> str:
@@ -55,132 +52,6 @@ def contains(text: str, reference: str) -> bool:
 def regex(text: str, reference: str) -> bool:
     """The pattern is found in the text. Raises BadData if it is not a valid pattern."""
     return find(reference, text) is not None
-
-
-def readings(token: str) -> set[float]:
-    """Possible values of a written number: '1.234' is 1.234 or, with digit groups, 1234."""
-    token = re.sub(r"[\s\u00a0\u202f]", "", token).replace("\u2212", "-")
-    if token.endswith("%"):
-        token = token[:-1]
-    top, _, bottom = token.partition("/")
-    if bottom:
-        return {value / float(bottom) for value in readings(top) if float(bottom)}
-    values = set()
-    for plain in _plain_forms(top):
-        try:
-            values.add(float(plain))
-        except ValueError:
-            continue
-    return values
-
-
-def _plain_forms(token: str) -> list[str]:
-    """Forms that Python parses, one for each meaning of the separators."""
-    marks = [mark for mark in token if mark in ".,"]
-    if not marks:
-        return [token]
-    last, groups = marks[-1], "," if marks[-1] == "." else "."
-    if len(set(marks)) == 2:
-        return [token.replace(groups, "").replace(last, ".")] if marks.count(last) == 1 else []
-    if len(marks) > 1:
-        return [token.replace(last, "")] if re.search(r"\d[.,]\d{3}\Z", token) else []
-    decimal = token.replace(",", ".")
-    grouped = re.fullmatch(r"[-+]?[1-9]\d{0,2}[.,]\d{3}", token)
-    return [decimal, token.replace(last, "")] if grouped else [decimal]
-
-
-def final_number(text: str) -> str | None:
-    """The final number of a text: in its last \\boxed{}, after its last ####, else the last one."""
-    text = _FRACTION.sub(_plain_fraction, text)
-    marked = _marked_number(text)
-    return marked or _last_number(text)
-
-
-def _plain_fraction(match: re.Match[str]) -> str:
-    """\\frac{1}{2} as 1/2 and 2\\frac{1}{2} as 5/2."""
-    whole, *parts = match.groups()
-    top, bottom = (int((braced or digit).replace("\u2212", "-")) for braced, digit in
-                   (parts[:2], parts[2:]))  # fmt: skip
-    if bottom < 0:
-        top, bottom = -top, -bottom
-    if whole is None:
-        return f"{top}/{bottom}"
-    return f"{int(whole) * bottom + top}/{bottom}"
-
-
-def _last_number(text: str) -> str | None:
-    """The last number; None if a root, or a fraction that is not one of numbers, follows it."""
-    text = _without_expressions(text)
-    numbers = list(_NUMBER.finditer(text))
-    return numbers[-1][0] if numbers and EXPRESSION not in text[numbers[-1].end() :] else None
-
-
-def _without_expressions(text: str) -> str:
-    """The text with EXPRESSION for each root and each fraction that is left, with its arguments."""
-    parts, end = [], 0
-    while (match := _UNREAD.search(text, end)) is not None:
-        parts += [text[end : match.start()], EXPRESSION]
-        end = match.end()
-        while end >= 0 and text.startswith("{", end):
-            end = _closed(text, end)
-        if end < 0:  # the text was cut in it
-            return "".join(parts)
-    return "".join([*parts, text[end:]])
-
-
-def _closed(text: str, opened: int) -> int:
-    """The index behind the brace that closes the one at `opened`, -1 without one."""
-    depth = 0
-    for at in range(opened, len(text)):
-        depth += (text[at] == "{") - (text[at] == "}")
-        if not depth:
-            return at + 1
-    return -1
-
-
-def _boxed(text: str) -> str | None:
-    """What is inside the last \\boxed{…}, None without a complete one."""
-    start = text.rfind("\\boxed")
-    opened = text.find("{", start)
-    if start < 0 or opened < 0 or text[start + 6 : opened].strip():
-        return None
-    end = _closed(text, opened)
-    return None if end < 0 else text[opened + 1 : end - 1]
-
-
-def _marked_number(text: str) -> str | None:
-    hashes = _HASHES.findall(text)
-    for inside in (_boxed(text), hashes[-1] if hashes else None):
-        if inside and (value := _last_number(inside)):
-            return value
-    return None
-
-
-def number(text: str, reference: str) -> bool:
-    """The text's final number has the reference's value (relative tolerance 1e-6)."""
-    expected = _reference_values(reference)
-    given = final_number(text)
-    return given is not None and any(
-        math.isclose(value, want, rel_tol=REL_TOLERANCE, abs_tol=1e-12)
-        for value in readings(given)
-        for want in expected
-    )
-
-
-def _reference_values(reference: str) -> set[float]:
-    """The value of a reference: a number, or a worked answer that marks one."""
-    try:
-        return {float(reference)}
-    except ValueError:
-        plain = _FRACTION.sub(_plain_fraction, reference)
-        whole = _NUMBER.fullmatch(plain.strip())
-        marked = whole[0] if whole else _marked_number(plain)
-    if not marked or not (values := readings(marked)):
-        raise BadData(
-            f"not a number: reference {reference!r:.80} (expected a number, or a text that marks "
-            "one by #### or \\boxed{})"
-        )
-    return values
 
 
 def choice(text: str, reference: str) -> bool:
@@ -211,21 +82,52 @@ def json_value(text: str, reference: str) -> bool:
     return value == expected
 
 
-VERIFIERS: dict[str, Callable[[str, str], bool]] = {
+VERIFIERS: dict[str, Callable[[str, str], bool | Tested]] = {
     "exact": exact,
     "contains": contains,
     "regex": regex,
     "number": number,
     "choice": choice,
     "json": json_value,
+    "math": same_answer,
+    "code": passes,
 }
 
 
 def verify(kind: str, text: str, reference: str) -> bool | None:
-    """Whether the text passes the verifier `kind` against the reference; None past its limit."""
+    """Whether the text passes the verifier `kind` against the reference; None without a verdict."""
+    return explained(kind, text, reference).passed
+
+
+def explained(kind: str, text: str, reference: str) -> Tested:
+    """What `verify` gives, and why the text fails or has no verdict, where the verifier says it.
+
+    Raises BadData for an unknown kind or an invalid reference, MissingBackend for `code` where
+    programs cannot be isolated.
+    """
     if kind not in VERIFIERS:
         raise BadData(f"no verifier: {kind!r} (expected one of {', '.join(VERIFIERS)})")
     try:
-        return VERIFIERS[kind](text, reference)
+        result = VERIFIERS[kind](text, reference)
     except PastLimitError:
-        return None
+        return Tested(None, "past the limit of time")
+    return result if isinstance(result, Tested) else Tested(result)
+
+
+def explained_all(kind: str, pairs: Sequence[tuple[str, str]]) -> list[Tested]:
+    """`explained` of (text, reference) pairs, in their order; programs run on all processors."""
+    if kind != "code":
+        return [explained(kind, text, reference) for text, reference in pairs]
+    with ThreadPoolExecutor(boxes.count) as pool:
+        return list(pool.map(lambda pair: explained(kind, *pair), pairs))
+
+
+def check_reference(kind: str, reference: str) -> None:
+    """Raises BadData for a reference that the verifier cannot read, MissingBackend where it cannot
+    run at all."""
+    if kind == "code":
+        with boxes.one() as box:
+            box.check()
+        tests_of(reference)
+    else:
+        verify(kind, "", reference)

@@ -38,12 +38,18 @@ class Reward(Options, group="Reward"):
     )  # fmt: skip
     """A verifier compares a sample with the record's `answer` and gives 0 or 1. `exact`: the texts
     are equal, except for white space. `number`: the last number of the sample has the answer's
-    value. `contains`: the sample contains the answer, ignoring case. `regex`: the answer, a regular
-    expression, matches in the sample; a match that takes more than 1 s of CPU time gives no reward.
-    `choice`: the last single capital letter of the sample is the
-    answer's. `json`: the sample is JSON and contains the answer's keys and values. `rubric` grades
-    by the record's `rubric` instead: the reward is the fraction of its weight that is met. A mix is
-    the weighted mean."""
+    value. `math`: the final answer of the sample, in \\boxed{}, after ####, in the last formula or
+    in the last line, equals the record's answer in any notation; SymPy compares expressions, sets,
+    intervals, matrices and equations. `contains`: the sample contains the answer, ignoring case.
+    `regex`: the answer, a regular expression, matches in the sample. `choice`: the last single
+    capital letter of the sample is the answer's. `json`: the sample is JSON and contains the
+    answer's keys and values. `code`: the last Python code block of the sample passes the tests in
+    the answer: Python with asserts, a JSON list of these, or a JSON object with the keys of
+    HumanEval or MBPP. Programs run without network and files, with 3 s of CPU time and 512 MiB of
+    memory; where the system permits no isolation, `code` is refused. `regex`, `math` and `code`
+    give no reward past their limits of time (1, 5 and 3 s of CPU time). `rubric` grades by the
+    record's `rubric` instead: the reward is the fraction of its weight that is met. A mix is the
+    weighted mean."""
     max_null: float = quantity(
         "share", "Maximum fraction of samples without a reward", "20%", recorded=False
     )

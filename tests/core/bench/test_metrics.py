@@ -36,7 +36,7 @@ def test_extraction_takes_group_one_first_or_last() -> None:
     assert m.extracted(task(extract=pattern), text) == "1,234"
     assert m.extracted(task(extract=pattern, extract_pick="first"), text) == "3"
     assert m.extracted(task(extract=pattern), "no mark") is None
-    assert m.exact_match(task(extract=pattern), "no mark", "3") == (0.0, None)
+    assert m.exact_match(task(extract=pattern), "no mark", "3") == m.Match(0.0, None)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_extraction_takes_group_one_first_or_last() -> None:
     ],
 )
 def test_normalisers(normalize: tuple[str, ...], text: str, answer: str, right: int) -> None:
-    assert m.exact_match(task(normalize=normalize), text, answer)[0] == right
+    assert m.exact_match(task(normalize=normalize), text, answer).score == right
 
 
 def test_number_verifier_reads_solutions() -> None:
     gsm = task(verifier="number")
-    assert m.exact_match(gsm, "so it costs 18 dollars", "She has 16 - 3 ...\n#### 18")[0] == 1
+    assert m.exact_match(gsm, "so it costs 18 dollars", "She has 16 - 3 ...\n#### 18").score == 1
 
 
 def test_document_sums() -> None:
@@ -69,7 +69,9 @@ def test_document_sums() -> None:
 
 def test_an_extraction_past_its_limit_has_no_score() -> None:
     evil = task(extract=r"(a+)+$")
-    assert m.exact_match(evil, "a" * 60 + "!", "3") == (None, None)
+    assert m.exact_match(evil, "a" * 60 + "!", "3") == m.Match(
+        None, None, "extract: past the limit of time"
+    )
     item = Item("1", "?", answer="3")
     (row,) = score_exact(evil, "model", [(item, Answer("1", 0, "a" * 60 + "!"))])
     assert (row.metric, row.value) == (m.NO_VERDICT, 1.0)

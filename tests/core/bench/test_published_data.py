@@ -71,10 +71,10 @@ def test_gsm8k_gold_solutions_are_right_and_neighbours_wrong(tmp_path: Path) -> 
     )  # fmt: skip
     items = load_items(task)
     assert len(items) == 1315 and items[0].text.count("Answer:") == 5
-    right = [exact_match(task, str(item.answer), str(item.answer))[0] for item in items]
+    right = [exact_match(task, str(item.answer), str(item.answer)).score for item in items]
     gold = [str(item.answer).rpartition("#### ")[2].replace(",", "") for item in items]
     wrong = [
-        exact_match(task, f"The answer is {2 * float(g) + 1:.2f}.", str(item.answer))[0]
+        exact_match(task, f"The answer is {2 * float(g) + 1:.2f}.", str(item.answer)).score
         for g, item in zip(gold, items, strict=True)
     ]
     assert sum(right) == 1315 and sum(wrong) == 0

@@ -9,10 +9,11 @@ import pytest
 
 from sabia.core.errors import BadData
 from sabia.core.judge import bounded_regex
+from sabia.core.judge.numbers import final_number, readings
 from sabia.core.judge.rewards import Case, Grader
 from sabia.core.judge.rubric import parse_rubric
 from sabia.core.judge.verdict import Verdict
-from sabia.core.judge.verifiers import final_number, readings, verify
+from sabia.core.judge.verifiers import verify
 
 
 @pytest.mark.parametrize(
