@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.bench import gate_report, judged_checks, many_samples, verdict_table
+from sabia.core.bench import gate_report, item_analysis, judged_checks, many_samples, verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
@@ -296,6 +296,9 @@ def _publish(
     if sampled:
         for line in aligned([many_samples.COLUMNS, *many_samples.rows(sampled)]):
             notes.note(line)
+    analyses = item_analysis.analyses(tabulate(scores)[0])
+    for line in item_analysis.lines(analyses):
+        notes.note(line)
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
         notes.warn(line)
@@ -312,6 +315,7 @@ def _publish(
         title = "Evaluation: " + ", ".join(named)
         first = [gate_report.section(gate, checks)] if gate else []
         first += [many_samples.section(sampled)] if sampled else []
+        first += [item_analysis.section(analyses, scores)] if analyses else []
         write_atomic(
             options.report,
             render(summary, scores, title, facts, verdicts, judged_checks.rows(traits), first),
@@ -322,6 +326,7 @@ def _publish(
             to_json(summary)
             | verdict_table.to_json(verdicts)
             | {"reward_checks": judged_checks.rows(traits)}
+            | ({"items": item_analysis.to_json(analyses)} if analyses else {})
             | ({"samples": many_samples.to_json(sampled)} if sampled else {})
             | ({"gate": gate_report.to_json(checks)} if gate else {})
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
