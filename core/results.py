@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 2,
     "grpo": 2,
-    "quantize": 3,
+    "quantize": 4,
     "eval": 3,
     "plan-cluster": 1,
 }

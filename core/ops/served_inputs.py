@@ -99,11 +99,9 @@ def _described(arguments: Mapping[str, Any]) -> str:
 
 def _matches(tensor: TensorSpec, targets: Any) -> bool:
     """Whether a matrix is among the modules that `targets` name: a name, `re:PATTERN`, `Linear`."""
-    if len(tensor.shape) < 2 or tensor.component in ("embedding", "conv"):
+    if not tensor.linear:
         return False
-    names: Any = tensor.hf
-    module = str(names if isinstance(names, str) else getattr(names, "file", names[0]))
-    module = module.removesuffix(".weight")
+    module = tensor.files[0].removesuffix(".weight")
     return any(
         re.match(target[3:], module) if target.startswith("re:") else target in (module, "Linear")
         for target in targets

@@ -67,9 +67,10 @@ def divergence(
     order of `hessians.batches`.
     """
     formats: dict[str, InputFormat] = {
-        x.tensor.name: "fp8" if x.scheme.type == "float" else "int8"
+        tensor.name: "fp8" if x.scheme.type == "float" else "int8"
         for x in linears
         if x.scheme.dynamic_activations
+        for tensor in x.tensors
     }
     pair_of_ops = ops, build_ops("torch", record=RoundedInputs(formats))
     compared: list[np.ndarray] = []  # [tokens, 6], see _compare

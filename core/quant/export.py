@@ -22,13 +22,12 @@ from sabia.core.spec import ModelSpec
 
 def export(
     directory: str | Path,
-    spec: ModelSpec,
     quantized: QuantizedModel,
     tokenizer_from: str | Path | None,
 ) -> int:
     """Write the model directory; returns the bytes of its tensors."""
-    tensors = stored_tensors(spec, quantized)
-    config = export_config(spec, quantized.linears)
+    tensors = stored_tensors(quantized)
+    config = export_config(quantized.spec, quantized.linears)
     hub.write_checkpoint(directory, config, tensors, tokenizer_from=tokenizer_from)
     return sum(array.nbytes for array in tensors.values())
 
@@ -45,21 +44,22 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     }
 
 
-def stored_tensors(spec: ModelSpec, quantized: QuantizedModel) -> dict[str, np.ndarray]:
-    """All tensors by their names in the file."""
-    modules = {linear.key: linear.module for linear in quantized.linears}
+def stored_tensors(quantized: QuantizedModel) -> dict[str, np.ndarray]:
+    """All tensors by their names in the file, in the model's order."""
+    table, parts = quantized.spec.tensors(), dict[str, dict[str, np.ndarray]]()
+    for linear in quantized.linears:
+        for name, array in (
+            quantized.stored[linear.key].parts.items() if linear.scheme.quantizes else ()
+        ):
+            parts.setdefault(linear.tensor.name, {})[f"{linear.module}.{name}"] = array
+    rounded = {t.name for x in quantized.linears if x.scheme.quantizes for t in x.tensors}
+    others = [tensor for tensor in table if tensor.name not in rounded]
+    plain = hub.file_tensors(others, {t.name: bfloat16(quantized.params[t.name]) for t in others})
     tensors: dict[str, np.ndarray] = {}
-    for tensor in spec.tensors():
-        files: Any = tensor.hf
-        names = {None: files} if isinstance(files, str) else dict(enumerate(files))
-        for index, name in names.items():
-            stored = quantized.stored.get((tensor.name, index))
-            if stored is None:
-                value = quantized.params[tensor.name]
-                tensors[name] = bfloat16(value if index is None else value[index])
-            else:
-                module = modules[tensor.name, index]
-                tensors |= {f"{module}.{part}": array for part, array in stored.parts.items()}
+    for tensor in table:
+        tensors |= parts.get(tensor.name, {})
+        if tensor.name not in rounded:
+            tensors |= {name: plain[name] for name in tensor.files}
     return tensors
 
 
@@ -74,7 +74,7 @@ def _groups(linears: Sequence[Linear]) -> tuple[dict[Scheme, list[str]], list[st
     groups: dict[Scheme, list[str]] = {}
     ignore: list[str] = []
     for pattern, members in by_pattern.items():
-        schemes = {member.scheme for member in members}
+        schemes = dict.fromkeys(member.scheme for member in members)
         for scheme in schemes:
             names = [m.module for m in members if m.scheme == scheme]
             targets = [pattern] if len(schemes) == 1 and len(names) > 1 else names

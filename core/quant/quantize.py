@@ -18,13 +18,15 @@ import torch
 
 from sabia.core import stop
 from sabia.core.errors import BadData, UsageError
+from sabia.core.model.storage.fused_tensors import read_part
 from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.progress import progress
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, run_block
-from sabia.core.quant.recipe import Linear, Recipe, component_of, plan
+from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.tensors import FusedPart
 
 HESSIAN_BYTES = 2 << 30
 LEAST_TOKENS = 32
@@ -32,12 +34,14 @@ LEAST_TOKENS = 32
 
 @dataclass(frozen=True)
 class QuantizedModel:
-    """linears: every matrix with its scheme; stored: the quantized matrices, by key.
+    """A model with the values that loading its written directory returns.
 
-    params: all parameters as float32 NumPy arrays with the stored values. rows: the errors of each
-    quantized matrix.
+    spec: with the names of the quantized files. linears: every matrix with its scheme. stored: the
+    quantized matrices, by key. params: all parameters as float32 NumPy arrays. rows: the errors of
+    each quantized matrix.
     """
 
+    spec: ModelSpec
     linears: tuple[Linear, ...]
     stored: dict[tuple[str, int | None], Stored]
     params: dict[str, np.ndarray]
@@ -64,7 +68,7 @@ def quantize(
             bar.advance(layer=layer)
         work.quantize_head()
         bar.advance()
-    return QuantizedModel(work.linears, work.stored, work.values, work.rows)
+    return QuantizedModel(work.form, work.linears, work.stored, work.values, work.rows)
 
 
 class _ModelRounding:
@@ -79,13 +83,14 @@ class _ModelRounding:
         calibration: Sequence[Batch],
     ) -> None:
         self.spec, self.recipe, self.ops, self.calibration = spec, recipe, ops, calibration
-        self.linears = plan(spec, recipe)
+        self.form = stored_form(spec, recipe)
+        self.linears = plan(self.form, recipe)
         if recipe.rounding == "gptq" and not calibration:
             raise UsageError(
                 "--rounding: gptq needs calibration inputs (expected calibration records as INPUT, "
                 "or --rounding auto)"
             )
-        quantized = {x.tensor.name for x in self.linears if x.scheme.quantizes}
+        quantized = {t.name for x in self.linears if x.scheme.quantizes for t in x.tensors}
         self.values = {
             name: array if name in quantized else round_bfloat16(array)
             for name, array in ((name, _finite(name, array)) for name, array in params.items())
@@ -138,7 +143,7 @@ class _ModelRounding:
 
     def _use_rounded(self, linears: Sequence[Linear]) -> None:
         """Compute with the rounded values from now on."""
-        changed = {x.tensor.name for x in linears if x.scheme.quantizes}
+        changed = {t.name for x in linears if x.scheme.quantizes for t in x.tensors}
         for name in changed & self.stacks.keys():
             self.values[name] = self.stacks.pop(name)
         fresh = self.ops.to_device({name: self.values[name] for name in changed}, "float32")
@@ -146,17 +151,21 @@ class _ModelRounding:
 
     def _rounded(self, linear: Linear, hessians: Hessians) -> dict[str, Any]:
         name, index = linear.key
-        whole = self.values[name]
-        weight = whole if index is None else whole[index]  # [O, I]; whole is [E, O, I] for experts
+        weight = linear.weight(self.values)  # [O, I]
         tokens = hessians.tokens(name, index)
         hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
         stored = store(weight, linear.scheme, self.recipe, hessian, name)
         errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
         self.stored[linear.key] = stored
-        if index is None:
+        if index is not None:
+            empty = np.empty_like(self.values[name])
+            self.stacks.setdefault(name, empty)[index] = stored.decoded
+        for part in linear.fused:
+            if isinstance(part.hf, FusedPart):
+                values = read_part(part.hf, stored.decoded, part.shape)
+                self.values[part.name] = np.ascontiguousarray(values)
+        if index is None and not linear.fused:
             self.values[name] = stored.decoded
-        else:
-            self.stacks.setdefault(name, np.empty_like(whole))[index] = stored.decoded
         tensor, scheme = linear.tensor, linear.scheme
         return {
             "layer": tensor.layer,

@@ -9,13 +9,17 @@ A given group size must divide a weight's columns; the default is the largest of
 them, or one scale per row if none does.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
+from sabia.core.model.storage.fused_tensors import write_parts
 from sabia.core.numerics.integers import Method, group_width
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
@@ -67,13 +71,13 @@ class Recipe:
     damping: float = 0.01
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
-        """The scheme of a matrix with its group size; bf16 for other tensors."""
+        """The scheme of a matrix with its group size; bf16 for vectors."""
         name, group = self.components.get(component_of(tensor), "bf16"), self.group
         for rule in self.rules:
             if re.search(rule.match, tensor.name):
                 name, group = rule.scheme, rule.group or self.group
         scheme = scheme_named(name)
-        if not scheme.quantizes or len(tensor.shape) < 2:
+        if not scheme.quantizes or len(tensor.shape) - tensor.stacked < 2:
             return SCHEMES["bf16"]
         if tensor.component in NEVER:
             raise UsageError(
@@ -98,6 +102,8 @@ def component_of(tensor: TensorSpec) -> str:
 def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
     columns = tensor.shape[-1]
     if group is None:
+        if tensor.stacked:  # one size for all matrices of an expert: servers fuse them
+            columns = math.gcd(*tensor.shape[-2:])
         return next((size for size in GROUPS if columns % size == 0), None)
     try:
         group_width(columns, group)
@@ -160,24 +166,47 @@ def checked(recipe: Recipe) -> Recipe:
 
 @dataclass(frozen=True)
 class Linear:
-    """One stored matrix: a tensor of the model, or one expert of a stacked tensor."""
+    """One stored matrix: a tensor of the model, one expert of a stacked tensor, or several tensors
+    that the files fuse.
+
+    fused: the tensors whose rows the files store as one matrix, the first of which is `tensor`;
+    they have the same inputs.
+    """
 
     tensor: TensorSpec
     scheme: Scheme
     index: int | None = None
+    fused: tuple[TensorSpec, ...] = ()
 
     @property
     def module(self) -> str:
         """The name of its module in the checkpoint."""
         names: Any = self.tensor.hf
+        if isinstance(names, FusedPart):
+            names = names.file
         name = names if self.index is None else names[self.index]
         return str(name).removesuffix(".weight")
 
     @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors of the model that it holds, or of which it holds one expert."""
+        return self.fused or (self.tensor,)
+
+    @property
     def matrix(self) -> tuple[int, int]:
         """Its rows and columns."""
-        rows, columns = self.tensor.shape[-2:]
+        part = self.tensor.hf
+        rows, columns = (part if isinstance(part, FusedPart) else self.tensor).shape[-2:]
         return rows, columns
+
+    def weight(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The matrix[O, I], of the model's tensors by name."""
+        if self.fused:
+            return write_parts(
+                (t.hf, values[t.name]) for t in self.fused if isinstance(t.hf, FusedPart)
+            )
+        whole = values[self.tensor.name]  # [E, O, I] for experts
+        return whole if self.index is None else whole[self.index]
 
     @property
     def stored_bytes(self) -> int:
@@ -196,30 +225,62 @@ class Linear:
 def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
     """All matrices of linear layers with their schemes, in the model's order.
 
-    Raises UsageError for a model whose files store several matrices fused, and for a recipe of a
-    file with a component or a rule that no matrix has.
+    spec: as `stored_form` returns it. Raises UsageError for a recipe that has different formats for
+    tensors that the files fuse, and for one of a file with a component or a rule of no matrix.
     """
     linears: list[Linear] = []
+    fused: dict[str, list[TensorSpec]] = {}  # parts of matrices by the tensor of the files
     for tensor in spec.tensors():
-        if len(tensor.shape) < 2 or tensor.component in ("embedding", "conv"):
+        if tensor.linear and isinstance(tensor.hf, FusedPart):
+            fused.setdefault(tensor.hf.file, []).append(tensor)
+    for tensor in spec.tensors():
+        if not tensor.linear:
             continue
-        if isinstance(tensor.hf, FusedPart):
-            raise UsageError(
-                f"quantize: {tensor.name} is stored fused with others in {tensor.hf.file} in "
-                f"{spec.family} models (expected a family with one tensor per matrix)"
-            )
-        scheme = recipe.scheme_of(tensor)
-        stacked = not isinstance(tensor.hf, str)
+        scheme, parts = recipe.scheme_of(tensor), tuple[TensorSpec, ...]()
+        if isinstance(tensor.hf, FusedPart) and not tensor.stacked:
+            parts = tuple(fused[tensor.hf.file])
+            other = next((t for t in parts if recipe.scheme_of(t) != scheme), None)
+            if other is not None:
+                raise UsageError(
+                    f"recipe {recipe.name}: {tensor.name} and {other.name} have different formats, "
+                    f"but {spec.family} models store both in {tensor.hf.file}"
+                )
+            if tensor != parts[0]:
+                continue
+        stacked = isinstance(tensor.hf, tuple)
         indices: Sequence[int | None] = range(tensor.shape[0]) if stacked else (None,)
-        linears += [Linear(tensor, scheme, index) for index in indices]
+        linears += [Linear(tensor, scheme, index, parts) for index in indices]
     if recipe.name not in BUILT_IN:
         _check_keys(spec, recipe, linears)
     return tuple(linears)
 
 
+def stored_form(spec: ModelSpec, recipe: Recipe) -> ModelSpec:
+    """`spec` with the tensor names of the quantized files: quantized experts are stored one by one.
+
+    Raises UsageError for a family whose experts have no such names.
+    """
+    for tensor in spec.tensors():
+        whole = tensor.stacked and tensor.linear and not isinstance(tensor.hf, tuple)
+        if whole and recipe.scheme_of(tensor).quantizes:
+            if not isinstance(spec.other_names.get(name_in_layer(tensor)), str):
+                raise UsageError(
+                    f"quantize: {spec.family} models store all experts of a layer in one tensor "
+                    "(expected a family whose experts may be stored one by one)"
+                )
+            names = {**spec.names, **spec.other_names}
+            return replace(spec, names=names, other_names=spec.names)
+    return spec
+
+
+def name_in_layer(tensor: TensorSpec) -> str:
+    """The name without that of its layer, as in the spec's tables of names."""
+    return tensor.name.removeprefix(f"layers.{tensor.layer}.")
+
+
 def _check_keys(spec: ModelSpec, recipe: Recipe, linears: Sequence[Linear]) -> None:
     """Raise UsageError for the first key of the recipe that has no effect on the model."""
-    matrices = {linear.tensor.name: component_of(linear.tensor) for linear in linears}
+    matrices = {t.name: component_of(t) for linear in linears for t in linear.tensors}
     kept = [c for c, scheme in recipe.components.items() if not scheme_named(scheme).quantizes]
     for component in recipe.components.keys() - kept - set(matrices.values()):
         why = "; its head is the embedding (tied weights)" if component == "head" else ""

@@ -176,7 +176,8 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
     from sabia.core.ops.backend import load_ops
     from sabia.core.quant import hessians
     from sabia.core.quant.divergence import divergence
-    from sabia.core.quant.export import export
+    from sabia.core.quant.export import export, export_config
+    from sabia.core.quant.loaders import loaders
     from sabia.core.quant.quantize import quantize
 
     spec, params = hub.load_model(options.model)
@@ -191,11 +192,13 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
     batches = hessians.batches([row.ids for row in read.rows]) if read.rows else []
     ops = load_ops("torch")
     quantized = quantize(spec, params, recipe, ops, batches)
-    size = export(out, spec, quantized, options.model if has_tokenizer else None)
+    size = export(out, quantized, options.model if has_tokenizer else None)
     _, loaded = hub.load_model(out)
     for name, value in quantized.params.items():
         if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
             raise Failed(f"{out}: {name} does not load back as it was written (is the disk full?)")
+    config = export_config(quantized.spec, quantized.linears)["quantization_config"]
+    results = loaders(quantized.spec, quantized.linears, config)
     report: dict[str, Any] = {
         "schema_version": 1,
         "model": options.model,
@@ -210,12 +213,16 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
         "size_after_bytes": size,
         "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
         "piped": "-" in job.inputs,
+        "loaders": [asdict(loader) for loader in results],
         "layers": quantized.rows,
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
     for line in how_rounded(quantized.rows):
         notes.note(line)
+    usual = results[0]
+    if usual.result != "loads":
+        notes.warn(f"{usual.loader} {usual.result} this model: {usual.why}")
     if read.held_out:
         original = ops.to_device(params, "float32")
         stored = ops.to_device(quantized.params, "float32")

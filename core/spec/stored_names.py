@@ -19,8 +19,12 @@ def with_stored_names(spec: ModelSpec, directory: Path) -> ModelSpec:
         return spec
     stored = file_names(directory)
     templates = [n.file if isinstance(n, FusedPart) else n for n in spec.other_names.values()]
+    # a quantized matrix has no tensor M.weight but several of its module M
+    modules = {name.rpartition(".")[0] for name in stored if name.endswith(".weight_scale")}
+    stored |= {f"{module}.weight" for module in modules}
     layers = range(len(spec.layers))
-    if not any(name.format(layer=layer) in stored for name in templates for layer in layers):
+    names = (name.format(layer=layer, expert=0) for name in templates for layer in layers)
+    if not any(name in stored for name in names):
         return spec
     return replace(spec, names={**spec.names, **spec.other_names}, other_names=spec.names)
 

@@ -92,6 +92,24 @@ class TensorSpec:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the tensors in the files that hold it."""
+        if isinstance(self.hf, FusedPart):
+            return (self.hf.file,)
+        return (self.hf,) if isinstance(self.hf, str) else self.hf
+
+    @property
+    def stacked(self) -> bool:
+        """Whether it holds a tensor of every expert on its first axis."""
+        return self.axes[:1] == ("expert",)
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is the matrix of a linear layer, or one of every expert."""
+        matrix = len(self.shape) - self.stacked > 1
+        return matrix and self.component not in ("embedding", "conv")
+
 
 @dataclass(frozen=True)
 class TableRow:

@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = {n: a if a.ndim == 1 else a * (0.1 / a.std()) for n, a in fresh.items()}
     hub.save_model(root / "big" / "final", spec, params, tokenizer_from=root / "t")
     made = quantize(spec, params, load_recipe("w4"), load_ops("torch"))
-    export(root / "small", spec, made, root / "t")
+    export(root / "small", made, root / "t")
     rows = [
         {"id": f"s{i}", "a": i, "text": f"{i} mais {i} são", "options": [str(i), f"{2 * i} são"],
          "gold": i % 2, "answer": str(i % 10), "maximum": 2,

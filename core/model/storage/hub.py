@@ -9,7 +9,7 @@ Saving is atomic; transformers opens the directory with no missing or unexpected
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,12 +151,17 @@ def to_hf(spec: ModelSpec, params: Arrays) -> dict[str, Any]:
     if unmatched:
         first = min(unmatched)
         raise UsageError(f"model: parameters do not match the spec at {first} (expected its table)")
+    return file_tensors(spec.tensors(), params)
+
+
+def file_tensors(table: Iterable[TensorSpec], params: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors of the files, by name, that hold the parameters of `table`."""
     named: dict[str, Any] = {}
     fused: dict[str, list[tuple[FusedPart, Any]]] = {}
-    for name, tensor in table.items():
-        named |= _file_tensors(tensor, params[name])
+    for tensor in table:
+        named |= _file_tensors(tensor, params[tensor.name])
         if isinstance(tensor.hf, FusedPart):
-            fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[name]))
+            fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[tensor.name]))
     for file, parts in fused.items():
         part, array = parts[0]
         named[file] = LazyArray(part.shape, array.dtype, partial(_fused, parts))

@@ -16,6 +16,7 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 
 _MLP = llama.LAYER + "mlp."
+_MATRICES = ("gate", "up", "down")
 _ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096}
 _ROPE |= {"truncate": False}
 NAMES = llama.NAMES | {
@@ -45,6 +46,16 @@ def fused(count: int, width: int, inner: int) -> dict[str, FusedPart]:
     return parts
 
 
+def separate() -> dict[str, str]:
+    """Names of experts that are stored one by one, as in files of quantized models."""
+    names = {f"mlp.experts.{name}": f"experts.{{expert}}.{name}_proj" for name in _MATRICES}
+    return {
+        ours + end: f"{_MLP}{file}.{last}"
+        for ours, file in names.items()
+        for end, last in (("", "weight"), ("_bias", "bias"))
+    }
+
+
 def read(fields: Fields) -> ModelSpec:
     """The model of a `gpt_oss` configuration."""
     fields.defaults(attention_bias=True, sliding_window=128, num_key_value_heads=8)
@@ -70,4 +81,4 @@ def read(fields: Fields) -> ModelSpec:
         for kind in fields.each("layer_types", depth, KINDS, usual)
     )
     names = NAMES | fused(count, fields.hidden, inner)
-    return llama.decoder(fields, layers, names, eps=1e-5)
+    return replace(llama.decoder(fields, layers, names, eps=1e-5), other_names=separate())

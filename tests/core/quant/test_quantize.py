@@ -23,7 +23,7 @@ from sabia.core.quant.hessians import (  # noqa: E402
     run_block,
 )
 from sabia.core.quant.quantize import quantize  # noqa: E402
-from sabia.core.spec import from_config, new_config  # noqa: E402
+from sabia.core.spec import from_config  # noqa: E402
 
 OPS = load_ops("torch")
 
@@ -38,7 +38,7 @@ def logits(spec: Any, params: dict, ids: np.ndarray) -> np.ndarray:
 def test_loading_back_gives_the_very_values_and_logits(tiny, token_rows, name, tmp_path) -> None:
     spec, params = tiny
     made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(token_rows))
-    size = export.export(tmp_path / "q", spec, made, None)
+    size = export.export(tmp_path / "q", made, None)
     loaded_spec, loaded = hub.load_model(tmp_path / "q")
     assert loaded_spec == spec
     for tensor, value in made.params.items():
@@ -219,7 +219,7 @@ def test_tied_heads_stay_with_the_embedding(tiny, tmp_path: Path) -> None:
     assert all(row["component"] != "head" for row in made.rows)
     config = export.export_config(tied, made.linears)["quantization_config"]
     assert "lm_head" in config["ignore"]
-    export.export(tmp_path / "t", tied, made, None)
+    export.export(tmp_path / "t", made, None)
     assert set(hub.load_model(tmp_path / "t")[1]) == set(made.params)
 
 
@@ -235,7 +235,7 @@ def test_transformers_reads_the_directory(tiny, token_rows, name, tmp_path) -> N
     transformers = pytest.importorskip("transformers")
     spec, params = tiny
     made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(token_rows))
-    export.export(tmp_path / "q", spec, made, None)
+    export.export(tmp_path / "q", made, None)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.bfloat16)
     with torch.no_grad():
         scores = model(torch.tensor(token_rows[:1])).logits
@@ -247,9 +247,3 @@ def test_transformers_reads_the_directory(tiny, token_rows, name, tmp_path) -> N
         np.testing.assert_array_equal(
             theirs, torch.from_numpy(ours).bfloat16().float().numpy(), err_msg=tensor.name
         )
-
-
-def test_a_model_of_fused_matrices_is_refused_by_name() -> None:
-    spec = from_config(new_config("qwen3_5", hidden=32, layers=2, vocab=50, heads=2))
-    with pytest.raises(UsageError, match=r"layers\.0\.delta\.\w+ is stored fused"):
-        recipe.plan(spec, recipe.load_recipe("w8"))

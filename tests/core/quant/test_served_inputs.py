@@ -64,7 +64,7 @@ def test_which_matrices(tmp_path: Path) -> None:
         '[components]\nattention = "w8a8"\nmlp = "fp8"\nhead = "w8a16"'
     )
     made = quantize(spec, params, recipe.load_recipe(str(tmp_path / "r.toml")), OPS)
-    export.export(tmp_path / "q", spec, made, None)
+    export.export(tmp_path / "q", made, None)
     read, _ = hub.load_model(tmp_path / "q")
     assert input_formats(read) == {
         t.name: "int8" if t.component == "attention" else "fp8"
@@ -104,7 +104,7 @@ def test_scores_are_those_of_the_served_model(
     spec, params = tiny
     rows = token_rows[:6]
     made = quantize(spec, params, recipe.load_recipe(name), OPS)
-    export.export(tmp_path / "q", spec, made, None)
+    export.export(tmp_path / "q", made, None)
     pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
     expected = divergence(spec, *pair, made.linears, OPS, batches(rows))
     served, values = hub.load_model(tmp_path / "q")

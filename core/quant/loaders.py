@@ -1,0 +1,74 @@
+"""What loads a quantized directory as it was measured, what refuses it, what loads other values.
+
+transformers 5.19 to 5.23 with compressed-tensors 0.19 hold the experts of a layer in one parameter,
+which a conversion of the checkpoint's tensors fills: it decodes packed integers and E4M3, all
+experts by one group of the configuration, and rounds no inputs of experts. GPT-OSS has no such
+conversion. `dequantize=True` decodes all other matrices by one group too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sabia.core.quant.recipe import Linear
+from sabia.core.spec import ModelSpec
+
+WITHOUT_CONVERSION = ("gpt_oss",)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """The result of a loader with a directory, and the reason for it ('' if there is nothing to
+    say)."""
+
+    loader: str
+    result: Literal["loads", "refuses", "loads wrongly", "refuses or loads wrongly"]
+    why: str = ""
+
+
+def loaders(
+    spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, Any]
+) -> tuple[Loader, ...]:
+    """The results of transformers, by default and with dequantize=True.
+
+    config: the `quantization_config` that is written for `linears`.
+    """
+    usual = _experts(spec, linears, config)
+    dense = {x.scheme for x in linears if x.index is None and x.scheme.quantizes}
+    decoded = Loader("transformers dequantize=True", usual.result, usual.why)
+    if usual.result == "loads" and len(dense) > 1:
+        why = f"it decodes matrices of {_labels(dense)} by one of these formats"
+        decoded = Loader(decoded.loader, "refuses or loads wrongly", why)
+    return usual, decoded
+
+
+def _experts(spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, Any]) -> Loader:
+    name = "transformers"
+    schemes = {x.scheme for x in linears if x.index is not None}
+    quantized = [scheme for scheme in schemes if scheme.quantizes]
+    if not schemes:
+        return Loader(name, "loads")
+    if spec.family in WITHOUT_CONVERSION:
+        why = f"it reads no single experts of {spec.family} models; theirs get random values"
+        return Loader(name, "loads wrongly", why)
+    # the group that it takes for all experts
+    groups = list(config["config_groups"].values())
+    named = [g for g in groups if any("experts" in t for t in g["targets"] if t[:3] == "re:")]
+    chosen = (named or groups)[0]
+    if chosen["weights"]["type"] != "float" and len(quantized) < len(schemes):
+        why = "it reads no experts in bf16 beside matrices in packed integers"
+        return Loader(name, "refuses", why)
+    if len(quantized) > 1:
+        why = f"it reads experts of one format, not {_labels(quantized)}"
+        return Loader(name, "refuses or loads wrongly", why)
+    if quantized and quantized[0].config_group(chosen["targets"]) != chosen:
+        why = f"it decodes experts of {_labels(quantized)} as {chosen['targets'][0]}"
+        return Loader(name, "refuses or loads wrongly", why)
+    if quantized and quantized[0].format == "int-quantized":
+        return Loader(name, "refuses", f"it reads no experts of {_labels(quantized)}")
+    rounds = any(scheme.dynamic_activations for scheme in quantized)
+    return Loader(name, "loads", "without rounding the inputs of experts" if rounds else "")
+
+
+def _labels(schemes: Any) -> str:
+    return " and ".join(sorted(scheme.label() for scheme in schemes))

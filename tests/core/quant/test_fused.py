@@ -1,0 +1,191 @@
+"""Matrices that the files fuse: one stored matrix, experts one by one; what loads the result."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sabia.core.errors import UsageError  # noqa: E402
+from sabia.core.model import forward  # noqa: E402
+from sabia.core.model.storage import hub  # noqa: E402
+from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.ops.served_inputs import input_formats  # noqa: E402
+from sabia.core.quant import recipe  # noqa: E402
+from sabia.core.quant.export import export, export_config  # noqa: E402
+from sabia.core.quant.hessians import batches  # noqa: E402
+from sabia.core.quant.loaders import loaders  # noqa: E402
+from sabia.core.quant.quantize import quantize  # noqa: E402
+from sabia.core.quant.rounding import store  # noqa: E402
+from sabia.core.spec import ModelSpec, from_config, new_config  # noqa: E402
+from sabia.core.spec.tensors import FusedPart  # noqa: E402
+
+OPS = load_ops("torch")
+SHAPE: dict[str, Any] = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 300, "tied": False}
+EXPERTS = {"experts": 4, "chosen": 2, "expert_ffn": 96}
+GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 16}
+GPT_OSS |= {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 96}
+GPT_OSS |= {"attention_bias": True, "sliding_window": 7}
+CONFIGS = {
+    "llama": new_config("llama", **SHAPE),
+    "mixtral": new_config("mixtral", **SHAPE, **EXPERTS),
+    "qwen3_moe": new_config("qwen3_moe", **SHAPE, **EXPERTS),
+    "deepseek_v3": new_config("deepseek_v3", **SHAPE, **EXPERTS, shared=1, ffn=96),
+    "qwen3_next": new_config("qwen3_next", **SHAPE | {"layers": 4}, **EXPERTS, shared=1),
+    "qwen3_5": new_config("qwen3_5", **SHAPE | {"layers": 4}),
+    "gpt_oss": {k: v for k, v in new_config("llama", **SHAPE).items() if k != "mlp_bias"} | GPT_OSS,
+}
+FUSED = ("qwen3_next", "qwen3_5", "gpt_oss")
+
+
+def model(name: str) -> tuple[ModelSpec, dict[str, np.ndarray]]:
+    spec, draw = from_config(CONFIGS[name]), np.random.default_rng(0)
+    return spec, {
+        name: array + 0.05 * draw.standard_normal(array.shape).astype(np.float32)
+        for name, array in hub.init_params(spec, 0).items()
+    }
+
+
+def rows() -> list[list[int]]:
+    draw = np.random.default_rng(1)
+    return [draw.integers(0, 300, draw.integers(5, 60)).tolist() for _ in range(30)]
+
+
+@pytest.mark.parametrize("family", FUSED)
+@pytest.mark.parametrize("name", ["w8a8", "mixed"])
+def test_loading_back_gives_the_very_values(family: str, name: str, tmp_path: Path) -> None:
+    spec, params = model(family)
+    # as it is read from its own files, so with their layout
+    hub.save_model(tmp_path / "m", spec, params)
+    spec, params = hub.load_model(tmp_path / "m")
+    made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(rows()))
+    export(tmp_path / "q", made, None)
+    stored, loaded = hub.load_model(tmp_path / "q")
+    assert loaded.keys() == made.params.keys() == params.keys()
+    for tensor, value in made.params.items():
+        np.testing.assert_array_equal(np.asarray(loaded[tensor], np.float32), value, err_msg=tensor)
+    changed = {n for n in params if not np.array_equal(made.params[n], params[n])}
+    linear = {t.name for t in spec.tensors() if t.linear and t.component not in recipe.NEVER}
+    head = {"head"} if name == "w8a8" else set()
+    assert changed >= linear - head
+    if name == "w8a8":
+        rounded = {t.name for t in spec.tensors() if t.linear and t.component in ("attention",
+                   "mlp")}  # fmt: skip
+        assert input_formats(stored) == dict.fromkeys(rounded, "int8")
+    gptq = [row for row in made.rows if row["method"] == "gptq"]
+    assert bool(gptq) == (name == "mixed")
+    for row in gptq:
+        assert row["output_error"] < row["output_error_rtn"], row["module"]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_a_fused_matrix_is_quantized_as_the_files_store_it(family: str, tmp_path: Path) -> None:
+    spec, params = model(family)
+    four = recipe.load_recipe("w4")
+    export(tmp_path / "q", quantize(spec, params, four, OPS), None)
+    written, whole = hub.read_checkpoint(tmp_path / "q"), hub.to_hf(spec, params)
+    files = {t.hf.file for t in spec.tensors() if t.linear and isinstance(t.hf, FusedPart)}
+    assert len(files) >= 4
+    scheme = four.scheme_of(next(t for t in spec.tensors() if t.name.endswith("delta.q")))
+    for file in files:
+        alone = store(np.asarray(whole[file], np.float32), scheme, four).parts
+        for suffix, array in alone.items():
+            name = f"{file.removesuffix('weight')}{suffix}"
+            np.testing.assert_array_equal(
+                written[name].view(np.uint8), np.asarray(array).view(np.uint8), err_msg=name
+            )
+
+
+def test_parts_of_one_matrix_have_one_format(tmp_path: Path) -> None:
+    spec, _ = model("qwen3_next")
+    path = tmp_path / "r.toml"
+    path.write_text('[components]\nattention = "w8a16"\n[[rules]]\nmatch = "attn.gate"\n'
+                    'scheme = "w4a16"\n')  # fmt: skip
+    with pytest.raises(UsageError, match=r"attn\.q and .*attn\.gate have different formats"):
+        recipe.plan(spec, recipe.load_recipe(str(path)))
+
+
+def test_experts_stay_fused_where_they_are_not_quantized(tmp_path: Path) -> None:
+    spec, params = model("gpt_oss")
+    path = tmp_path / "r.toml"
+    path.write_text('[components]\nattention = "w8a16"\n')
+    export(tmp_path / "q", quantize(spec, params, recipe.load_recipe(str(path)), OPS), None)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in hub.read_checkpoint(tmp_path / "q")
+    assert hub.load_model(tmp_path / "q")[1].keys() == params.keys()
+
+
+RULE = '[[rules]]\nmatch = "{}"\nscheme = "{}"\n'
+RECIPES = {
+    "down": '[components]\nexpert = "w4a16"\n' + RULE.format("experts.down", "w8a16"),
+    "half": '[components]\nexpert = "w4a16"\n' + RULE.format("layers.0.*experts", "bf16"),
+    "kept": '[components]\nattention = "w8a16"\n',
+    "kept-fp8": '[components]\nattention = "fp8"\n',
+    "fp8-experts": '[components]\nexpert = "fp8"\nattention = "w4a16"\n',
+}
+RESULTS = [
+    *[("llama", name, "loads") for name in ("w8", "w8a8", "w4", "fp8", "mixed")],
+    *[(family, name, "loads") for family in ("qwen3_5", "qwen3_next", "deepseek_v3", "mixtral")
+      for name in ("w8", "fp8", "mixed")],
+    *[("qwen3_moe", name, "loads") for name in ("w4", "fp8", "fp8-experts", "kept-fp8")],
+    *[("qwen3_moe", name, "refuses") for name in ("w8a8", "half", "kept")],
+    ("qwen3_moe", "down", "refuses or loads wrongly"),
+    ("qwen3_next", "w8a8", "refuses"), ("mixtral", "w8a8", "refuses"),
+    ("gpt_oss", "mixed", "loads wrongly"), ("gpt_oss", "w8a8", "loads wrongly"),
+    ("gpt_oss", "kept", "loads"),
+]  # fmt: skip
+
+
+def _quantized(family: str, name: str, folder: Path) -> Any:
+    if name in RECIPES:
+        (folder / "r.toml").write_text(RECIPES[name])
+    spec, params = model(family)
+    named = str(folder / "r.toml") if name in RECIPES else name
+    return quantize(spec, params, recipe.load_recipe(named), OPS)
+
+
+@pytest.mark.parametrize(("family", "name", "expected"), RESULTS)
+def test_what_transformers_does_is_told(
+    family: str, name: str, expected: str, tmp_path: Path
+) -> None:
+    made = _quantized(family, name, tmp_path)
+    config = export_config(made.spec, made.linears)["quantization_config"]
+    usual, decoded = loaders(made.spec, made.linears, config)
+    assert usual.result == expected and (expected == "loads" or usual.why)
+    assert expected == "loads" or decoded.result == expected
+
+
+@pytest.mark.parametrize(("family", "name", "expected"), RESULTS)
+def test_transformers_does_what_is_told(
+    family: str, name: str, expected: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("compressed_tensors", reason="transformers reads it with that package")
+    transformers = pytest.importorskip("transformers")
+    made = _quantized(family, name, tmp_path)
+    export(tmp_path / "q", made, None)
+
+    def load() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "q", dtype=torch.float32, output_loading_info=True
+        )
+
+    try:
+        loaded, info = load()
+    except RuntimeError:
+        assert expected.startswith("refuses")
+        return
+    assert expected != "refuses"
+    missing = bool(info["missing_keys"] or info["unexpected_keys"])
+    assert missing == (expected == "loads wrongly")
+    if missing or any(linear.scheme.dynamic_activations for linear in made.linears):
+        return
+    ids = torch.tensor(rows()[:1])
+    weights = OPS.to_device(made.params, "float32")
+    hidden = forward.hidden(made.spec, weights, ids.numpy(), OPS)
+    with torch.no_grad():
+        scores = loaded(ids).logits
+    # experts are decoded in BF16
+    difference = (scores - forward.logits(made.spec, weights, hidden, OPS)).abs()
+    bound = 0.02 if any(tensor.stacked for tensor in made.spec.tensors()) else 1e-5
+    assert (float(difference.median()) < bound) == (expected == "loads")
