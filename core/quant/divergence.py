@@ -15,7 +15,7 @@ from sabia.core.model import forward
 from sabia.core.ops.base import Ops
 from sabia.core.ops.served_inputs import InputFormat, RoundedInputs
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.quant.hessians import Batch, run_block
+from sabia.core.quant.hessians import Batch, CalibrationStage, run_block
 from sabia.core.quant.recipe import Linear
 from sabia.core.spec import ModelSpec
 
@@ -52,39 +52,101 @@ class Divergence:
     by_length: dict[str, Group]
 
 
+class Comparison:
+    """Two models on the same tokens, layer by layer, with activations rounded where `linears`
+    require it.
+
+    sources: of each row of the batches, in the order of `hessians.batches`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        linears: Sequence[Linear],
+        batches: Sequence[Batch],
+        sources: Sequence[str] = (),
+    ) -> None:
+        self.spec, self.batches, self.sources = spec, batches, sources
+        formats: dict[str, InputFormat] = {
+            tensor.name: "fp8" if x.scheme.type == "float" else "int8"
+            for x in linears
+            if x.scheme.dynamic_activations
+            for tensor in x.tensors
+        }
+        self.rules = None, RoundedInputs(formats)
+        # of both models and each batch, the input states [B, T, D] of the next layer
+        self.states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self.result: Divergence | None = None
+
+    def begin(self, original: Mapping[str, Any], quantized: Mapping[str, Any]) -> None:
+        """Compute the embeddings; original, quantized: backend arrays in float32."""
+        for states, weights in zip(self.states, (original, quantized), strict=True):
+            states[:] = embeddings(self.spec, weights, self.batches, self._ops(None)[0])
+
+    def advance(
+        self, layer: int | None, original: Mapping[str, Any], quantized: Mapping[str, Any]
+    ) -> None:
+        """Compute a layer of both models; None: what follows the last layer, and the result."""
+        pair, index = (original, quantized), len(self.spec.layers) if layer is None else layer
+        compared: list[np.ndarray] = []  # [tokens, 6], see _compare
+        for number, batch in enumerate(self.batches):
+            stop.check()
+            stages = (CalibrationStage(index, states[number]) for states in self.states)
+            hidden = [
+                run_block(self.spec, weights, build_ops("torch", stage=stage, record=rule), batch)
+                for weights, stage, rule in zip(pair, stages, self.rules, strict=True)
+            ]
+            if layer is None:
+                compared += self._compared(pair, hidden, batch)
+                continue
+            for states, one in zip(self.states, hidden, strict=True):
+                states[number] = one
+        if layer is None:
+            self.result = _summary(np.concatenate(compared), self.sources)
+
+    def _ops(self, stage: CalibrationStage | None) -> list[Ops]:
+        return [build_ops("torch", stage=stage, record=rule) for rule in self.rules]
+
+    def _compared(
+        self,
+        pair: tuple[Mapping[str, Any], Mapping[str, Any]],
+        hidden: Sequence[torch.Tensor],
+        batch: Batch,
+    ) -> list[np.ndarray]:
+        """In slices of rows whose logits need at most _LOGIT_BYTES."""
+        rows = max(1, _LOGIT_BYTES // (4 * self.spec.vocab_size * batch.ids.shape[1]))
+        parts = (slice(start, start + rows) for start in range(0, len(batch.ids), rows))
+        ops = self._ops(None)
+        return [_compare(self.spec, pair, hidden, part, batch, ops) for part in parts]
+
+
+def embeddings(
+    spec: ModelSpec, params: Mapping[str, Any], batches: Sequence[Batch], ops: Ops
+) -> list[torch.Tensor]:
+    """The input states [B, T, D] of the first layer, of each batch."""
+    return [forward.embedded(spec, params, batch.ids, ops) for batch in batches]
+
+
 def divergence(
     spec: ModelSpec,
     original: Mapping[str, Any],
     quantized: Mapping[str, Any],
     linears: Sequence[Linear],
-    ops: Ops,
     batches: Sequence[Batch],
     sources: Sequence[str] = (),
 ) -> Divergence:
-    """Compare the models on the batches, with activations rounded where `linears` require it.
-
-    original, quantized: backend arrays in float32. sources: of each row of the batches, in the
-    order of `hessians.batches`.
-    """
-    formats: dict[str, InputFormat] = {
-        tensor.name: "fp8" if x.scheme.type == "float" else "int8"
-        for x in linears
-        if x.scheme.dynamic_activations
-        for tensor in x.tensors
-    }
-    pair_of_ops = ops, build_ops("torch", record=RoundedInputs(formats))
-    compared: list[np.ndarray] = []  # [tokens, 6], see _compare
+    """Compare whole models, see Comparison."""
+    comparison = Comparison(spec, linears, batches, sources)
     with torch.inference_mode():
-        for batch in batches:
-            stop.check()
-            weights = (original, quantized)
-            pair = [run_block(spec, w, o, batch) for w, o in zip(weights, pair_of_ops, strict=True)]
-            # slices of rows whose logits need at most _LOGIT_BYTES
-            rows = max(1, _LOGIT_BYTES // (4 * spec.vocab_size * batch.ids.shape[1]))
-            for start in range(0, len(batch.ids), rows):
-                part = slice(start, start + rows)
-                compared.append(_compare(spec, weights, pair, part, batch, pair_of_ops))
-    values = np.concatenate(compared)
+        comparison.begin(original, quantized)
+        for layer in (*range(len(spec.layers)), None):
+            comparison.advance(layer, original, quantized)
+    assert comparison.result is not None
+    return comparison.result
+
+
+def _summary(values: np.ndarray, sources: Sequence[str]) -> Divergence:
+    """values[tokens, 6]: see _compare."""
     row, kl, same, before, after, predicted = values.T
     total = max(1.0, predicted.sum())
     lengths = np.bincount(row.astype(np.int64))
@@ -129,7 +191,7 @@ def _compare(
     hidden: Sequence[torch.Tensor],
     part: slice,
     batch: Batch,
-    pair_of_ops: tuple[Ops, Ops],
+    pair_of_ops: Sequence[Ops],
 ) -> np.ndarray:
     """[tokens, 6]: number of the row, KL, whether the top tokens are equal, both losses of the next
     token, and whether the row has one."""

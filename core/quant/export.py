@@ -6,7 +6,7 @@ transformers read the directory, and `hub.load_model` returns exactly the values
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import numpy as np
 from sabia.core.model.storage import hub
 from sabia.core.numerics.floats import bfloat16
 from sabia.core.numerics.schemes import Scheme, quantization_config
+from sabia.core.quant.hessians import Key
 from sabia.core.quant.quantize import QuantizedModel
 from sabia.core.quant.recipe import Linear
+from sabia.core.quant.rounding import Stored
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.tensors import TensorSpec
 
 
 def export(
@@ -26,8 +29,9 @@ def export(
     tokenizer_from: str | Path | None,
 ) -> int:
     """Write the model directory; returns the bytes of its tensors."""
-    tensors = stored_tensors(quantized)
-    config = export_config(quantized.spec, quantized.linears)
+    spec, linears = quantized.spec, quantized.linears
+    tensors = stored_tensors(spec.tensors(), linears, quantized.stored, quantized.params)
+    config = export_config(spec, linears)
     hub.write_checkpoint(directory, config, tensors, tokenizer_from=tokenizer_from)
     return sum(array.nbytes for array in tensors.values())
 
@@ -44,17 +48,22 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     }
 
 
-def stored_tensors(quantized: QuantizedModel) -> dict[str, np.ndarray]:
-    """All tensors by their names in the file, in the model's order."""
-    table, parts = quantized.spec.tensors(), dict[str, dict[str, np.ndarray]]()
-    for linear in quantized.linears:
-        for name, array in (
-            quantized.stored[linear.key].parts.items() if linear.scheme.quantizes else ()
-        ):
-            parts.setdefault(linear.tensor.name, {})[f"{linear.module}.{name}"] = array
-    rounded = {t.name for x in quantized.linears if x.scheme.quantizes for t in x.tensors}
+def stored_tensors(
+    table: Sequence[TensorSpec],
+    linears: Sequence[Linear],
+    stored: Mapping[Key, Stored],
+    values: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """The tensors of the files, by name, that hold the parameters of `table`, in its order."""
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    rounded: set[str] = set()
+    for linear in linears:
+        if linear.key in stored:
+            rounded |= {tensor.name for tensor in linear.tensors}
+            for name, array in stored[linear.key].parts.items():
+                parts.setdefault(linear.tensor.name, {})[f"{linear.module}.{name}"] = array
     others = [tensor for tensor in table if tensor.name not in rounded]
-    plain = hub.file_tensors(others, {t.name: bfloat16(quantized.params[t.name]) for t in others})
+    plain = hub.file_tensors(others, {t.name: bfloat16(values[t.name]) for t in others})
     tensors: dict[str, np.ndarray] = {}
     for tensor in table:
         tensors |= parts.get(tensor.name, {})

@@ -17,9 +17,8 @@ from sabia.core.model import forward
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.experts_torch import DispatchPlan
 from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
-
-BATCH_TOKENS = 8_192
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ HESSIAN_BYTES of experts are held at a time; the layer is computed again for the
 expert that sees fewer than LEAST_TOKENS tokens is rounded to nearest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,14 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage.fused_tensors import read_part
 from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.progress import progress
-from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, run_block
+from sabia.core.quant.divergence import Comparison, embeddings
+from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block
+from sabia.core.quant.memory_bounds import HESSIAN_BYTES
 from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 
-HESSIAN_BYTES = 2 << 30
 LEAST_TOKENS = 32
 
 
@@ -43,8 +43,22 @@ class QuantizedModel:
 
     spec: ModelSpec
     linears: tuple[Linear, ...]
-    stored: dict[tuple[str, int | None], Stored]
+    stored: dict[Key, Stored]
     params: dict[str, np.ndarray]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer, or what is outside of the layers, quantized.
+
+    stored: the quantized matrices, by key. values: all its parameters as float32 NumPy arrays with
+    the stored values. rows: the errors of each quantized matrix.
+    """
+
+    layer: int | None
+    stored: dict[Key, Stored]
+    values: dict[str, np.ndarray]
     rows: list[dict[str, Any]]
 
 
@@ -60,29 +74,39 @@ def quantize(
     Raises UsageError for a recipe that does not fit the model, BadData for a parameter with NaN or
     infinite values.
     """
-    work = _ModelRounding(spec, params, recipe, ops, calibration)
-    with torch.inference_mode(), progress(len(spec.layers) + 1, "quantize", "layers") as bar:
-        for layer in range(len(spec.layers)):
-            stop.check()
-            work.quantize_layer(layer)
-            bar.advance(layer=layer)
-        work.quantize_head()
-        bar.advance()
-    return QuantizedModel(work.form, work.linears, work.stored, work.values, work.rows)
+
+    def read(layer: int | None) -> dict[str, np.ndarray]:
+        return {t.name: params[t.name] for t in spec.tensors() if t.layer == layer}
+
+    work = Rounding(spec, read, recipe, ops, calibration)
+    made = QuantizedModel(work.form, work.linears, {}, {}, [])
+    work.begin()
+    for layer in (*range(len(spec.layers)), None):
+        part = work.part(layer)
+        made.stored.update(part.stored)
+        made.params.update(part.values)
+        made.rows.extend(part.rows)
+    return made
 
 
-class _ModelRounding:
-    """The state of `quantize`: values so far, and the input states of the next layer."""
+class Rounding:
+    """Rounds a model part by part; between two parts it holds only the states of the tokens.
+
+    read: the parameters of a layer, or with None those outside of the layers. comparison: of both
+    models on other tokens.
+    """
 
     def __init__(
         self,
         spec: ModelSpec,
-        params: Mapping[str, np.ndarray],
+        read: Callable[[int | None], Mapping[str, np.ndarray]],
         recipe: Recipe,
         ops: Any,
-        calibration: Sequence[Batch],
+        calibration: Sequence[Batch] = (),
+        comparison: Comparison | None = None,
     ) -> None:
-        self.spec, self.recipe, self.ops, self.calibration = spec, recipe, ops, calibration
+        self.spec, self.read, self.recipe, self.ops = spec, read, recipe, ops
+        self.calibration, self.comparison = calibration, comparison
         self.form = stored_form(spec, recipe)
         self.linears = plan(self.form, recipe)
         if recipe.rounding == "gptq" and not calibration:
@@ -90,82 +114,90 @@ class _ModelRounding:
                 "--rounding: gptq needs calibration inputs (expected calibration records as INPUT, "
                 "or --rounding auto)"
             )
-        quantized = {t.name for x in self.linears if x.scheme.quantizes for t in x.tensors}
-        self.values = {
-            name: array if name in quantized else round_bfloat16(array)
-            for name, array in ((name, _finite(name, array)) for name, array in params.items())
-        }
-        self.params = ops.to_device(self.values, "float32")
-        # of each batch, the input states [B, T, D] of the next layer; None: the embeddings
-        self.states: list[torch.Tensor | None] = [None] * len(calibration)
-        self.stored: dict[tuple[str, int | None], Stored] = {}
-        self.stacks: dict[str, np.ndarray] = {}  # rounded experts [E, O, I] of the layer
-        self.rows: list[dict[str, Any]] = []
+        self.quantized = {t.name for x in self.linears if x.scheme.quantizes for t in x.tensors}
+        # of each batch, the input states [B, T, D] of the next layer
+        self.states: list[torch.Tensor] = []
 
-    def quantize_layer(self, layer: int) -> None:
-        """Calibrate and round a layer's matrices, then compute the states after the layer."""
-        linears = [x for x in self.linears if x.tensor.layer == layer]
-        for experts in _windows(linears):
-            dense = experts.start == 0
-            hessians = Hessians(experts, dense)
-            for batch, states in zip(self.calibration, self.states, strict=True):
-                stop.check()
-                hessians.begin(batch.mask)
-                stage = CalibrationStage(layer, states)
-                ops = build_ops("torch", stage=stage, record=hessians)
-                run_block(self.spec, self.params, ops, batch)
-            self._round(
-                [x for x in linears if (dense if x.index is None else x.index in experts)], hessians
-            )
-        self._use_rounded(linears)
-        # run the layer again, with its rounded weights
-        for number, (batch, states) in enumerate(zip(self.calibration, self.states, strict=True)):
-            ops = build_ops("torch", stage=CalibrationStage(layer, states))
-            self.states[number] = run_block(self.spec, self.params, ops, batch)
+    def begin(self) -> None:
+        """Compute the embeddings."""
+        if not self.calibration:
+            return
+        with torch.inference_mode():
+            original, values = self._values(None)
+            before, after = (self.ops.to_device(x, "float32") for x in (original, values))
+            self.states = embeddings(self.spec, after, self.calibration, self.ops)
+            if self.comparison is not None:
+                self.comparison.begin(before, after)
 
-    def quantize_head(self) -> None:
-        """Round the matrices outside of the layers; their inputs are the final hidden states."""
-        outside = [x for x in self.linears if x.tensor.layer is None]
-        hessians = Hessians()
-        for batch, states in zip(self.calibration, self.states, strict=True) if outside else ():
-            ops = build_ops("torch", stage=CalibrationStage(len(self.spec.layers), states))
+    def part(self, layer: int | None) -> Part:
+        """Calibrate and round a part's matrices; then compute the states after the layer."""
+        with torch.inference_mode():
+            original, values = self._values(layer)
+            params = self.ops.to_device(values, "float32")
+            part = Part(layer, {}, values, [])
+            linears = [x for x in self.linears if x.tensor.layer == layer]
+            for experts in _windows(linears):
+                dense = experts.start == 0
+                hessians = self._hessians(params, layer, experts, dense)
+                for linear in linears:
+                    wanted = dense if linear.index is None else linear.index in experts
+                    if wanted and linear.scheme.quantizes:
+                        stop.check()
+                        part.rows.append(self._rounded(linear, part, hessians))
+            fresh = _decoded(linears, part)
+            values.update(fresh)
+            params |= self.ops.to_device(fresh, "float32")
+            if layer is not None:  # run the layer again, with its rounded weights
+                self.states = [
+                    self._block(params, CalibrationStage(layer, states), batch)
+                    for batch, states in zip(self.calibration, self.states, strict=True)
+                ]
+            if self.comparison is not None:
+                before = self.ops.to_device(original, "float32")
+                self.comparison.advance(layer, before, params)
+            return part
+
+    def _hessians(
+        self, params: Mapping[str, Any], layer: int | None, experts: range, dense: bool
+    ) -> Hessians:
+        """Those of a layer's matrices, or of the head; its inputs are the final hidden states."""
+        hessians = Hessians(experts, dense)
+        for batch, states in zip(self.calibration, self.states, strict=True):
+            stop.check()
             hessians.begin(batch.mask)
-            hidden = run_block(self.spec, self.params, ops, batch)
-            hessians.add(hidden, [self.spec.head_name])
-        self._round(outside, hessians)
-        self._use_rounded(outside)
+            if layer is not None:
+                self._block(params, CalibrationStage(layer, states), batch, hessians)
+            elif self.spec.head_name in self.quantized:
+                stage = CalibrationStage(len(self.spec.layers), states)
+                hessians.add(self._block(params, stage, batch), [self.spec.head_name])
+        return hessians
 
-    def _round(self, linears: Sequence[Linear], hessians: Hessians) -> None:
-        for linear in linears:
-            if linear.scheme.quantizes:
-                stop.check()
-                self.rows.append(self._rounded(linear, hessians))
+    def _block(
+        self,
+        params: Mapping[str, Any],
+        stage: CalibrationStage,
+        batch: Batch,
+        record: Hessians | None = None,
+    ) -> torch.Tensor:
+        ops = build_ops("torch", stage=stage, record=record)
+        return run_block(self.spec, params, ops, batch)
 
-    def _use_rounded(self, linears: Sequence[Linear]) -> None:
-        """Compute with the rounded values from now on."""
-        changed = {t.name for x in linears if x.scheme.quantizes for t in x.tensors}
-        for name in changed & self.stacks.keys():
-            self.values[name] = self.stacks.pop(name)
-        fresh = self.ops.to_device({name: self.values[name] for name in changed}, "float32")
-        self.params.update(fresh)
+    def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """A part's parameters in float32, and with those that are not quantized in BF16 values."""
+        original = {name: _finite(name, array) for name, array in self.read(layer).items()}
+        return original, {
+            name: array if name in self.quantized else round_bfloat16(array)
+            for name, array in original.items()
+        }
 
-    def _rounded(self, linear: Linear, hessians: Hessians) -> dict[str, Any]:
+    def _rounded(self, linear: Linear, part: Part, hessians: Hessians) -> dict[str, Any]:
         name, index = linear.key
-        weight = linear.weight(self.values)  # [O, I]
+        weight = linear.weight(part.values)  # [O, I]
         tokens = hessians.tokens(name, index)
         hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
         stored = store(weight, linear.scheme, self.recipe, hessian, name)
         errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
-        self.stored[linear.key] = stored
-        if index is not None:
-            empty = np.empty_like(self.values[name])
-            self.stacks.setdefault(name, empty)[index] = stored.decoded
-        for part in linear.fused:
-            if isinstance(part.hf, FusedPart):
-                values = read_part(part.hf, stored.decoded, part.shape)
-                self.values[part.name] = np.ascontiguousarray(values)
-        if index is None and not linear.fused:
-            self.values[name] = stored.decoded
+        part.stored[linear.key] = stored
         tensor, scheme = linear.tensor, linear.scheme
         return {
             "layer": tensor.layer,
@@ -175,8 +207,27 @@ class _ModelRounding:
             "bits": scheme.bits,
             "method": stored.method,
             "tokens": tokens,
-            "size_bytes": sum(part.nbytes for part in stored.parts.values()),
+            "size_bytes": sum(array.nbytes for array in stored.parts.values()),
         } | errors
+
+
+def _decoded(linears: Sequence[Linear], part: Part) -> dict[str, np.ndarray]:
+    """The decoded values of the parameters whose matrices are quantized."""
+    values: dict[str, np.ndarray] = {}
+    for linear in linears:
+        if not linear.scheme.quantizes:
+            continue
+        name, decoded = linear.tensor.name, part.stored[linear.key].decoded
+        if linear.index is not None:
+            empty = np.empty_like(part.values[name])
+            values.setdefault(name, empty)[linear.index] = decoded
+        for tensor in linear.fused:
+            if isinstance(tensor.hf, FusedPart):
+                rows = read_part(tensor.hf, decoded, tensor.shape)
+                values[tensor.name] = np.ascontiguousarray(rows)
+        if linear.index is None and not linear.fused:
+            values[name] = decoded
+    return values
 
 
 def _windows(linears: Sequence[Linear]) -> list[range]:
@@ -188,10 +239,15 @@ def _windows(linears: Sequence[Linear]) -> list[range]:
     return [range(i, min(i + size, experts)) for i in range(0, max(experts, 1), size)]
 
 
+def check_finite(name: str, array: np.ndarray) -> None:
+    """Raise BadData for NaN and infinite values."""
+    if not np.isfinite(array).all():
+        wrong = int((~np.isfinite(array)).sum())
+        raise BadData(f"quantize: {name} has {wrong:,} NaN or infinite values of {array.size:,}")
+
+
 def _finite(name: str, array: np.ndarray) -> np.ndarray:
     """A writable float32 copy; raises BadData for NaN and infinite values."""
     copy = np.array(array, np.float32)
-    if not np.isfinite(copy).all():
-        wrong = int((~np.isfinite(copy)).sum())
-        raise BadData(f"quantize: {name} has {wrong:,} NaN or infinite values of {copy.size:,}")
+    check_finite(name, copy)
     return copy

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 import sys
 from collections import Counter
@@ -18,16 +19,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_128_hexdigest
 
 from sabia.core import notes, units
-from sabia.core.errors import Failed, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
-from sabia.core.model.storage import hub
+from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
-from sabia.core.quant.recipe import Recipe, load_recipe, plan, with_overrides
+from sabia.core.quant.finished import FinishedLayers
+from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES
+from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
 from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
@@ -36,13 +39,14 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.spec import load_spec, parameter_count
+from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
 
 RECORD = "quantization.json"
+PROCESS_BYTES = 350 << 20  # of Python and torch
 SCHEMA = pa.schema(
     [("layer", pa.int64()), ("component", pa.string()), ("module", pa.string()),
      ("scheme", pa.string()), ("bits", pa.int64()), ("method", pa.string()),
@@ -77,12 +81,13 @@ def run(job: Job, options: QuantizeOptions) -> None:
     if report:
         notes.note(f"{out} is already made; --force makes it again")
     else:
-        report = _quantized(job, options, recipe, out) | {"fingerprint": fingerprint}
+        report = _quantized(job, options, recipe, out, fingerprint) | {"fingerprint": fingerprint}
         if run_record.enabled():
             made = {"command": job.command, "fingerprint": fingerprint, "seed": job.seed}
             report[run_record.RUN] = run_record.of_process(made, job)
             run_record.keep_beside(str(out), report[run_record.RUN])
         write_json(out / RECORD, report)
+        shutil.rmtree(_layers(out), ignore_errors=True)
         before, after = report["size_before_bytes"], report["size_after_bytes"]
         size = f"{units.format_bytes(before)} → {units.format_bytes(after)}"
         line = f"{size} ({report['bits_per_weight']:.2f} bits per weight)"
@@ -99,7 +104,8 @@ def run(job: Job, options: QuantizeOptions) -> None:
 
 
 def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> None:
-    """Show the plan: the calibration computes each layer twice, the comparison both models."""
+    """Show the plan: the calibration computes each layer twice, the comparison both models; the
+    finished layers are written twice."""
     read = (options.model, *job.inputs)
     if done:
         nothing = {"cpu_seconds": 0.0, "bytes_written": 0, "basis": "nothing to do"}
@@ -110,18 +116,35 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> 
     n, tokens = parameter_count(spec), records * options.length
     flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
     peak = measure_peak_flops("torch", "fp32")
-    quantized = [x for x in plan(spec, recipe) if x.scheme.quantizes]
+    quantized = [x for x in plan(stored_form(spec, recipe), recipe) if x.scheme.quantizes]
     unquantized = n - sum(math.prod(x.matrix) for x in quantized)
     planned(
         job,
         read,
         cpu_seconds=flops / peak,
-        memory_bytes=n * (2 + 3 * 4),
+        memory_bytes=_memory_bytes(spec, tokens),
         bytes_written=2 * unquantized + sum(x.stored_bytes for x in quantized),
         figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
-        "alone), the model in 16 bits and three times in float32, the recipe's formats",
+        "alone); four copies of the largest layer in float32, Hessians, products of a batch, the "
+        "states of all tokens; the recipe's formats",
     ).show(job)
+
+
+def _memory_bytes(spec: ModelSpec, tokens: int) -> int:
+    """An estimate, whatever the depth: see core.quant.directory."""
+    layers: dict[int | None, int] = {}
+    squares, rows = dict[int | None, int](), dict[int | None, int]()
+    for tensor in spec.tensors():
+        layers[tensor.layer] = layers.get(tensor.layer, 0) + tensor.size
+        if tensor.linear and tensor.layer is not None:
+            one = tensor.shape[-1] ** 2 * (tensor.shape[0] if tensor.stacked else 1)
+            squares[tensor.layer] = squares.get(tensor.layer, 0) + one
+            rows[tensor.layer] = rows.get(tensor.layer, 0) + tensor.shape[-2]
+    hessians = min(8 * max(squares.values()), HESSIAN_BYTES) if tokens else 0
+    products = 4 * min(tokens, BATCH_TOKENS) * max(rows.values())
+    states = 2 * 4 * tokens * spec.hidden_size
+    return PROCESS_BYTES + 16 * max(layers.values()) + hessians + products + states
 
 
 def _recipe(options: QuantizeOptions) -> Recipe:
@@ -171,34 +194,40 @@ def _matching_record(out: Path, fingerprint: str) -> dict[str, Any] | None:
     return report if matches else None
 
 
-def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) -> dict[str, Any]:
+def _quantized(
+    job: Job, options: QuantizeOptions, recipe: Recipe, out: Path, fingerprint: str
+) -> dict[str, Any]:
     # torch is loaded only when a model is quantized
     from sabia.core.ops.backend import load_ops
     from sabia.core.quant import hessians
-    from sabia.core.quant.divergence import divergence
-    from sabia.core.quant.export import export, export_config
+    from sabia.core.quant.directory import quantize_directory
     from sabia.core.quant.loaders import loaders
-    from sabia.core.quant.quantize import quantize
 
-    spec, params = hub.load_model(options.model)
+    files = LayeredFiles(options.model)
+    spec = files.spec
     check_predicts(spec)
     if "quantization_config" in spec.config:
         raise UsageError(f"{options.model} is already quantized (expected the original model)")
+    form = stored_form(spec, recipe)
+    linears = plan(form, recipe)
     has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
     read = CalibrationRows("none", [], [])
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
         read = read_rows(job, tokenizer, options.samples, options.held_out, options.length)
-    batches = hessians.batches([row.ids for row in read.rows]) if read.rows else []
-    ops = load_ops("torch")
-    quantized = quantize(spec, params, recipe, ops, batches)
-    size = export(out, quantized, options.model if has_tokenizer else None)
-    _, loaded = hub.load_model(out)
-    for name, value in quantized.params.items():
-        if not np.array_equal(np.asarray(loaded[name], np.float32), value, equal_nan=True):
-            raise Failed(f"{out}: {name} does not load back as it was written (is the disk full?)")
-    config = export_config(quantized.spec, quantized.linears)["quantization_config"]
-    results = loaders(quantized.spec, quantized.linears, config)
+    finished = FinishedLayers(_layers(out), _with_rows(fingerprint, read))
+    made = quantize_directory(
+        files,
+        out,
+        recipe,
+        load_ops("torch"),
+        finished,
+        hessians.batches([row.ids for row in read.rows]) if read.rows else (),
+        hessians.batches([row.ids for row in read.held_out]) if read.held_out else (),
+        [row.source for row in read.held_out],
+        options.model if has_tokenizer else None,
+    )
+    results = loaders(form, linears, made.config["quantization_config"])
     report: dict[str, Any] = {
         "schema_version": 1,
         "model": options.model,
@@ -209,30 +238,36 @@ def _quantized(job: Job, options: QuantizeOptions, recipe: Recipe, out: Path) ->
             "tokens": sum(len(row.ids) for row in read.rows),
             "held_out": len(read.held_out),
         },
-        "size_before_bytes": sum(array.nbytes for array in params.values()),
-        "size_after_bytes": size,
-        "bits_per_weight": round(8 * size / sum(a.size for a in params.values()), 4),
+        "size_before_bytes": files.size_bytes,
+        "size_after_bytes": made.size_bytes,
+        "bits_per_weight": round(8 * made.size_bytes / parameter_count(spec), 4),
         "piped": "-" in job.inputs,
         "loaders": [asdict(loader) for loader in results],
-        "layers": quantized.rows,
+        "layers": made.rows,
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
-    for line in how_rounded(quantized.rows):
+    for line in how_rounded(made.rows):
         notes.note(line)
     usual = results[0]
     if usual.result != "loads":
         notes.warn(f"{usual.loader} {usual.result} this model: {usual.why}")
-    if read.held_out:
-        original = ops.to_device(params, "float32")
-        stored = ops.to_device(quantized.params, "float32")
-        apart = hessians.batches([row.ids for row in read.held_out])
-        sources = [row.source for row in read.held_out]
-        measured = divergence(spec, original, stored, quantized.linears, ops, apart, sources)
-        report["divergence"] = asdict(measured)
+    if made.divergence is not None:
+        report["divergence"] = made.divergence
     elif read.rows:
         notes.warn("the divergence is not measured: no record is held out from calibration")
     return report
+
+
+def _layers(out: Path) -> Path:
+    """The folder of the finished layers, until the model is written."""
+    return out.with_name(f"{out.name}.layers")
+
+
+def _with_rows(fingerprint: str, read: CalibrationRows) -> str:
+    """The fingerprint of a run on these tokens, which a pipe may give anew each time."""
+    rows = [[(row.ids, row.source) for row in part] for part in (read.rows, read.held_out)]
+    return str(xxh3_128_hexdigest(json.dumps([fingerprint, rows]).encode()))
 
 
 def how_rounded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

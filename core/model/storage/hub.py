@@ -53,10 +53,10 @@ def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]
     for wrong shapes.
     """
     spec = load_spec(directory)
-    return spec, from_hf(spec, _decoded(spec, read_checkpoint(directory)))
+    return spec, from_hf(spec, decoded(spec, read_checkpoint(directory)))
 
 
-def _decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors by file name, quantized ones decoded to full matrices."""
     quantization = spec.config.get("quantization_config")
     if quantization is None:
@@ -88,7 +88,7 @@ def unused_tensors(spec: ModelSpec, directory: str | Path) -> dict[str, np.ndarr
         return {}
     tensors = read_checkpoint(directory)
     selected = {k: v for k, v in tensors.items() if any(re.fullmatch(p, k) for p in spec.kept)}
-    return _decoded(load_spec(directory), selected)
+    return decoded(load_spec(directory), selected)
 
 
 def _files(root: Path) -> list[Path]:
@@ -110,22 +110,31 @@ def _files(root: Path) -> list[Path]:
 def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
     """Tensors by file name → parameters by our names; raises BadData unless all names match."""
     remaining = dict(tensors)
-    params = {tensor.name: _take(tensor, remaining) for tensor in spec.tensors()}
+    params = {tensor.name: take(tensor, remaining) for tensor in spec.tensors()}
     for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
         del remaining[fused]
-    if spec.tied:  # some files store the head too, although it is the embedding
-        remaining.pop(str(spec.names["head"]), None)
+    check_names(spec, remaining)
+    return params
+
+
+def check_names(spec: ModelSpec, remaining: Iterable[str]) -> None:
+    """Raise BadData if a tensor of the files, beside the spec's own, is unknown to the family."""
     expected = spec.ignored + spec.kept
+    if spec.tied:  # some files store the head too, although it is the embedding
+        expected += (re.escape(str(spec.names["head"])),)
     unknown = [n for n in remaining if not any(re.fullmatch(p, n) for p in expected)]
     if unknown:
         raise BadData(
             f"model: tensor {unknown[0]} is unknown to the {spec.family} family "
             f"({len(unknown)} unknown tensors; expected those of config.json)"
         )
-    return params
 
 
-def _take(tensor: TensorSpec, remaining: dict[str, np.ndarray]) -> np.ndarray:
+def take(tensor: TensorSpec, remaining: dict[str, np.ndarray]) -> np.ndarray:
+    """A parameter of tensors by file name, which are removed unless other parameters share them.
+
+    Raises BadData for a missing tensor or a wrong shape.
+    """
     if isinstance(tensor.hf, FusedPart):
         if tensor.hf.file not in remaining:
             raise BadData(f"model: tensor {tensor.hf.file} is missing")

@@ -119,7 +119,7 @@ def test_experts_are_calibrated_in_bounded_memory(moe: Any, monkeypatch: Any) ->
     monkeypatch.setattr(module, "_windows", lambda linears: windows.append(plain(linears)) or
                         windows[-1])  # fmt: skip
     parts = quantize(spec, params, four, OPS, seen)
-    assert [len(one) for one in windows] == [1, 3, 3]
+    assert [len(one) for one in windows] == [1, 3, 3, 1]
     for name, value in whole.params.items():
         np.testing.assert_array_equal(parts.params[name], value, err_msg=name)
     experts = [row for row in whole.rows if row["component"] == "expert"]

@@ -73,7 +73,7 @@ def test_gptq_is_below_rounding_to_nearest_and_brings_the_logits_closer(tiny, to
 
     def kl(made: Any) -> float:
         pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
-        return divergence(spec, *pair, made.linears, OPS, rows).kl_nats
+        return divergence(spec, *pair, made.linears, rows).kl_nats
 
     assert 0 < kl(clever) < kl(plain)
 
@@ -129,13 +129,13 @@ def test_padding_is_not_counted(tiny, token_rows) -> None:
 def test_divergence_of_a_model_from_itself_is_zero(tiny, token_rows) -> None:
     spec, params = tiny
     weights = OPS.to_device(params, "float32")
-    same = divergence(spec, weights, weights, (), OPS, batches(token_rows))
+    same = divergence(spec, weights, weights, (), batches(token_rows))
     assert (same.kl_nats, same.same_top_share) == (0, 1)
     assert same.loss_before_nats == same.loss_after_nats
     ids = np.array(token_rows[0])
     logs = torch.log_softmax(torch.from_numpy(logits(spec, params, ids[None])), -1)[0]
     expected = -np.mean([float(logs[t, ids[t + 1]]) for t in range(len(ids) - 1)])
-    one = divergence(spec, weights, weights, (), OPS, batches(token_rows[:1]))
+    one = divergence(spec, weights, weights, (), batches(token_rows[:1]))
     assert one.loss_before_nats == pytest.approx(expected, rel=1e-5)
 
 
@@ -148,8 +148,8 @@ def test_activations_are_simulated_where_the_scheme_says_so(tiny, token_rows) ->
         dataclasses.replace(x, scheme=dataclasses.replace(x.scheme, dynamic_activations=False))
         for x in made.linears
     ]
-    with_both = divergence(spec, *pair, made.linears, OPS, rows).kl_nats
-    assert with_both > divergence(spec, *pair, weights_only, OPS, rows).kl_nats > 0
+    with_both = divergence(spec, *pair, made.linears, rows).kl_nats
+    assert with_both > divergence(spec, *pair, weights_only, rows).kl_nats > 0
 
 
 def test_groups_that_do_not_divide(tiny) -> None:

@@ -106,7 +106,7 @@ def test_scores_are_those_of_the_served_model(
     made = quantize(spec, params, recipe.load_recipe(name), OPS)
     export.export(tmp_path / "q", made, None)
     pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
-    expected = divergence(spec, *pair, made.linears, OPS, batches(rows))
+    expected = divergence(spec, *pair, made.linears, batches(rows))
     served, values = hub.load_model(tmp_path / "q")
     plain = Scorer(from_config({k: v for k, v in served.config.items()
                                 if k != "quantization_config"}), values)  # fmt: skip

@@ -1,0 +1,166 @@
+"""Quantization of a model directory into another: one layer is in memory, whatever the depth.
+
+A layer is read from the files, rounded, and kept next to the output (`finished`) with the states of
+the tokens after it; a run that was killed goes on after the last finished layer. At the end the
+layers are written as one directory, which is read again: it must have the very values that were
+measured.
+"""
+
+import errno
+import gc
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_hexdigest
+
+from sabia.core import notes, stop
+from sabia.core.errors import BadData, Failed
+from sabia.core.model.storage import hub
+from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.progress import progress
+from sabia.core.quant.divergence import Comparison
+from sabia.core.quant.export import export_config, stored_tensors
+from sabia.core.quant.finished import FinishedLayers
+from sabia.core.quant.hessians import Batch
+from sabia.core.quant.quantize import Part, Rounding, check_finite
+from sabia.core.quant.recipe import Recipe, plan, stored_form
+
+
+@dataclass(frozen=True)
+class QuantizedDirectory:
+    """config: config.json as it is written. rows: the errors of each quantized matrix. divergence:
+    the entries of a Divergence, or None."""
+
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    divergence: dict[str, Any] | None
+    size_bytes: int
+
+
+def quantize_directory(
+    files: LayeredFiles,
+    out: Path,
+    recipe: Recipe,
+    ops: Any,
+    finished: FinishedLayers,
+    calibration: Sequence[Batch] = (),
+    held_out: Sequence[Batch] = (),
+    sources: Sequence[str] = (),
+    tokenizer_from: str | None = None,
+) -> QuantizedDirectory:
+    """Quantize `files` to the directory `out`; sources: of each held-out row.
+
+    Raises what `quantize` raises, before any layer is computed, and Failed where the written model
+    is not the measured one. After errors of the data or the disk no finished layer is left.
+    """
+    try:
+        return _quantized(
+            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from
+        )
+    except (BadData, Failed, OSError) as error:
+        if not isinstance(error, OSError) or error.errno != errno.EINTR:
+            finished.remove()
+        raise
+
+
+def _quantized(
+    files: LayeredFiles,
+    out: Path,
+    recipe: Recipe,
+    ops: Any,
+    finished: FinishedLayers,
+    calibration: Sequence[Batch],
+    held_out: Sequence[Batch],
+    sources: Sequence[str],
+    tokenizer_from: str | None,
+) -> QuantizedDirectory:
+    spec = files.spec
+    parts: list[int | None] = [*range(len(spec.layers)), None]
+    linears = plan(stored_form(spec, recipe), recipe)
+    comparison = Comparison(spec, linears, held_out, sources) if held_out else None
+    work = Rounding(spec, files.read, recipe, ops, calibration, comparison)
+    done = len(finished.records)
+    if done == 0:
+        for layer in parts:
+            stop.check()
+            for name, array in files.read(layer).items():
+                check_finite(name, array)
+        work.begin()
+    elif done < len(parts):
+        _restore(work, finished.states(), ops)
+    if done:
+        notes.note(f"{done} of {len(parts)} parts are finished in {finished.folder}; going on")
+    with progress(len(parts), "quantize", "layers") as bar:
+        bar.advance(done)
+        for layer in parts[done:]:
+            stop.check()
+            _keep(work, work.part(layer), finished)
+            gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
+            bar.advance(layer=layer)
+    tensors = _in_order(work, finished)
+    config = export_config(work.form, work.linears)
+    hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
+    _check_written(out, parts, finished)
+    rows = [row for record in finished.records for row in record["rows"]]
+    size = sum(array.nbytes for array in tensors.values())
+    return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
+
+
+def _keep(work: Rounding, part: Part, finished: FinishedLayers) -> None:
+    table = [tensor for tensor in work.form.tensors() if tensor.layer == part.layer]
+    tensors = stored_tensors(table, work.linears, part.stored, part.values)
+    last = part.layer is None
+    states = {} if last else {name: x.cpu().numpy() for name, x in _states(work)}
+    result = work.comparison.result if work.comparison is not None else None
+    values = {name: _digest(array) for name, array in part.values.items()}
+    record = {
+        "rows": part.rows,
+        "values": values,
+        "divergence": None if result is None else asdict(result),
+    }
+    finished.add(tensors, states, record)
+
+
+def _states(work: Rounding) -> list[tuple[str, Any]]:
+    kinds = [("calibration", work.states)]
+    if work.comparison is not None:
+        kinds += zip(("original", "quantized"), work.comparison.states, strict=True)
+    return [(f"{kind}.{n}", x) for kind, states in kinds for n, x in enumerate(states)]
+
+
+def _restore(work: Rounding, states: dict[str, np.ndarray], ops: Any) -> None:
+    arrays = ops.to_device(states, "float32")
+
+    def of(kind: str, count: int) -> list[Any]:
+        return [arrays[f"{kind}.{number}"] for number in range(count)]
+
+    work.states = of("calibration", len(work.calibration))
+    if work.comparison is not None:
+        for kind, own in zip(("original", "quantized"), work.comparison.states, strict=True):
+            own[:] = of(kind, len(work.comparison.batches))
+
+
+def _in_order(work: Rounding, finished: FinishedLayers) -> dict[str, Any]:
+    """All tensors in the order of the model."""
+    tensors = finished.tensors()
+    modules = {x.tensor.name: x.module for x in work.linears if x.index is None}
+    first = next(i for i, t in enumerate(work.form.tensors()) if t.layer is not None)
+    begin = {name for t in work.form.tensors()[:first] for name in (*t.files, modules.get(t.name))}
+    return {name: tensors[name] for name in sorted(tensors, key=lambda name: name not in begin)}
+
+
+def _check_written(out: Path, parts: Sequence[int | None], finished: FinishedLayers) -> None:
+    written = LayeredFiles(out)
+    for layer, record in zip(parts, finished.records, strict=True):
+        for name, array in written.read(layer).items():
+            if _digest(array) != record["values"][name]:
+                raise Failed(
+                    f"{out}: {name} does not load back as it was written (is the disk full?)"
+                )
+
+
+def _digest(array: np.ndarray) -> str:
+    return str(xxh3_128_hexdigest(np.ascontiguousarray(array, np.float32).data))

@@ -1,0 +1,4 @@
+"""Sizes that bound the memory of a quantization; in a file of their own, without torch."""
+
+BATCH_TOKENS = 8_192  # of the calibration tokens that are computed together
+HESSIAN_BYTES = 2 << 30  # of Hessians of experts that are held together

@@ -1,0 +1,207 @@
+"""`sabia quantize` killed at any time goes on after its last finished layer, to the same bytes."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import stage
+from waiting import until
+
+from sabia.core.errors import BadData
+
+pytest.importorskip("torch")
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from sabia.core.model.storage import hub
+    from sabia.core.spec import from_config, new_config
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
+
+    root = tmp_path_factory.mktemp("m")
+    tokenizer = train_bpe(["dois mais três são cinco"] * 4, 300)
+    tokenizer.save(root / "t")
+    config = new_config(hidden=64, layers=LAYERS, heads=4, vocab=tokenizer.vocab_size, tied=False)
+    spec = from_config(config)
+    hub.save_model(root / "m", spec, hub.init_params(spec, 0), tokenizer_from=root / "t")
+    lines = [json.dumps({"text": "dois mais três são " * (3 + i)}) for i in range(12)]
+    (root / "docs.jsonl").write_text("\n".join(lines) + "\n")
+    make(root, root / "whole")
+    return root
+
+
+def make(root: Path, out: Path, **settings: Any) -> None:
+    given = {"recipe": "w4", "model": root / "m"} | settings
+    inputs = (str(root / "docs.jsonl"),)
+    stage("quantize", inputs=inputs, out=out, to="jsonl", json=True, **given)
+
+
+def started(root: Path, out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "sabia.cli.main", "quantize", root / "docs.jsonl", "--model",
+               root / "m", "-o", out, "--recipe", "w4", "--json"]  # fmt: skip
+    return subprocess.Popen(
+        [str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def finished(out: Path) -> int:
+    return len(list(layers(out).glob("layer-*.json")))
+
+
+def layers(out: Path) -> Path:
+    return out.with_name(f"{out.name}.layers")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = ("model.safetensors", "config.json", "tokenizer.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def killed_after(root: Path, out: Path, count: int, draw: random.Random) -> bool:
+    """Kill a run once `count` layers are finished; False if it ended before."""
+    process = started(root, out)
+    until(lambda: finished(out) >= count or process.poll() is not None)
+    if draw.random() < 0.5:  # while the next layer is computed or written
+        until(lambda: bool(list(layers(out).glob(f"*{count:05d}*")) or process.poll() == 0))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode != 0
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_at_the_layer(world: Path, tmp_path: Path, seed: int) -> None:
+    draw, out = random.Random(seed), tmp_path / "q"
+    for count in range(1, LAYERS + 1) if seed else (2, 5):
+        if not killed_after(world, out, count, draw):
+            break
+        kept = finished(out)
+        assert kept >= count and not out.exists()
+        before = {p.name: p.stat().st_ino for p in layers(out).glob("layer-*")}
+    last = started(world, out)
+    _, text = last.communicate()
+    assert last.returncode == 0 and content(out) == content(world / "whole")
+    assert f"{kept} of {LAYERS + 1} parts are finished".encode() in text and before
+    ours, theirs = (
+        json.loads((p / "quantization.json").read_text()) for p in (out, world / "whole")
+    )
+    for name in ("layers", "divergence", "loaders", "size_after_bytes"):
+        assert ours[name] == theirs[name]
+    assert not layers(out).exists()
+
+
+def interrupted(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """A run in this process that ends like a killed one after some layers."""
+    from sabia.core.quant import directory
+
+    class Killed(BaseException):
+        pass
+
+    keep = directory._keep
+
+    def kept(work: Any, part: Any, done: Any) -> None:
+        keep(work, part, done)
+        if len(done.records) == after:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(directory, "_keep", kept)
+        make(world, out)
+    assert finished(out) == after
+
+
+@pytest.mark.parametrize("name", ["layer-00000.safetensors", "layer-00002.safetensors",
+                                  "states-00002.safetensors", "layer-00001.json"])  # fmt: skip
+def test_a_flipped_byte_in_a_finished_layer_is_found(
+    world: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    out = tmp_path / "q"
+    interrupted(world, out, monkeypatch, 3)
+    path = layers(out) / name
+    data = bytearray(path.read_bytes())
+    data[len(data) * 2 // 3] ^= 1
+    path.write_bytes(data)
+    make(world, out)
+    assert "is damaged" in capsys.readouterr().err
+    assert content(out) == content(world / "whole")
+
+
+@pytest.mark.parametrize("after", [1, LAYERS, LAYERS + 1])
+def test_finished_layers_are_not_made_again(
+    world: Path, tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sabia.core.quant.quantize import Rounding
+
+    out, made = tmp_path / "q", list[Any]()
+    interrupted(world, out, monkeypatch, after)
+    part = Rounding.part
+    monkeypatch.setattr(Rounding, "part", lambda self, n: made.append(n) or part(self, n))
+    make(world, out)
+    assert made == [*range(LAYERS), None][after:]
+    assert content(out) == content(world / "whole")
+
+
+def test_layers_of_another_run_are_made_again(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "q"
+    interrupted(world, out, monkeypatch, 3)
+    make(world, out, recipe="w8")
+    assert "of another run" in capsys.readouterr().err
+    assert not layers(out).exists()
+    assert {
+        row["bits"] for row in json.loads((out / "quantization.json").read_text())["layers"]
+    } == {8}
+
+
+def test_a_broken_model_leaves_nothing(world: Path, tmp_path: Path) -> None:
+    from sabia.core.model.storage import hub
+
+    spec, params = hub.load_model(world / "m")
+    name = "layers.5.mlp.down"
+    broken = {n: np.array(a, np.float32) for n, a in params.items()}
+    broken[name][3, 4] = np.nan
+    hub.save_model(tmp_path / "m", spec, broken, tokenizer_from=world / "m")
+    with pytest.raises(BadData, match=rf"{name} has 1 NaN"):
+        make(world, tmp_path / "q", model=tmp_path / "m")
+    file = tmp_path / "m" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(BadData, match="cut short"):
+        make(world, tmp_path / "q", model=tmp_path / "m")
+    tensors = hub.to_hf(spec, params)
+    tensors.pop("model.layers.5.mlp.down_proj.weight")
+    shutil.rmtree(tmp_path / "m")
+    hub.write_checkpoint(tmp_path / "m", spec.config, tensors, tokenizer_from=world / "m")
+    with pytest.raises(BadData, match=r"down_proj\.weight is missing"):
+        make(world, tmp_path / "q", model=tmp_path / "m")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_depth(world: Path, tmp_path: Path) -> None:
+    from sabia.core.model.storage import hub
+    from sabia.core.spec import from_config, new_config
+
+    peaks = []
+    vocab = hub.load_model(world / "m")[0].vocab_size
+    for depth in (2, 24):
+        config = new_config(hidden=256, layers=depth, heads=4, vocab=vocab, tied=False)
+        spec = from_config(config)
+        hub.save_model(tmp_path / "m", spec, hub.init_params(spec, 0), tokenizer_from=world / "m")
+        shutil.copy(world / "docs.jsonl", tmp_path)
+        process = started(tmp_path, tmp_path / f"q{depth}")
+        process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+        assert status == 0
+        peaks.append(usage.ru_maxrss)
+    assert peaks[1] <= 1.1 * peaks[0], peaks
