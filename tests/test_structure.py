@@ -41,7 +41,7 @@ ALLOWED = {
     "train": {"model", "ops", "parallel", "shards", "numerics", "spec"},
     "generate": {"model", "ops", "parallel", "spec", "text", "shards"},
     "judge": {"generate", "sandbox", "shards"},
-    "web": {"sandbox", "shards", "generate", "text"}, "text": {"shards", "generate"},
+    "web": {"sandbox", "shards", "generate", "text"}, "text": {"shards", "generate", "judge"},
     "bench": {"generate", "judge", "sandbox", "shards", "text", "model", "ops", "parallel", "spec"},
     "quant": {"model", "ops", "parallel", "numerics", "shards", "spec", "text", "generate"},
 }  # fmt: skip

@@ -2,11 +2,13 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sabia.core import units
 from sabia.core.generate.budget import Budget, load_prices
-from sabia.core.generate.client import REFUSED_AFTER, Client
+from sabia.core.generate.calls import ModelRequest
+from sabia.core.generate.client import REFUSED_AFTER, Client, ClientStats
 from sabia.core.generate.ledger import Ledger
 from sabia.core.options.model_calls import ApiCalls
 from sabia.core.shards.job import Job
@@ -41,6 +43,25 @@ def open_client(
         max_concurrency=options.concurrency,
         timeout_s=timeout_s,
         refused_after=refused_after,
+    )
+
+
+def cost_so_far(stats: ClientStats) -> str:
+    """What the calls of this process were and have cost, in short."""
+    cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
+    share = stats.cached / max(stats.calls + stats.cached, 1)
+    tokens = f"{stats.usage.total_tokens:,} tokens"
+    return f"{stats.requests:,} requests, {tokens}{cost}, {share:.0%} from the cache"
+
+
+def print_estimate(client: Client, requests: Iterable[ModelRequest]) -> None:
+    """Print the most that requests would cost (`--dry-run`)."""
+    calls = client.estimate(requests)
+    cost = "" if calls.usd is None else f", at most {units.format_money(calls.usd)}"
+    print(
+        f"call {', '.join(client.urls)}: {calls.requests:,} requests ({calls.cached:,} more are in "
+        f"the cache), about {calls.usage.prompt_tokens:,} prompt and at most "
+        f"{calls.usage.completion_tokens:,} completion tokens{cost}"
     )
 
 

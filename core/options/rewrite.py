@@ -2,7 +2,7 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.model_calls import EndpointOptions
+from sabia.core.options.model_calls import JUDGED, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
 from sabia.core.options.shared import Appending, RowOptions, TextColumn
 
@@ -11,18 +11,19 @@ MODEL = needs(engine=("endpoint", "local"))
 
 
 class RewriteOptions(
-    RowOptions, TextColumn, Appending, EndpointOptions, ChatTemplate, group="Method",
-    only={EndpointOptions: ENDPOINT},
+    RowOptions, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate, group="Method",
+    only={EndpointOptions: ENDPOINT, RubricJudge: ENDPOINT},
 ):  # fmt: skip
     """Options of `sabia rewrite`."""
 
     recipe: str = text(
-        "How documents are rewritten: reason-first puts reasoning before conclusions; or a file",
+        "reason-first puts reasoning before conclusions, best-of keeps the best samples; or a file",
         "NAME|FILE.toml", default="reason-first",
     )  # fmt: skip
     """`reason-first` moves an answer or conclusion that precedes its reasoning to the end of the
-    reasoning. A file, whose name ends in `.toml`, has the `prompt` of a model, and optionally the
-    tables `[pieces]`, `[filters]` and `[checks]`, which are listed in the description."""
+    reasoning. `best-of` samples several answers to each prompt record, grades them, and writes the
+    best as chat records. The keys of a file, whose name ends in `.toml`, are listed in the
+    description."""
     engine: str = choice("What rewrites: rules without a model, a model at --url, or a local model",
                          "rules", "endpoint", "local")  # fmt: skip
     """`rules` reorders sentences without a model. `endpoint` uses a model on a server (`--url`),
@@ -40,7 +41,9 @@ class RewriteOptions(
     timeout: float = quantity("duration", "Maximum time to wait for a reply", "10m", only=ENDPOINT,
                               group="Endpoint", recorded=False)  # fmt: skip
     """A request that takes longer is sent again."""
-    temperature: float = number("Sampling temperature of the model", 0.0, least=0, only=MODEL)
+    temperature: float | None = number("Sampling temperature of the model", least=0, only=MODEL,
+                                       unset="0, with best-of that of the recipe")  # fmt: skip
+    max_unknown: float = changed(RubricJudge.max_unknown, only=(ENDPOINT, JUDGED))
     on_unfaithful: str = choice(
         "If rewritten text fails a check: keep the original text, or reject the row", "keep",
         "reject", only=MODEL,

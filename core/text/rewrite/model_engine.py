@@ -9,10 +9,10 @@ twice. The endpoint writer keeps many calls in flight; the local writer generate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sabia.core import stop
+from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
@@ -22,6 +22,7 @@ from sabia.core.generate.client import Client
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.options.chat_template import DATE, chat_variables
+from sabia.core.shards.job import Job
 from sabia.core.text.rewrite.rewrite_recipe import Pieces, Recipe
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 SPARE_TOKENS = 64
 GROUP = 64
+BATCHES_AHEAD = 2  # that are requested before the first has its answers
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,13 @@ class ModelAnswer:
     finish_reason: str | None
     model: str | None
     error: str = ""
+
+
+def one_process(job: Job) -> Job:
+    """The job with one process; says so if it had several."""
+    if job.jobs > 1:
+        notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
+    return replace(job, jobs=1)
 
 
 def messages(recipe: Recipe, text: str) -> list[dict[str, str]]:

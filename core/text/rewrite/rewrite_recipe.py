@@ -1,8 +1,8 @@
 """Recipes of `sabia rewrite`: TOML files that say what a model is asked and what it may answer.
 
-`recipes/` has those of the package, and `recipes/reason-first.toml` describes every key. A file
-needs a `prompt`; keys of [pieces], [filters] and [checks] that it leaves out have the values of
-reason-first.
+`recipes/` has those of the package, which describe every key. A file names one of them as its
+`base` (default: reason-first) and has its values for the keys of tables that it leaves out. A
+recipe on the base of reason-first needs a `prompt` of its own.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
+from sabia.core.judge.rewards import parse_reward
 from sabia.core.options.option import unknown
 
 BASE, ENDING = "reason-first", ".toml"
@@ -108,7 +109,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe's file says; `digest` is a hash of all of it but the name."""
+    """A recipe on the base of reason-first; `digest` is a hash of all of it but the name."""
 
     name: str
     prompt: str
@@ -124,8 +125,41 @@ class Recipe:
         return _hash(self.prompt)
 
 
-TABLES = {"pieces": Pieces, "filters": Filters, "checks": Checks}
-KEYS = ("prompt", "rules", *TABLES)
+@dataclass(frozen=True)
+class Samples:
+    """How many answers are sampled, how they are graded, and which are kept."""
+
+    count: int
+    keep: int
+    reward: str
+    min_score: float
+    temperature: float
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        parse_reward(self.reward)
+        for name in ("count", "keep", "max_tokens"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name.replace('_', '-')} = {value} (expected 1 or more)")
+        if not 0 <= self.min_score <= 1:
+            raise ValueError(f"min-score = {self.min_score:g} (expected 0 to 1)")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
+
+
+@dataclass(frozen=True)
+class BestOf:
+    """A recipe on the base of best-of; `digest` is a hash of all of it but the name."""
+
+    name: str
+    samples: Samples
+    digest: str = field(compare=False)
+
+
+TABLES: dict[str, dict[str, type[Any]]] = {
+    BASE: {"pieces": Pieces, "filters": Filters, "checks": Checks},
+    "best-of": {"samples": Samples},
+}
 
 
 def built_in() -> dict[str, str]:
@@ -135,29 +169,35 @@ def built_in() -> dict[str, str]:
     return {name.removesuffix(ENDING): named[name].read_text("utf-8") for name in sorted(named)}
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe | BestOf:
     """The recipe of the package of this name, or that of a TOML file. Raises UsageError."""
     texts = built_in()
     if name in texts:
-        return _recipe(name, tomllib.loads(texts[name]), tomllib.loads(texts[BASE]), "--recipe")
+        return _recipe(name, {**tomllib.loads(texts[name]), "base": name}, "--recipe")
     if not name.endswith(ENDING):
         raise unknown("--recipe", name, (*texts, f"FILE{ENDING}"))
-    where = f"--recipe: {name}"
-    return _recipe(Path(name).stem, read_toml("--recipe", name), tomllib.loads(texts[BASE]), where)
+    return _recipe(Path(name).stem, read_toml("--recipe", name), f"--recipe: {name}")
 
 
-def _recipe(name: str, given: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Recipe:
-    for key in given.keys() - set(KEYS):
-        raise unknown(f"{where}: key", key, KEYS)
+def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf:
+    named = given.get("base", BASE)
+    if not isinstance(named, str) or named not in TABLES:
+        raise unknown(f"{where}: base", named, TABLES)
+    kinds, base = TABLES[named], tomllib.loads(built_in()[named])
+    keys = ["base", *(key for key in base if key not in kinds), *kinds]
+    for key in given.keys() - set(keys):
+        raise unknown(f"{where}: key", key, keys)
+    tables: dict[str, Any] = {
+        key: _values(kind, given.get(key, {}), base[key], f"{where}: {key}")
+        for key, kind in kinds.items()
+    }
+    if named != BASE:
+        return BestOf(name, **tables, digest=_hash(str(tables)))
     prompt, rules = given.get("prompt", ""), given.get("rules", "")
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{where}: prompt = {prompt!r} (expected the instructions for the model)")
     if rules not in RULES:
         raise unknown(f"{where}: rules", rules, RULES[1:])
-    tables: dict[str, Any] = {
-        key: _values(kind, given.get(key, {}), base[key], f"{where}: {key}")
-        for key, kind in TABLES.items()
-    }
     return Recipe(name, prompt, rules, **tables, digest=_hash(f"{prompt!r} {rules} {tables}"))
 
 
@@ -178,8 +218,8 @@ def _values(kind: type[Table], given: Any, base: Mapping[str, Any], where: str) 
         values[one.name] = tuple(value) if isinstance(value, list) else value
     try:
         return kind(**values)
-    except ValueError as error:
-        raise UsageError(f"{where}: {error}") from error
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"{where}: {error}".replace("--reward: ", "reward: ")) from error
 
 
 def _fits(value: Any, usual: Any) -> bool:

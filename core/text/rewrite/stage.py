@@ -12,19 +12,25 @@ text) and `rewrite_finish_reason`.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
 from typing import Any
 
 import pyarrow as pa
 
-from sabia.core import notes, units
+from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.generate.cache import CallCache
-from sabia.core.generate.client import Client
+from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.model_directory import load_engine, model_fingerprint
-from sabia.core.generate.opened import default_cache, open_budget, open_client
+from sabia.core.generate.opened import (
+    cost_so_far,
+    default_cache,
+    open_budget,
+    open_client,
+    print_estimate,
+)
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.inputs import open_inputs
@@ -35,15 +41,16 @@ from sabia.core.text.removed_rows import put_column
 from sabia.core.text.rewrite import faithfulness, reason_first
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import (
+    BATCHES_AHEAD,
     EndpointWriter,
     LocalWriter,
     ModelAnswer,
     Writer,
+    one_process,
     pieces_of,
 )
-from sabia.core.text.rewrite.rewrite_recipe import Checks, Filters, Recipe, load_recipe
+from sabia.core.text.rewrite.rewrite_recipe import BestOf, Checks, Filters, Recipe, load_recipe
 
-BATCHES_AHEAD = 2
 REWRITTEN, UNCHANGED = "rewritten", "unchanged"
 LEFT_OUT = "left out"
 
@@ -68,6 +75,13 @@ class Outcome:
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrite the job's documents; raise what the shards, the client and the engine raise."""
     recipe = load_recipe(options.recipe)
+    if isinstance(recipe, BestOf):
+        from sabia.core.text.rewrite import best_of
+
+        best_of.run(job, options, recipe)
+        return
+    if options.judge or options.judge_url:
+        raise UsageError(f"--judge: recipe {recipe.name} has no judge (expected one of best-of)")
     sources = open_inputs(job, "document", once=True)
     if options.engine == "rules":
         if not recipe.rules:
@@ -78,17 +92,16 @@ def run(job: Job, options: RewriteOptions) -> None:
         summary = run_map(job, transform, sources=sources, salt=salt)
         _report(job, summary)
         return
-    if job.jobs > 1:
-        notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
-        job = replace(job, jobs=1)
+    job = one_process(job)
     writer = make_writer(job, options, recipe)
     try:
         if job.dry_run and isinstance(writer, EndpointWriter):
-            _print_estimate(writer, sources)
+            print_estimate(writer.client, _requests(writer, sources))
         transform = partial(rewrite_by_model, writer=writer, options=options, recipe=recipe)
         identity = getattr(writer, "fingerprint", "")
         salt = f"{recipe.digest} {identity} checks {faithfulness.VERSION}"
-        live = partial(cost_so_far, writer.client) if isinstance(writer, EndpointWriter) else None
+        client = writer.client if isinstance(writer, EndpointWriter) else None
+        live = (lambda: cost_so_far(client.stats)) if client else None
         summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured, live=live)
     finally:
         writer.close()
@@ -245,22 +258,13 @@ def make_writer(job: Job, options: RewriteOptions, recipe: Recipe) -> Writer:
         fingerprint = model_fingerprint(options.model)
         return LocalWriter(
             load_engine(options.model), options.model, fingerprint, cache, recipe,
-            options.temperature, job.seed, options.chat,
+            options.temperature or 0.0, job.seed, options.chat,
         )  # fmt: skip
     client = open_client(
         options.url, options.model, options, options.cache,
         open_budget(options, job, options.max_tokens), options.timeout,
     )  # fmt: skip
-    return EndpointWriter(client, recipe, options.temperature, job.seed, options.chat)
-
-
-def cost_so_far(client: Client) -> str:
-    """What the calls of this process were and have cost, in short."""
-    stats = client.stats
-    cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
-    share = stats.cached / max(stats.calls + stats.cached, 1)
-    tokens = f"{stats.usage.total_tokens:,} tokens"
-    return f"{stats.requests:,} requests, {tokens}{cost}, {share:.0%} from the cache"
+    return EndpointWriter(client, recipe, options.temperature or 0.0, job.seed, options.chat)
 
 
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
@@ -289,9 +293,8 @@ def _report(job: Job, summary: Summary) -> None:
     )
 
 
-def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
-    """Print the most that the calls would cost (`--dry-run`)."""
-    requests = (
+def _requests(writer: EndpointWriter, sources: Sequence[Any]) -> Iterator[ChatRequest]:
+    return (
         writer.request(part)
         for source in sources
         for batch in source.batches(columns=["text"])
@@ -299,12 +302,4 @@ def _print_estimate(writer: EndpointWriter, sources: Sequence[Any]) -> None:
         if not writer.recipe.filters.excluded(text)
         for part in pieces_of(text, writer.recipe.pieces)[::2]
         if part.strip()
-    )
-    calls = writer.client.estimate(requests)
-    cost = "" if calls.usd is None else f", at most {units.format_money(calls.usd)}"
-    servers = ", ".join(writer.client.urls)
-    print(
-        f"call {servers}: {calls.requests:,} requests ({calls.cached:,} more are in the "
-        f"cache), about {calls.usage.prompt_tokens:,} prompt and at most "
-        f"{calls.usage.completion_tokens:,} completion tokens{cost}"
     )

@@ -22,7 +22,7 @@ def written(tmp_path, text, prompt='prompt = "p"\n'):
 
 
 def test_the_built_in_recipe_asks_for_the_text_alone():
-    assert list(built_in()) == ["reason-first"]
+    assert list(built_in()) == ["best-of", "reason-first"]
     assert BUILT_IN.prompt.endswith("\nAnswer with the text alone.")
     assert "\\" not in BUILT_IN.prompt and BUILT_IN.rules == "reason-first"
     assert (BUILT_IN.pieces.most_chars, BUILT_IN.checks.length) == (6000, (0.6, 1.8))
@@ -40,7 +40,7 @@ def test_a_file_changes_what_it_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("promt = 1", "own.toml: key: 'promt' (expected prompt, rules,"),
+        ("promt = 1", "own.toml: key: 'promt' (expected base, rules, prompt,"),
         ("promt = 1", "did you mean prompt?"),
         ("[checks]\nnew_numbers = 1", "own.toml: checks: key: 'new_numbers'"),
         ("[checks]\nnew_numbers = 1", "did you mean new-numbers?"),
@@ -96,7 +96,8 @@ def test_pieces_of_random_texts_join_to_them(at):
             assert len(piece) <= cut.most_chars or not cut.separator.search(piece)
 
 
-def test_the_manual_shows_the_tables_of_the_built_in_recipe():
+@pytest.mark.parametrize(("name", "table"), [("reason-first", "pieces"), ("best-of", "samples")])
+def test_the_manual_shows_the_tables_of_the_built_in_recipes(name, table):
     page = (Path(__file__).parents[3] / "man" / "sabia-rewrite.1").read_text()
-    tables = built_in()["reason-first"].partition("\n[pieces]")[2]
+    tables = built_in()[name].partition(f"\n[{table}]")[2]
     assert tables.strip().replace("-", "\\-") in page

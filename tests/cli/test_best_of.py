@@ -1,0 +1,277 @@
+"""`sabia rewrite --recipe best-of`: samples are graded, the best become chat records."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kills import left_over, through_kills
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from openai_stub import Stub
+
+SABIA = [sys.executable, "-m", "sabia.cli.main"]
+QUESTION = re.compile(r"What is (\d+)\+(\d+)\?")
+FAULTS = ["503", "429-ms", "garbage", "reset", *[""] * 36]  # 10 % of the first attempts fail
+
+
+class Sampler(Stub):
+    """Answers depend on the question, the model and the seed."""
+
+    async def _perform(self, fault, request, content, text):
+        body = json.loads(content)
+        return await super()._perform(
+            fault, request, content, f"{body['model']} {body.get('seed')}\n{text}"
+        )
+
+
+def fault(text, attempt):
+    return random.Random(text).choice(FAULTS) if attempt == 0 else ""
+
+
+def answer(text):
+    """Right in about a third of the samples; some have reasoning before the answer."""
+    found = QUESTION.search(text)
+    draw = random.Random(text)
+    right = int(found[1]) + int(found[2])
+    given = right if draw.random() < 0.3 else right + draw.randint(1, 9)
+    return draw.choice(["", "<think>Perhaps 7.</think>"]) + f"It is {given}."
+
+
+def prompts(count, seed=0):
+    draw = random.Random(seed)
+    for number in range(count):
+        a, b = draw.randint(1, 999), draw.randint(1, 999)
+        yield {
+            "id": f"{seed}-{number}",
+            "messages": [{"role": "user", "content": f"What is {a}+{b}?"}],
+            "answer": str(a + b),
+            "meta": json.dumps({"n": number}),
+        }
+
+
+def expected(record, seeds):
+    """The samples of a record: (text without reasoning, whether right)."""
+    samples = []
+    for seed in seeds:
+        text = answer(f"m {seed}\n{record['messages'][0]['content']}")
+        text = text.removeprefix("<think>Perhaps 7.</think>")
+        samples.append((text, text == f"It is {record['answer']}."))
+    return samples
+
+
+def sabia(*words, **settings):
+    settings = {"capture_output": True, "check": True, "timeout": 120} | settings
+    return subprocess.run([*SABIA, *map(str, words)], **settings)
+
+
+def written(path, records):
+    pq.write_table(pa.Table.from_pylist(list(records)), path)
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text('base = "best-of"\n[samples]\ncount = 4\nreward = "number"\n')
+    return path
+
+
+def asked(stub, tmp_path, recipe, *more):
+    return ("--recipe", recipe, "--engine", "endpoint", "--url", stub.url, "--model", "m",
+            "--cache", tmp_path / "cache", *more)  # fmt: skip
+
+
+def test_the_first_right_sample_is_kept_and_no_call_is_paid_twice(tmp_path, recipe):
+    records = list(prompts(300))
+    given = written(tmp_path / "in.parquet", records)
+    with Sampler(answer=answer, fault=fault, retry_after_s=0.1) as stub:
+        out = tmp_path / "out.parquet"
+        done = sabia("rewrite", given, "-o", out, *asked(stub, tmp_path, recipe))
+        assert sum(stub.delivered.values()) == 1200 and stub.early == 0
+        sabia("rewrite", given, "-o", out, "--force", *asked(stub, tmp_path, recipe))
+        assert sum(stub.delivered.values()) == 1200
+    made = {row["id"]: row for row in pq.read_table(out).to_pylist()}
+    rejected = pq.read_table(tmp_path / "out.rejects.parquet").to_pylist()
+    lost = {json.loads(row["record"])["id"] for row in rejected}
+    assert not lost & made.keys() and lost | made.keys() == {one["id"] for one in records}
+    for record in records:
+        samples = expected(record, range(4))
+        scores = [float(right) for _, right in samples]
+        if record["id"] in lost:
+            assert not any(scores)
+            continue
+        row = made[record["id"]]
+        assert row["best_of_scores"] == scores and row["best_of_score"] == 1.0
+        assert row["best_of_sample"] == scores.index(1.0)
+        assert [m["role"] for m in row["messages"]] == ["user", "assistant"]
+        assert row["messages"][1]["content"] == samples[scores.index(1.0)][0]
+        assert row["messages"][1]["reasoning_content"] in (None, "Perhaps 7.")
+        assert row["best_of_id"] == row["id"] and row["meta"] == record["meta"]
+        assert (row["rewrite_recipe"], row["rewrite_model"]) == ("own", "stub-1")
+    assert {row["reason"] for row in rejected} == {
+        "best-of: no sample of 4 has a score of 1 or more (the best has 0)"
+    }
+    assert b"samples: 1,200 calls" in done.stderr
+
+
+def test_several_answers_of_a_record_differ(tmp_path, recipe):
+    recipe.write_text(recipe.read_text().replace("count = 4", "count = 12\nkeep = 3\nmin-score=0"))
+    given = written(tmp_path / "in.parquet", prompts(20))
+    with Sampler(answer=answer) as stub:
+        sabia("rewrite", given, "-o", tmp_path / "o.parquet", *asked(stub, tmp_path, recipe))
+    made = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    assert len({row["id"] for row in made}) == len(made) == 60
+    for record in prompts(20):
+        rows = [row for row in made if row["best_of_id"] == record["id"]]
+        scores = [row["best_of_score"] for row in rows]
+        assert scores == sorted(scores, reverse=True)
+        assert len({row["messages"][-1]["content"] for row in rows}) == 3
+
+
+def test_kills_at_random_lose_and_double_nothing(tmp_path, recipe):
+    (tmp_path / "in").mkdir()
+    for part in range(3):
+        written(tmp_path / "in" / f"p{part}.parquet", prompts(40, part))
+    words = ("rewrite", tmp_path / "in", "-o")
+    with Sampler(answer=answer, latency_s=0.01) as stub:
+        more = asked(stub, tmp_path / "once", recipe, "--concurrency", 4)
+        sabia(*words, tmp_path / "whole", *more)
+    with Sampler(answer=answer, fault=fault, latency_s=0.01, retry_after_s=0.1) as stub:
+        more = asked(stub, tmp_path, recipe, "--concurrency", 4)
+        line = [*SABIA, *words, tmp_path / "made", *more]
+        through_kills(line, 4, random.Random(3), 4.0, tmp_path / "t")
+        assert 480 <= sum(stub.delivered.values()) <= 480 + 4 * 4  # in flight at kill -9
+    for part in range(3):
+        name = f"part-{part:05d}.parquet"
+        whole, made = (pq.read_table(tmp_path / at / name) for at in ("whole", "made"))
+        assert made.equals(whole)
+    assert not left_over(tmp_path)
+
+
+def test_shards_pipes_and_one_file_have_the_same_rows(tmp_path, recipe):
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        written(tmp_path / "in" / f"p{part}.parquet", prompts(30, part))
+    with Sampler(answer=answer) as stub:
+        more = asked(stub, tmp_path, recipe)
+        sabia("rewrite", tmp_path / "in", "-o", tmp_path / "one.parquet", *more)
+        for shard in ("0/2", "1/2"):
+            sabia("rewrite", tmp_path / "in", "-o", tmp_path / "d", "--shard", shard, *more)
+        piped = sabia("rewrite", "--to", "arrow", "--rejects", tmp_path / "r.parquet", *more,
+                      input=(tmp_path / "in" / "p0.parquet").read_bytes()).stdout  # fmt: skip
+        assert sum(stub.delivered.values()) == 240
+    parts = [pq.read_table(tmp_path / "d" / f"part-0000{n}.parquet") for n in range(2)]
+    assert pa.concat_tables(parts).equals(pq.read_table(tmp_path / "one.parquet"))
+    assert pa.ipc.open_stream(piped).read_all().to_pylist() == parts[0].to_pylist()
+
+
+def test_judges_of_a_file_grade_by_the_rubric(tmp_path, recipe):
+    recipe.write_text(
+        'base = "best-of"\n[samples]\ncount = 3\nreward = "rubric"\nmin-score = 0.5\n'
+    )
+    rubric = json.dumps({"id": "r", "items": [
+        {"id": "even", "text": "The number is even.", "weight": 2},
+        {"id": "big", "text": "The number is above 900.", "weight": 1},
+    ]})  # fmt: skip
+    given = written(
+        tmp_path / "in.parquet",
+        [{k: v for k, v in one.items() if k != "answer"} | {"rubric": rubric}
+         for one in prompts(60)],
+    )  # fmt: skip
+
+    def judged(text):
+        if not text.startswith("judge"):
+            return answer(text)
+        number = int(re.findall(r"It is (\d+)\.", text)[-1])
+        item = "even" if "The number is even" in text else "big"
+        met = number % 2 == 0 if item == "even" else number > 900
+        return json.dumps({"verdicts": [{"item": item, "evidence": "x", "met": met}]})
+
+    with Sampler(answer=judged, fault=fault, retry_after_s=0.1) as stub:
+        judges = tmp_path / "judges.toml"
+        judges.write_text("".join(
+            f'[j{n}]\nurl = "{stub.url}"\nmodel = "judge-{n}"\n' for n in range(3)
+        ))  # fmt: skip
+        more = asked(stub, tmp_path, recipe, "--judge", judges, "--judge-cache", tmp_path / "jc")
+        sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more)
+        paid = sum(stub.delivered.values())
+        sabia("rewrite", given, "-o", tmp_path / "o.parquet", "--force", *more)
+        assert sum(stub.delivered.values()) == paid
+    made = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    rejects = pq.read_table(tmp_path / "o.rejects.parquet").num_rows
+    assert len(made) + rejects == 60 and len(made) > 20
+    for row in made:
+        number = int(re.findall(r"\d+", row["messages"][-1]["content"])[-1])
+        score = Fraction(2 * (number % 2 == 0) + (number > 900), 3)
+        assert row["best_of_score"] == pytest.approx(float(score)) and score >= Fraction(1, 2)
+        assert row["best_of_score"] == max(row["best_of_scores"])
+        verdicts = {one["id"]: one["verdict"] for one in row["best_of_items"]}
+        assert verdicts["even"] == "met"
+
+
+def test_what_cannot_be_used_is_rejected_with_the_reason(tmp_path, recipe):
+    good, no_answer, ended, tools = list(prompts(4))
+    del no_answer["answer"]
+    ended["messages"] = [*ended["messages"], {"role": "assistant", "content": "7"}]
+    tools["tools"] = json.dumps([{"type": "function", "function": {"name": "f"}}])
+    given = tmp_path / "in.jsonl"
+    given.write_text("".join(json.dumps(one) + "\n" for one in (good, no_answer, ended, tools)))
+
+    def called(text):
+        if tools["messages"][0]["content"] not in text:
+            return f"It is {good['answer']}."
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    with Sampler(answer=called) as stub:
+        more = asked(stub, tmp_path, recipe)
+        sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more)
+    assert [row["id"] for row in pq.read_table(tmp_path / "o.parquet").to_pylist()] == [good["id"]]
+    rows = pq.read_table(tmp_path / "o.rejects.parquet").to_pylist()
+    reasons = {json.loads(row["record"])["id"]: row["reason"] for row in rows}
+    assert reasons == {
+        no_answer["id"]: "best-of: no answer (reward number needs one)",
+        ended["id"]: "best-of: the conversation does not end with a turn to answer",
+        tools["id"]: "best-of: no sample of 4 has a score: calls a tool",
+    }
+
+
+def test_dry_run_and_usage_errors(tmp_path, recipe):
+    given = written(tmp_path / "in.parquet", prompts(5))
+    with Sampler(answer=answer) as stub:
+        more = asked(stub, tmp_path, recipe)
+        plan = sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more, "--dry-run")
+        assert b": 20 requests (0 more are in the cache)" in plan.stdout and not stub.requests
+        cases = [
+            (("--temperature", 0), "--temperature: 0 gives 4 equal samples"),
+            (("--on-unfaithful", "keep"), "--on-unfaithful: only for documents"),
+            (("--judge-url", stub.url, "--judge-model", "j"), "recipe own asks no judge"),
+            (("--text-column", "x"), "--text-column: only for documents"),
+            (("--recipe", "reason-first", "--judge-url", stub.url, "--judge-model", "j"),
+             "--judge: recipe reason-first has no judge"),
+        ]  # fmt: skip
+        for words, message in cases:
+            done = sabia("rewrite", given, *more, *words, check=False)
+            assert done.returncode == 2 and message in done.stderr.decode(), words
+    done = sabia("rewrite", given, "--recipe", "best-of", check=False)
+    assert done.returncode == 2 and b"expected --engine endpoint" in done.stderr
+    for text, message in {
+        "[samples]\ncuont = 3": "samples: key: 'cuont'",
+        "[samples]\ncount = 0": "count = 0 (expected 1 or more)",
+        "[samples]\nreward = 'nice'": "reward: 'nice' (expected each once of",
+        "[samples]\nmin-score = 2": "min-score = 2 (expected 0 to 1)",
+        "prompt = 'x'": "key: 'prompt' (expected base or samples)",
+    }.items():
+        recipe.write_text(f'base = "best-of"\n{text}')
+        done = sabia("rewrite", given, "--recipe", recipe, check=False)
+        assert done.returncode == 2 and message in done.stderr.decode(), text
+    recipe.write_text('base = "best-off"')
+    done = sabia("rewrite", given, "--recipe", recipe, check=False)
+    assert b"did you mean best-of?" in done.stderr
