@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeGuard
 
 from sabia.core.bench import statistics
-from sabia.core.bench.metrics import METRICS
+from sabia.core.bench.metrics import METRICS, metric_of
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 
@@ -76,7 +76,7 @@ def _rule(where: str, values: Any) -> Rule:
     if not _is_number(drop) or not 0 < drop < math.inf:
         raise UsageError(f"{where}: max_drop = {drop!r} (expected a number above 0)")
     metric = values.get("metric", "")
-    if metric and (metric not in METRICS or kinds == ["rubric_item"]):
+    if metric and (not metric_of(metric) or kinds == ["rubric_item"]):
         raise UsageError(f"{where}: metric = {metric!r} (expected one of {', '.join(METRICS)})")
     return Rule(kinds[0], values[kinds[0]], float(drop), metric)
 

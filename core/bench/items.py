@@ -36,6 +36,8 @@ class Item:
 
     answer: the index of the right choice, or the reference answer. fields: the row itself.
     cluster: what it has in common with other items; '' if it is independent of them.
+    Of YAML tasks: pairs (context, continuation) to score, what the file gives as the answer (gold),
+    and the text by which contamination is found (query).
     """
 
     id: str
@@ -45,6 +47,9 @@ class Item:
     answer: int | str | None = None
     fields: Row = field(default_factory=dict, compare=False)
     cluster: str = ""
+    pairs: tuple[tuple[str, str], ...] = ()
+    gold: Any = field(default=None, compare=False)
+    query: str = ""
 
     @property
     def question(self) -> str:
@@ -57,8 +62,18 @@ class Item:
         return list(self.messages) or [{"role": "user", "content": self.text}]
 
 
+def by_context(item: Item) -> list[tuple[str, list[str]]]:
+    """The pairs of an item as contexts, each with its continuations in turn."""
+    parts: list[tuple[str, list[str]]] = []
+    for context, text in item.pairs:
+        if not parts or parts[-1][0] != context:
+            parts.append((context, []))
+        parts[-1][1].append(text)
+    return parts
+
+
 def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
-    """The items of a task, at most `limit` or the task's own limit.
+    """The items of a TOML task, at most `limit` or the task's own limit.
 
     Raises UsageError for a missing file, BadData for rows that do not give what the task names.
     """

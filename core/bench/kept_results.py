@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sabia.core.bench.loglikelihood import Unit
+from sabia.core.bench.loglikelihood import Unit, Value
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import content_key
 from sabia.core.generate.requests import Completion, Request
@@ -23,14 +23,15 @@ class KeptResults:
         self.identity = f"{identity} eval {result_version('eval')}"
         self.cache, self.anew = CallCache(folder), anew
 
-    def loglikelihoods(self, unit: Unit) -> list[float] | None:
+    def loglikelihoods(self, unit: Unit, greedy: bool) -> list[Value] | None:
         """The log-likelihoods (nats) of the rows of a unit, if they are known."""
-        kept = self._get(self._unit_key(unit))
+        kept = self._get(self._unit_key(unit, greedy))
         return None if kept is None else kept["nats"]
 
-    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[float]]]) -> None:
+    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[Value]]], greedy: bool) -> None:
         """Keep the log-likelihoods of the units of a batch."""
-        self.cache.write_all([(self._unit_key(unit), {"nats": nats}) for unit, nats in values])
+        made = [(self._unit_key(unit, greedy), {"nats": nats}) for unit, nats in values]
+        self.cache.write_all(made)
 
     def completion(self, request: Request, sample: int) -> Completion | None:
         """A sample of a request without its log-probabilities, if it is known."""
@@ -52,8 +53,9 @@ class KeptResults:
     def _get(self, key: str) -> dict[str, Any] | None:
         return None if self.anew else self.cache.get(key)
 
-    def _unit_key(self, unit: Unit) -> str:
-        return self._key({"rows": [[list(row.ids), row.scored] for row in unit]})
+    def _unit_key(self, unit: Unit, greedy: bool) -> str:
+        asked = {"greedy": True} if greedy else {}
+        return self._key({"rows": [[list(row.ids), row.scored] for row in unit]} | asked)
 
     def _sample_key(self, request: Request, sample: int) -> str:
         asked = {name: getattr(request, name) for name in

@@ -26,6 +26,7 @@ from sabia.core.spec.model import check_predicts
 
 BATCH_TOKENS = 4_096
 CACHE_BYTES = 1 << 30
+GREEDY_ROWS = 64  # positions whose logits are held at once
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
 
 
@@ -43,15 +44,17 @@ class Row:
 
 
 Unit = tuple[Row, ...]  # rows that are scored together: options after what they share, or one row
+# of a row: its log-likelihood (nats), or this and whether (1 or 0) all its tokens are greedy ones
+Value = float | list[float]
 
 
 class Kept(Protocol):
     """Log-likelihoods that are known, and a place for new ones."""
 
-    def loglikelihoods(self, unit: Unit) -> list[float] | None:
-        """Those of a unit's rows, in nats, if they are known."""
+    def loglikelihoods(self, unit: Unit, greedy: bool) -> list[Value] | None:
+        """Those of a unit's rows, if they are known."""
 
-    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[float]]]) -> None:
+    def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[Value]]], greedy: bool) -> None:
         """Keep those of the units of a batch."""
 
 
@@ -63,12 +66,12 @@ def units(rows: Sequence[Row], shares: bool) -> list[Unit]:
 
 
 def known_units(
-    questions: Iterable[Sequence[Row]], shares: bool, kept: Kept | None
-) -> dict[Unit, list[float]]:
+    questions: Iterable[Sequence[Row]], shares: bool, kept: Kept | None, greedy: bool = False
+) -> dict[Unit, list[Value]]:
     """The different units of all questions with their log-likelihoods, which are empty where they
     are not kept."""
     every = dict.fromkeys(unit for rows in questions for unit in units(rows, shares))
-    return {unit: (kept.loglikelihoods(unit) if kept else None) or [] for unit in every}
+    return {unit: (kept.loglikelihoods(unit, greedy) if kept else None) or [] for unit in every}
 
 
 def encode_options(
@@ -132,7 +135,7 @@ class Scorer:
         self.ops = ops_as_served(backend, spec)
         self.params = self.ops.to_device(params, dtype)
         self.dtype = dtype
-        self._flat = _compiled(spec, self.ops) if backend == "jax" else None
+        self._flat: dict[bool, Callable[..., Any]] = {}  # compiled: without and with greedy ones
 
     @property
     def context(self) -> int:
@@ -140,9 +143,10 @@ class Scorer:
         return self.spec.max_positions
 
     def score(
-        self, questions: Sequence[Sequence[Row]], kept: Kept | None = None
+        self, questions: Sequence[Sequence[Row]], kept: Kept | None = None, greedy: bool = False
     ) -> list[np.ndarray]:
-        """For each question the log-likelihoods[options] (nats) of its rows' scored tokens.
+        """For each question the log-likelihoods[options] (nats) of its rows' scored tokens; if
+        `greedy`, [options, 2] with 1 for a row whose every scored token is the likeliest, else 0.
 
         What is `kept` is not computed again; the batches are the same with and without it, so that
         an interrupted run gives the same numbers. Raises BadData for token ids that the model does
@@ -155,7 +159,7 @@ class Scorer:
                 f"token id {largest} of a vocabulary of {self.spec.vocab_size} "
                 "(is this the model's tokenizer?)"
             )
-        values = known_units(fitted, self.shares, kept)
+        values = known_units(fitted, self.shares, kept, greedy)
         every = list(values)
         with progress(sum(map(len, every)), "score", "texts") as bar:
             for batch in chain(self._batches(every), self._cells(every)):
@@ -163,13 +167,13 @@ class Scorer:
                 new = [every[number] for number in batch if not values[every[number]]]
                 if new:
                     score = self._score_shared if len(new[0]) > 1 else self._score_rows
-                    made = list(zip(new, score(new), strict=True))
+                    made = list(zip(new, score(new, greedy), strict=True))
                     values.update(made)
                     if kept is not None:
-                        kept.keep_loglikelihoods(made)
+                        kept.keep_loglikelihoods(made, greedy)
                 bar.advance(sum(len(every[number]) for number in batch))
         of_units = ([values[unit] for unit in units(rows, self.shares)] for rows in fitted)
-        return [np.array([nats for part in parts for nats in part]) for parts in of_units]
+        return [np.array([value for part in parts for value in part]) for parts in of_units]
 
     @property
     def shares(self) -> bool:
@@ -194,7 +198,7 @@ class Scorer:
 
         yield from grouped(sorted(prefix, key=prefix.__getitem__), too_large)
 
-    def _score_shared(self, batch: Sequence[Unit]) -> list[list[float]]:
+    def _score_shared(self, batch: Sequence[Unit], greedy: bool) -> list[list[Value]]:
         """Run the prefixes once, then each option's remaining tokens on a copy of their cache."""
         shared = [shared_prefix(unit) for unit in batch]
         cells = [(row, shared[n], n) for n, unit in enumerate(batch) for row in unit]
@@ -214,8 +218,8 @@ class Scorer:
         targets = np.full((len(cells), width + 1), -1)
         for number, ((row, _, _), tail) in enumerate(zip(cells, tails, strict=True)):
             targets[number, len(tail) - row.scored : len(tail)] = tail[len(tail) - row.scored :]
-        losses = iter((-self._losses(self.ops.concat(states, 1), targets).sum(1)).tolist())
-        return [[next(losses) for _ in unit] for unit in batch]
+        values = iter(_values(*self._losses(self.ops.concat(states, 1), targets, greedy)))
+        return [[next(values) for _ in unit] for unit in batch]
 
     def _cells(self, every: Sequence[Unit]) -> Iterator[list[int]]:
         """The units of one row, by number, in batches of similar length."""
@@ -229,12 +233,12 @@ class Scorer:
         single = (number for number, unit in enumerate(every) if len(unit) == 1)
         yield from grouped(sorted(single, key=length), too_large)
 
-    def _score_rows(self, batch: Sequence[Unit]) -> list[list[float]]:
+    def _score_rows(self, batch: Sequence[Unit], greedy: bool) -> list[list[Value]]:
         """Log-likelihoods of rows scored whole, without a cache."""
         rows = [row for (row,) in batch]
         length, count = max(len(row.ids) for row in rows) - 1, len(rows)
         scored = max(row.scored for row in rows)
-        if self._flat is not None:
+        if self.backend == "jax":
             length = LENGTH_STEP * _power(-(-length // LENGTH_STEP))
             count, scored = _power(count), _power(scored)
         ids = np.zeros((count, length), np.int32)
@@ -244,12 +248,13 @@ class Scorer:
             ids[number, : len(row.ids) - 1] = row.ids[:-1]
             index[number, : row.scored] = np.arange(len(row.ids) - 1 - row.scored, len(row.ids) - 1)
             targets[number, : row.scored] = row.ids[len(row.ids) - row.scored :]
-        if self._flat is not None:
-            losses = np.asarray(self._flat(self.params, ids, index, targets))
-        else:
-            hidden = self._hidden(ids, None, None)[np.arange(count)[:, None], index]
-            losses = self._losses(hidden, targets)
-        return (-losses.sum(1, dtype=np.float64)[: len(rows), None]).tolist()
+        if self.backend == "jax":
+            if greedy not in self._flat:
+                self._flat[greedy] = _compiled(self.spec, self.ops, greedy)
+            losses, hits = self._flat[greedy](self.params, ids, index, targets)
+            return [[v] for v in _values(np.asarray(losses), hits, len(rows))]
+        hidden = self._hidden(ids, None, None)[np.arange(count)[:, None], index]
+        return [[v] for v in _values(*self._losses(hidden, targets, greedy))]
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         like = self.params["embed"]
@@ -264,15 +269,36 @@ class Scorer:
             self.spec, self.params, ids, self.ops, positions=positions, cache=cache
         )
 
-    def _losses(self, hidden: Any, targets: np.ndarray) -> np.ndarray:
-        """-log p of targets[B, S] at hidden[B, S, D], 0 where a target is negative."""
+    def _losses(
+        self, hidden: Any, targets: np.ndarray, greedy: bool
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """-log p of targets[B, S] at hidden[B, S, D], 0 where a target is negative; and, if asked,
+        whether they are the likeliest tokens, true there."""
         used = np.nonzero(targets >= 0)
-        losses, _ = forward.token_losses(
-            self.spec, self.params, hidden[used][None], targets[used][None], self.ops
-        )
+        picked, wanted = hidden[used][None], targets[used][None]
+        losses, _ = forward.token_losses(self.spec, self.params, picked, wanted, self.ops)
         full = np.zeros(targets.shape)
+        hits: Any = np.full(targets.shape, True)
         full[used] = self.ops.to_numpy({"losses": losses})["losses"][0]
-        return full
+        if greedy:
+            parts = [
+                self.ops.to_numpy({"logits": self._logits(picked[:, at : at + GREEDY_ROWS])})
+                for at in range(0, len(used[0]), GREEDY_ROWS)
+            ]
+            best = np.concatenate([part["logits"][0].argmax(-1) for part in parts])
+            hits[used] = best == wanted[0]
+        return full, hits if greedy else None
+
+    def _logits(self, hidden: Any) -> Any:
+        return forward.logits(self.spec, self.params, hidden, self.ops)
+
+
+def _values(losses: np.ndarray, hits: Any, count: int | None = None) -> list[Value]:
+    """The values of the first `count` rows of losses[B, S] and hits[B, S]."""
+    nats = -losses.sum(1, dtype=np.float64)[:count]
+    if hits is None:
+        return nats.tolist()
+    return np.stack([nats, np.asarray(hits)[:count].all(1)], 1).tolist()
 
 
 def grouped(
@@ -308,13 +334,18 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _compiled(spec: ModelSpec, ops: Any) -> Callable[..., Any]:
-    """A jitted (params, ids[B, T], index[B, S], targets[B, S]) → losses[B, S]."""
+def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
+    """A jitted (params, ids[B, T], index[B, S], targets[B, S]) → losses[B, S], and if `greedy`
+    whether the targets are the likeliest tokens, true where there is none."""
     import jax
 
-    def losses(params: Any, ids: Any, index: Any, targets: Any) -> Any:
+    def scored(params: Any, ids: Any, index: Any, targets: Any) -> Any:
         states = forward.hidden(spec, params, ids, ops)
         picked = states[np.arange(ids.shape[0])[:, None], index]
-        return forward.token_losses(spec, params, picked, targets, ops)[0]
+        losses = forward.token_losses(spec, params, picked, targets, ops)[0]
+        if not greedy:
+            return losses, None
+        best = forward.logits(spec, params, picked, ops).argmax(-1)
+        return losses, (best == targets) | (targets < 0)
 
-    return jax.jit(losses)
+    return jax.jit(scored)

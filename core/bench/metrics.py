@@ -34,6 +34,7 @@ class Metric:
     """How a metric is reported.
 
     ratio metrics are transform(-Σ loglikelihood_nats / Σ `per`), from the rows of those names.
+    A name may be followed by that of a filter, as in `exact_match,strict`.
     """
 
     name: str
@@ -54,6 +55,7 @@ METRICS = {
         Metric("acc", "share"),
         Metric("acc_norm", "share"),
         Metric("acc_bytes", "share"),
+        Metric("acc_mutual_info", "share"),
         Metric("exact_match", "share"),
         Metric("f1", "share"),
         Metric("share", "share"),
@@ -62,8 +64,18 @@ METRICS = {
         Metric("byte_perplexity", "perplexity", "ratio", False, "bytes", math.exp),
         Metric("word_perplexity", "perplexity", "ratio", False, "words", math.exp),
         Metric("token_perplexity", "perplexity", "ratio", False, "tokens", math.exp),
+        Metric("perplexity", "perplexity", "ratio", False, "targets", math.exp),
+        Metric("brier_score", "score", "mean", False),
     )
 }
+
+
+def metric_of(name: str) -> Metric | None:
+    """The metric of score rows of a name; None if it is not known."""
+    known = METRICS.get(name.partition(",")[0])
+    return replace(known, name=name) if known else None
+
+
 LOGLIKELIHOOD = "loglikelihood_nats"
 MAXIMUM = "maximum_points"
 # 1 for an item without a verdict, or without an answer: it has no score, and not a score of 0
@@ -74,11 +86,17 @@ def choice_scores(
     loglikelihoods: Sequence[float], choices: Sequence[str], answer: int
 ) -> dict[str, float]:
     """acc, acc_norm and acc_bytes of one item from its choices' summed log-likelihoods (nats)."""
+    chosen = best_choices(loglikelihoods, choices)
+    return {name: float(best == answer) for name, best in chosen.items()}
+
+
+def best_choices(loglikelihoods: Sequence[float], choices: Sequence[str]) -> dict[str, int]:
+    """The choice with the greatest score in acc, acc_norm and acc_bytes."""
     total = np.asarray(loglikelihoods, float)
     characters = np.array([max(len(choice), 1) for choice in choices])
     sizes = np.array([max(len(choice.encode()), 1) for choice in choices])
     measured = {"acc": total, "acc_norm": total / characters, "acc_bytes": total / sizes}
-    return {name: float(int(np.argmax(score)) == answer) for name, score in measured.items()}
+    return {name: int(np.argmax(scores)) for name, scores in measured.items()}
 
 
 def document_sums(text: str, loglikelihood: float, tokens: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sabia.core import page, svg
 from sabia.core.bench import verdict_table
-from sabia.core.bench.metrics import METRICS, NO_ANSWER, Metric
+from sabia.core.bench.metrics import NO_ANSWER, Metric, metric_of
 from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval
@@ -64,7 +64,7 @@ def _charts(summary: Summary) -> list[str]:
     """A bar chart for each unit among the headline metrics."""
     units: dict[str, list[str]] = {}
     for task, name in summary.headlines.items():
-        units.setdefault(METRICS.get(name, Metric(name, name)).unit, []).append(task)
+        units.setdefault((metric_of(name) or Metric(name, name)).unit, []).append(task)
     charts = []
     for unit, tasks in units.items():
         groups = []

@@ -21,9 +21,9 @@ from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
     Metric,
+    metric_of,
 )
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.task import METRICS_OF
 
 Key = tuple[str, int]  # item id, sample
 Groups = Mapping[str, str]  # item id → its cluster
@@ -155,9 +155,9 @@ def summarise(
 
 def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
     present = {metric for metrics in by_model.values() for metric in metrics}
-    if LOGLIKELIHOOD in present:
-        present |= set(METRICS_OF["perplexity"])
-    known = [name for name in (wanted, *HEADLINES, *METRICS) if name in present and name in METRICS]
+    present |= {ratio.name for ratio in METRICS.values() if ratio.per in present}
+    every = (wanted, *HEADLINES, *METRICS, *sorted(present))
+    known = [name for name in every if name in present and name and metric_of(name)]
     return known[0] if known else min(present)
 
 
@@ -165,14 +165,15 @@ def _results(
     model: str, task: str, metrics: Mapping[str, Mapping[Key, float]], groups: Groups
 ) -> Iterable[Result]:
     silent, unanswered = (len(metrics.get(name, ())) for name in (NO_VERDICT, NO_ANSWER))
-    if (silent or unanswered) and not set(metrics) & set(METRICS):
+    if (silent or unanswered) and not any(map(metric_of, metrics)):
         nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_score_at_all")
         yield Result(model, task, "share", nothing, 0, 0.0, silent, None, unanswered, (0.0, 1.0))
-    for name, metric in METRICS.items():
+    filtered = [name for name in metrics if "," in name]
+    for metric in filter(None, map(metric_of, (*METRICS, *filtered))):
         if metric.aggregate == "ratio":
             if LOGLIKELIHOOD in metrics and metric.per in metrics:
                 yield _ratio(model, task, metric, metrics, groups)
-        elif name in metrics:
+        elif metric.name in metrics:
             yield _mean(model, task, metric, metrics, groups)
 
 
@@ -250,7 +251,7 @@ def _compare(
     task: str, name: str, a: str, b: str,
     by_model: Mapping[str, Mapping[str, Mapping[Key, float]]], groups: Groups,
 ) -> Comparison | None:  # fmt: skip
-    metric = METRICS.get(name, Metric(name, ""))
+    metric = metric_of(name) or Metric(name, "")
     first, second = per_item(metric, by_model[a]), per_item(metric, by_model[b])
     keys = [key for key in first if key in second]
     if not keys:
@@ -307,7 +308,7 @@ def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
 
 def unit_key(metric: str) -> str:
     """The suffix that names a metric's unit in a key: share, points, bits_per_byte, perplexity."""
-    return METRICS.get(metric, Metric(metric, "value")).unit.replace(" ", "_") or "value"
+    return (metric_of(metric) or Metric(metric, "value")).unit.replace(" ", "_") or "value"
 
 
 def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, Any]:

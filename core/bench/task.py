@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from sabia.core.bench.harness.yaml_file import YamlTask
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.judge.verifiers import VERIFIERS
 
-Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity"]
+Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity", "loglikelihood"]
 KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
 NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
 SAMPLERS = ("first", "random")
@@ -50,7 +51,8 @@ class Task:
     through the chat template (always so for messages). target: template of the answer of a shot.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. cluster: column or template of
-    what items have in common (a text, an author), so that they are not independent.
+    what items have in common (a text, an author), so that they are not independent. yaml: the task
+    file of lm-evaluation-harness that it was made of, which then decides prompts and metrics.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Task:
     maximum: str = "maximum"
     text: str = "text"
     path: str = field(default="", compare=False)
+    yaml: YamlTask | None = None
 
     @property
     def generates(self) -> bool:
@@ -107,7 +110,7 @@ def load_task(path: str, option: str = "--task") -> Task:
 def task_from(values: dict[str, Any], path: str = "") -> Task:
     """The task of a dictionary of keys."""
     where = path or "task"
-    known = {f.name for f in fields(Task)} - {"path"}
+    known = {f.name for f in fields(Task)} - {"path", "yaml"}
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)

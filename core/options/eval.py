@@ -13,6 +13,7 @@ from sabia.core.options.option import (
     number,
     quantity,
     several,
+    switch,
     text,
 )
 from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
@@ -63,7 +64,18 @@ class EvalOptions(
     """If the file does not exist it is written from the tasks; this needs no model. If it exists, a
     warning names the tasks that are not in it or have other items than it: training data was not
     cleaned of them. `--force` writes it again."""
-    task: tuple[str, ...] = several("Task file", "FILE.toml", common=True, recorded=False)
+    task: tuple[str, ...] = several(
+        "Task file, or folder of them", "FILE.toml|FILE.yaml|FOLDER", common=True, recorded=False
+    )
+    """YAML files are tasks of lm-evaluation-harness, with their own meaning; a key that cannot be
+    honoured is an error that names it."""
+    data: tuple[str, ...] = several("Data of a YAML task", "TASK=PATH", only=TASKS, recorded=False)
+    """A Parquet or JSON lines file that has the rows of each split, or a folder with files named
+    after the splits (`test.jsonl`, `test-00000-of-00001.parquet`). The name of a data set as TASK
+    stands for all tasks that use it. The default is what the task names itself, or what a local
+    cache of Hugging Face has; nothing is downloaded."""
+    trust_task_code: bool = switch("Run the Python code that YAML tasks name", only=TASKS)
+    """It is what their `!function` names: code of the file's author, with your rights."""
     limit: int = integer(
         "Number of items to take from each task", 0, least=0, unset="all", only=ANSWERS
     )

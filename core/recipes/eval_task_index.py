@@ -11,8 +11,9 @@ from functools import reduce
 from pathlib import Path
 
 from sabia.core import notes
-from sabia.core.bench.items import Item, load_items
+from sabia.core.bench.items import Item
 from sabia.core.bench.task import Task, load_task
+from sabia.core.bench.task_files import items_of
 from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
 from sabia.core.options.dedup import DedupOptions
@@ -61,13 +62,15 @@ def build(tasks: Sequence[Task]) -> Index:
     exams = (
         BenchmarkItem(task.name, item.id, _question(item), item.choices, _answer(item))
         for task in every_row
-        for item in load_items(task)
+        for item in items_of(task)
     )
     return Index.build(exams, choose_engine("auto"))
 
 
 def _question(item: Item) -> str:
-    """The prompt; of a conversation all messages but the system's."""
+    """The prompt; of a conversation all messages but the system's, of a YAML task its query."""
+    if item.query:
+        return item.query
     turns = [m["content"] for m in item.messages if m["role"] != "system"]
     return item.text or "\n".join(turns)
 

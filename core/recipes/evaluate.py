@@ -21,12 +21,13 @@ from sabia.core.bench import gate_report, item_analysis, judged_checks, many_sam
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
-from sabia.core.bench.items import Item, load_items, read_rows
+from sabia.core.bench.items import Item, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import aligned, render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
 from sabia.core.bench.score_rows import Score, ScoreRow, from_batch, schema, to_batches
-from sabia.core.bench.task import Task, load_task
+from sabia.core.bench.task import Task
+from sabia.core.bench.task_files import items_of, load_tasks
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
@@ -55,7 +56,7 @@ def run(job: Job, options: EvalOptions) -> None:
     Raises UsageError where there is nothing to evaluate or an option does not fit.
     """
     started = time.monotonic()
-    tasks = [load_task(path) for path in options.task]
+    tasks = load_tasks(options.task, options.data, options.trust_task_code)
     gate = load_gate(options.gate) if options.gate else None
     _check(job, options, tasks)
     index_line = ""  # which tasks the corpus was cleaned of, for the report
@@ -63,13 +64,13 @@ def run(job: Job, options: EvalOptions) -> None:
         index_line = eval_task_index.write_or_compare(options.index, tasks, job.force)
     if options.index and not (options.model or options.answers):
         return
-    items = {task.name: load_items(task, options.limit, job.seed) for task in tasks}
+    items = {task.name: items_of(task, options.limit, job.seed) for task in tasks}
     budget = open_budget(options, job)
     models = open_models(options, budget)
     if job.dry_run:
         _plan(job, options, tasks, items, models)
         return
-    provenance_record = _provenance(job, options, items, models)
+    provenance_record = _provenance(job, options, tasks, items, models)
     old = None if job.force or not job.to_file else _stored_scores(str(job.out), provenance_record)
     if old is not None and (missing := _missing(old, options.max_missing)):
         notes.note(f"{job.out}: {missing[0]}: what is missing is computed again")
@@ -195,7 +196,8 @@ def _plan(
             if task.generates:
                 what = f"{len(task_items) * samples} answers of {task.max_new_tokens} tokens"
             else:
-                what = f"{sum(len(item.choices) or 1 for item in task_items)} texts to score"
+                texts = sum(len(item.pairs or item.choices) or 1 for item in task_items)
+                what = f"{texts} texts to score"
             figures[f"{task.name} by {model.name}"] = what
             more, weights = model.cost(task, task_items, samples)
             flops, memory = flops + more, max(memory, weights)
@@ -245,14 +247,24 @@ def _scores(
                     yield from judging.score(task, answered_by, pairs)
 
 
-def _provenance(job: Job, options: EvalOptions, items: Items, models: Models) -> dict[str, Any]:
+def _provenance(
+    job: Job, options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
+) -> dict[str, Any]:
     """What decides the scores: items as prompted, task settings, models, answers, sampling."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in options.task:
-        digest.update(json.dumps(asdict(load_task(path)) | {"path": ""}, sort_keys=True).encode())
+    for task in tasks:
+        settings = asdict(task) | {"path": ""}
+        if task.yaml is None:
+            del settings["yaml"]
+        else:
+            settings["yaml"]["path"] = ""
+        digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for task_items in items.values():
         for item in task_items:
-            digest.update(repr((item.id, item.question, item.choices, item.answer)).encode())
+            asked: tuple[Any, ...] = (item.id, item.question, item.choices, item.answer)
+            if item.pairs:
+                asked = (*asked, item.pairs)
+            digest.update(repr(asked).encode())
             digest.update(json.dumps(item.fields, sort_keys=True, default=str).encode())
     fingerprints = [model.fingerprint() for model in models]
     if options.judge:

@@ -29,7 +29,8 @@ from sabia.core.bench.answers import (
     score_exact,
 )
 from sabia.core.bench.endpoint import PromptScorer
-from sabia.core.bench.items import Item, value
+from sabia.core.bench.harness.scores import needs_greedy, score_answers, score_pairs
+from sabia.core.bench.items import Item, by_context, value
 from sabia.core.bench.judging import (
     JudgedAnswer,
     PointsQuestion,
@@ -108,6 +109,8 @@ class Judging:
     ) -> Sequence[ScoreRow]:
         """Score rows of answers to an exact_match or rubric task."""
         given = [pair for pair in pairs if not pair[1].missing]
+        if task.yaml is not None:
+            return [*score_answers(task, model, given), *score_missing(task, model, pairs)]
         if task.kind == "exact_match":
             return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
         judge = self._points if task.scoring == "points" else self._items
@@ -200,6 +203,13 @@ class EvaluatedModel(ABC):
         """Log-likelihoods (nats) of each item's choices, or why there are none."""
 
     @abstractmethod
+    def pairs(
+        self, task: Task, items: Sequence[Item], greedy: bool
+    ) -> list[Sequence[tuple[float, bool]] | str]:
+        """Log-likelihoods (nats) of each item's pairs, with whether greedy decoding gives their
+        continuations if that is asked (else false); or why there are none."""
+
+    @abstractmethod
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         """(log-likelihood, tokens) of each document."""
 
@@ -209,12 +219,17 @@ class EvaluatedModel(ABC):
 
     def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[ScoreRow]:
         """Score rows of a task."""
-        if task.kind == "multiple_choice":
+        if task.yaml is not None and task.kind in ("multiple_choice", "loglikelihood"):
+            every = self.pairs(task, items, needs_greedy(task.yaml))
+            for item, scored in zip(items, every, strict=True):
+                if isinstance(scored, str):
+                    yield from self._unscored(task, item, scored)
+                else:
+                    yield from score_pairs(task, self.name, item, scored)
+        elif task.kind == "multiple_choice":
             for item, nats in zip(items, self.choices(task, items), strict=True):
                 if isinstance(nats, str):
-                    yield from score_missing(
-                        task, self.name, [(item, Answer(item.id, 0, "", missing=nats))]
-                    )
+                    yield from self._unscored(task, item, nats)
                     continue
                 correct = int(item.answer or 0)
                 best = max(range(len(nats)), key=nats.__getitem__)
@@ -233,6 +248,9 @@ class EvaluatedModel(ABC):
         else:
             answers = self.answers(task, items, judging.options)
             yield from judging.score(task, self.name, matched(task, items, answers, self.name))
+
+    def _unscored(self, task: Task, item: Item, reason: str) -> list[Score]:
+        return score_missing(task, self.name, [(item, Answer(item.id, 0, "", missing=reason))])
 
 
 class LocalModel(EvaluatedModel):
@@ -311,24 +329,50 @@ class LocalModel(EvaluatedModel):
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         questions = [self._options(task, item) for item in items]
-        context = self.spec.max_positions
-        if cut := sum(any(len(row.ids) > context + 1 for row in rows) for rows in questions):
-            notes.warn(
-                f"{task.name}: {cut} of {len(items)} questions cut on the left to {context} tokens"
-            )
+        self._warn_of_cuts(task, questions)
         return [nats.tolist() for nats in self._loglikelihoods(questions)]
 
-    def _loglikelihoods(self, questions: Sequence[Sequence[Row]]) -> list[np.ndarray]:
+    def pairs(
+        self, task: Task, items: Sequence[Item], greedy: bool
+    ) -> list[Sequence[tuple[float, bool]] | str]:
+        questions = [
+            encode_options(self.tokenizer, context, texts, special=False)
+            for item in items
+            for context, texts in by_context(item)
+        ]
+        self._warn_of_cuts(task, questions)
+        values = iter(self._loglikelihoods(questions, greedy))
+        made: list[Sequence[tuple[float, bool]] | str] = []
+        for item in items:
+            rows = [row for _ in by_context(item) for row in next(values).tolist()]
+            made.append([(row[0], bool(row[1])) if greedy else (row, False) for row in rows])
+        return made
+
+    def _warn_of_cuts(self, task: Task, questions: Sequence[Sequence[Row]]) -> None:
+        context = self.spec.max_positions
+        if cut := sum(any(len(row.ids) > context + 1 for row in rows) for rows in questions):
+            what = f"{cut} of {len(questions)} questions"
+            notes.warn(f"{task.name}: {what} cut on the left to {context} tokens")
+
+    def _loglikelihoods(
+        self, questions: Sequence[Sequence[Row]], greedy: bool = False
+    ) -> list[np.ndarray]:
         """Of each question's rows; the model is loaded unless all are kept."""
         context = self.spec.max_positions
         fitted = [[row.fitting(context) for row in rows] for rows in questions]
         shares = self.backend == "torch"
-        values = known_units(fitted, shares, self.kept)
+        values = known_units(fitted, shares, self.kept, greedy)
         if not all(values.values()):
-            return self.scorer.score(fitted, self.kept)
+            return self.scorer.score(fitted, self.kept, greedy)
         return [np.concatenate([values[u] for u in units(rows, shares)]) for rows in fitted]
 
     def _options(self, task: Task, item: Item) -> Any:
+        if item.pairs:
+            return [
+                row
+                for context, texts in by_context(item)
+                for row in encode_options(self.tokenizer, context, texts, special=False)
+            ]
         if not item.messages:
             texts = [task.delimiter + choice for choice in item.choices]
             return encode_options(self.tokenizer, item.text, texts, special=False)
@@ -337,7 +381,10 @@ class LocalModel(EvaluatedModel):
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         prefix, context = prefix_token(self.tokenizer), self.spec.max_positions
-        encoded = self.tokenizer.encode_ordinary_batch([item.text for item in items])
+        if task.yaml is not None:  # as there: with the special tokens of the tokenizer
+            encoded = [self.tokenizer.encode(item.text, bos=True) for item in items]
+        else:
+            encoded = self.tokenizer.encode_ordinary_batch([item.text for item in items])
         rows = [document_rows(ids, prefix, context) for ids in encoded]
         flat = self._loglikelihoods([[row] for document in rows for row in document])
         sums, start = [], 0
@@ -384,6 +431,24 @@ class Endpoint(EvaluatedModel):
         scorer.probe()
         questions = [(i.text, [task.delimiter + choice for choice in i.choices]) for i in items]
         return list(scorer.score_all(questions))
+
+    def pairs(
+        self, task: Task, items: Sequence[Item], greedy: bool
+    ) -> list[Sequence[tuple[float, bool]] | str]:
+        if greedy:
+            raise UsageError(
+                f"{task.name}: an endpoint does not say which tokens are the likeliest; use a "
+                "local --model DIR"
+            )
+        scorer = PromptScorer(self._opened())
+        scorer.probe()
+        parts = iter(scorer.score_all([part for item in items for part in by_context(item)]))
+        made: list[Sequence[tuple[float, bool]] | str] = []
+        for item in items:
+            of_item = [next(parts) for _ in by_context(item)]
+            refused = next((part for part in of_item if isinstance(part, str)), None)
+            made.append(refused or [(float(nats), False) for part in of_item for nats in part])
+        return made
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")

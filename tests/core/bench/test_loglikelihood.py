@@ -127,3 +127,31 @@ def test_ids_beyond_the_vocabulary_are_refused(tiny_model: Path) -> None:
     scorer = ll.Scorer(*hub.load_model(tiny_model))
     with pytest.raises(BadData, match="token id 99999"):
         scorer.score([[ll.Row((1, 99999), 1)]])
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_greedy_rows_are_those_that_greedy_decoding_gives(tiny_model: Path, backend: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip(backend)
+    transformers = pytest.importorskip("transformers", reason="transformers is the judge")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    tokenizer = load_tokenizer(tiny_model)
+    questions = []
+    for context in ("A soma de 12 e 30 é", "Não há ação", "The cat sat on the mat, and"):
+        ids = tokenizer.encode(context, bos=True)
+        for count in (1, 2, 5):
+            given = torch.tensor([ids])
+            with torch.no_grad():
+                for _ in range(count):
+                    best = model(given).logits[0, -1].argmax().reshape(1, 1)
+                    given = torch.cat([given, best], 1)
+            whole = given[0].tolist()
+            other = [*whole[:-1], (whole[-1] + 1) % 300]
+            early = [*ids, (whole[len(ids)] + 1) % 300, *whole[len(ids) + 1 :]]
+            questions.append([ll.Row(tuple(row), count) for row in (whole, other, early)])
+    scorer = ll.Scorer(*hub.load_model(tiny_model), backend, batch_tokens=60)
+    for made, plain in zip(
+        scorer.score(questions, greedy=True), scorer.score(questions), strict=True
+    ):
+        assert made[:, 1].tolist() == [1, 0, 0]
+        assert np.abs(made[:, 0] - plain).max() <= 1e-5

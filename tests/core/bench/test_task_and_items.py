@@ -163,7 +163,7 @@ EVERY_KEY = {
 
 
 def test_every_key_acts_or_is_refused() -> None:
-    required = {"name", "kind", "data", "metric", "path"}
+    required = {"name", "kind", "data", "metric", "path", "yaml"}
     assert EVERY_KEY.keys() == {f.name for f in fields(Task)} - required
     for key, (value, kinds, needed) in EVERY_KEY.items():
         for kind in ("multiple_choice", "exact_match", "rubric", "perplexity"):
