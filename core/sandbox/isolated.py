@@ -7,9 +7,10 @@ its objects never reach them, and nothing that it prints, raises or exits with i
 
 Around both, by the first way that the kernel permits:
   namespaces   user, mount, process, network, IPC and host name spaces; a root of Python's files and
-               libraries, read-only, without /proc; one folder in memory of a fixed size, /tmp
+               libraries, read-only, without /proc; for the program a folder in memory, /tmp,
+               of 16 MiB, which it loses when it ends
   landlock     files of Python and libraries can be read; nothing can be written
-and in both a filter of system calls (`call_filter`): one process, no sockets, no signals to others;
+and in both a filter of system calls (`call_filter`): one thread, no sockets, no signals to others;
 limits of CPU time, address space, files and their size; no capabilities; an empty environment, and
 no other open file. When a program has ended, all that the box has left of it is killed.
 """
