@@ -1,7 +1,7 @@
 """Tasks of the files that an option names: TOML, YAML of lm-evaluation-harness, folders of them.
 
-A YAML file may be one task, or a group whose members are defined in it or in the files beside it
-and below; a tag in `task` stands for every task that has it.
+A YAML file is one task. In a folder, files without a task of their own (those that others include,
+and groups, whose tasks lie beside them) are passed over.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,8 +66,11 @@ def _files(name: str, option: str) -> list[Path]:
     if not path.is_dir():
         return [path]
     present = sorted(p for p in path.iterdir() if p.suffix == ".toml" or is_yaml(p))
-    # a file without the key task only serves others, which include it
-    tasks = [p for p in present if not is_yaml(p) or "task" in read_yaml(p, True, option)]
+    tasks = [
+        p
+        for p in present
+        if not is_yaml(p) or isinstance(read_yaml(p, True, option).get("task"), str)
+    ]
     if not tasks:
         raise UsageError(f"{option}: {path}: no task in it (expected .toml, .yaml, .yml)")
     return tasks

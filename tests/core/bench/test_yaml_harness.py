@@ -6,7 +6,6 @@ The files are those of the installed package; the rows are made here in the form
 
 import json
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,6 +174,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         scale = 1.2 * tensor.shape[-1] ** -0.5 if len(tensor.shape) > 1 else 0.2
         noise = draw.standard_normal(tensor.shape) * scale + (tensor.init.kind == "ones")
         params[tensor.name] = noise.astype(np.float32)
+    # never the likeliest: the harness leaves special tokens out of texts, and ends at fewer of them
+    params[spec.head_name][:16] = 0
     hub.save_model(root / "model", spec, params, tokenizer_from=root / "tokenizer")
     return root / "model"
 
@@ -264,9 +265,7 @@ def compare(sample: dict, detail: dict | None, rows: list[dict], name: str) -> N
             if r["task"] == name and r["item_id"] == str(sample["doc_id"])}  # fmt: skip
     first = sample["resps"][0][0]
     if isinstance(first, str):
-        assert detail is not None
-        # a random model also gives special tokens, which the harness leaves out of texts
-        assert re.sub(r"<\|\w+\|>", "", detail["response"]) == first
+        assert detail is not None and detail["response"] == first
     elif not isinstance(first, tuple):
         assert mine["loglikelihood_nats"] == pytest.approx(float(first), rel=1e-6)
     else:

@@ -215,8 +215,11 @@ def test_includes_are_replaced_key_by_key(write: Write, tmp_path: Path) -> None:
     path = write("include: middle.yml\ntask: last\ntag: [a, b]\n", "last.yaml")
     (task,) = load_tasks([str(path)])
     assert task.name == "last" and items_of(task)[0].text.startswith("D: Pergunta: 1")
+    group = write("group: both\ntask: [last, middle]\n", "all.yaml")
     names = [task.name for task in load_tasks([str(tmp_path)])]
     assert names == ["last", "middle"]
+    with pytest.raises(UsageError, match="is a group; name its tasks, or their folder"):
+        load_tasks([str(group)])
     write("include: other.yaml\ntask: x\n", "loop.yaml")
     write("include: loop.yaml\n", "other.yaml")
     with pytest.raises(UsageError, match="includes itself"):
