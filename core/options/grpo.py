@@ -46,10 +46,10 @@ class Reward(Options, group="Reward"):
     answer's keys and values. `code`: the last Python code block of the sample passes the tests in
     the answer: Python with asserts, a JSON list of these, or a JSON object with the keys of
     HumanEval or MBPP. Programs run without network and files, with 3 s of CPU time and 512 MiB of
-    memory; where the system permits no isolation, `code` is refused. `regex`, `math` and `code`
-    give no reward past their limits of time (1, 5 and 3 s of CPU time). `rubric` grades by the
-    record's `rubric` instead: the reward is the fraction of its weight that is met. A mix is the
-    weighted mean."""
+    memory, beyond which they fail; where the system permits no isolation, `code` is refused.
+    `regex` and `math` give no reward past their limits of time (1 and 5 s of CPU time). `rubric`
+    grades by the record's `rubric` instead: the reward is the fraction of its weight that is met. A
+    mix is the weighted mean."""
     max_null: float = quantity(
         "share", "Maximum fraction of samples without a reward", "20%", recorded=False
     )

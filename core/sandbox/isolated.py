@@ -23,7 +23,7 @@ from typing import Any
 from sabia.core.errors import MissingBackend
 from sabia.core.sandbox.limits import Child, PastLimitError, Pool
 
-ROADS = ("namespaces", "landlock")
+METHODS = ("namespaces", "landlock")
 CPU_S = 3  # of a program; its tests may take as much again
 MEMORY_BYTES = 1 << 29  # of address space, for each of the two
 WAIT_S = 30.0  # by the clock, for both together
@@ -49,21 +49,21 @@ class Box(Child):
 
     def __init__(
         self, cpu_s: int = CPU_S, memory_bytes: int = MEMORY_BYTES, wait_s: float = WAIT_S,
-        roads: Sequence[str] = ROADS,
+        methods: Sequence[str] = METHODS,
     ) -> None:  # fmt: skip
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         super().__init__(
             "sabia.core.sandbox.server", cpu_s, memory_bytes, wait_s + _GRACE_S, _REQUESTS,
-            [str(cpu_s), *roads], _PLAIN | kept,
+            [str(cpu_s), *methods], _PLAIN | kept,
         )  # fmt: skip
         self.clock_s = wait_s
 
     def check(self) -> None:
         """Raises MissingBackend where the kernel permits no isolation."""
         self.running()
-        if self.state["road"] is None:
+        if self.state["method"] is None:
             self.close()
-            reasons = "; ".join(f"{road}: {why}" for road, why in self.state["refused"].items())
+            reasons = "; ".join(f"{method}: {why}" for method, why in self.state["refused"].items())
             raise MissingBackend(
                 f"this system permits no isolation of programs ({reasons}); expected user "
                 "namespaces and Linux 5.12, or Landlock, and seccomp"

@@ -51,18 +51,18 @@ _RESULT_BYTES, _DETAIL = 1 << 16, 600
 _READY = b"ready"
 
 
-def main(memory_bytes: int, cpu_s: int, roads: list[str]) -> None:
+def main(memory_bytes: int, cpu_s: int, methods: list[str]) -> None:
     """Set up the first way that the kernel permits, report it, and answer until input ends."""
     for name in USUAL:
         importlib.import_module(name)
     sys.set_int_max_str_digits(0)  # integers cross as decimal digits
     refused: dict[str, str] = {}
-    for road in roads:
+    for method in methods:
         state, report = os.pipe()
         child = os.fork()
         if not child:
             os.close(state)
-            _attempt(road, memory_bytes, cpu_s, report, refused)
+            _attempt(method, memory_bytes, cpu_s, report, refused)
         os.close(report)
         reason = os.read(state, 4096)
         if reason == _READY:
@@ -74,18 +74,18 @@ def main(memory_bytes: int, cpu_s: int, roads: list[str]) -> None:
         _, status = os.waitpid(child, 0)
         if reason == _READY:
             return
-        refused[road] = reason.decode() or f"status {os.waitstatus_to_exitcode(status)}"
-    _write(1, frame({"road": None, "refused": refused}))
+        refused[method] = reason.decode() or f"status {os.waitstatus_to_exitcode(status)}"
+    _write(1, frame({"method": None, "refused": refused}))
 
 
 def _attempt(
-    road: str, memory_bytes: int, cpu_s: int, report: int, refused: Mapping[str, str]
+    method: str, memory_bytes: int, cpu_s: int, report: int, refused: Mapping[str, str]
 ) -> NoReturn:
-    """Set up `road` and serve; what fails is reported."""
+    """Set up `method` and serve; what fails is reported."""
     kernel.end_with_parent(signal.SIGKILL)
     try:
         null = os.open(os.devnull, os.O_RDWR)
-        if road == "namespaces":
+        if method == "namespaces":
             kernel.own_namespaces(_SPACES)
             kernel.enter_root(_folders(), ("/etc/ld.so.cache",), _DEVICES)
             if child := os.fork():  # the child is process 1 of its namespace
@@ -93,8 +93,8 @@ def _attempt(
                 os.waitpid(child, 0)
                 os._exit(0)
             kernel.end_with_parent(signal.SIGKILL)
-        elif road != "landlock":
-            raise OSError(errno.EINVAL, "no such way", road)
+        elif method != "landlock":
+            raise OSError(errno.EINVAL, "no such way", method)
         else:
             kernel.landlock((*_folders(), "/etc/ld.so.cache", *_DEVICES))
             kernel.adopt_orphans()
@@ -108,8 +108,8 @@ def _attempt(
     gc.collect()
     gc.freeze()
     _write(report, _READY)
-    _write(1, frame({"road": road, "refused": refused}))
-    _serve(road, memory_bytes, cpu_s, null)
+    _write(1, frame({"method": method, "refused": refused}))
+    _serve(method, memory_bytes, cpu_s, null)
     os._exit(0)
 
 
@@ -145,7 +145,7 @@ def _write(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _serve(road: str, memory_bytes: int, cpu_s: int, null: int) -> None:
+def _serve(method: str, memory_bytes: int, cpu_s: int, null: int) -> None:
     """Test one program after the other until input ends."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -156,7 +156,7 @@ def _serve(road: str, memory_bytes: int, cpu_s: int, null: int) -> None:
             os.close(result)
             os.dup2(null, 1)
             try:
-                _run(road, memory_bytes, cpu_s, null, report)
+                _run(method, memory_bytes, cpu_s, null, report)
             finally:  # an error must not continue the loop of the server
                 os._exit(1)
         os.close(report)
@@ -167,7 +167,7 @@ def _serve(road: str, memory_bytes: int, cpu_s: int, null: int) -> None:
             answered += moved
         os.close(result)
         _, status = os.waitpid(child, 0)
-        if road == "namespaces":
+        if method == "namespaces":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -186,14 +186,14 @@ def _ended(status: int) -> str:
     return f"status {code}" if code >= 0 else f"signal {-code}"
 
 
-def _run(road: str, memory_bytes: int, cpu_s: int, null: int, report: int) -> None:
+def _run(method: str, memory_bytes: int, cpu_s: int, null: int, report: int) -> None:
     """The process of the tests: read a request, start the program, report the verdict."""
     kernel.end_with_parent(signal.SIGKILL)
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     program = os.fork()
     if not program:
-        if road == "namespaces":  # not for the tests: they could import what the program writes
+        if method == "namespaces":  # not for the tests: they could import what the program writes
             kernel.unshare(kernel.NEWNS)
             kernel.tmpfs("/tmp", _SCRATCH_BYTES, _FILES)
             os.chdir("/tmp")
@@ -231,12 +231,13 @@ def _ends(program: int) -> bool:
 
 
 def _end_of(reason: str, status: int, taken: float, cpu_s: int) -> tuple[bool | None, str]:
-    """The verdict on a program that is gone: it failed, but past a limit of time."""
+    """The verdict on a program that is gone: it failed; of one that waits too long by the clock,
+    which other work may delay, nothing is known."""
     if reason == LATE:
         return None, f"the program did not end in time ({taken:.2g} s of CPU time)"
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    if reason == ENDED and killed:  # at the limit, or by another for want of memory
-        return None, f"the program was killed after {taken:.2g} s of CPU time (limit {cpu_s} s)"
+    if reason == ENDED and killed:  # at the limit as a rule
+        return False, f"the program was killed after {taken:.2g} s of CPU time (limit {cpu_s} s)"
     if reason == ENDED:
         reason += f" with {_ended(status)}"
     return False, f"the program: {reason}"

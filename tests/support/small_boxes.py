@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from sabia.core.sandbox.isolated import ROADS, Box
+from sabia.core.sandbox.isolated import METHODS, Box
 
 
-def small_box(*roads):
+def small_box(*methods):
     """A box with small limits."""
-    return Box(1, 1 << 28, 30.0, roads or ROADS)
+    return Box(1, 1 << 28, 30.0, methods or METHODS)
 
 
 def descendants(pid):

@@ -60,12 +60,13 @@ def test_programs(isolated, text, reference, passed):
     assert bool(tested.detail) is not passed
 
 
-def test_past_the_limit_of_time_there_is_no_verdict(isolated, monkeypatch):
+def test_a_program_past_the_limit_of_time_has_failed(isolated, monkeypatch):
+    """As in published pass@1; nor can a sampled program avoid a low reward in this way."""
     monkeypatch.setattr(programs, "boxes", Pool(lambda: Box(1)))
     tested = explained("code", "def f():\n    while True: pass", "assert f() == 1")
-    assert tested.passed is None and "of CPU time (limit 1 s)" in tested.detail
+    assert tested.passed is False and "of CPU time (limit 1 s)" in tested.detail
     graded = Grader({"code": 1.0}).grade([Case([], "while True: pass", "assert f() == 1")])
-    assert graded[0].score is None
+    assert graded[0].score == 0.0
     with programs.boxes.one() as box:
         box.close()
 
@@ -110,7 +111,7 @@ def test_rewards_and_rubrics(isolated):
 
 def test_where_programs_cannot_be_isolated_code_is_refused(monkeypatch):
     for module in (verifiers, rewards, programs):
-        monkeypatch.setattr(module, "boxes", Pool(lambda: Box(roads=[])))
+        monkeypatch.setattr(module, "boxes", Pool(lambda: Box(methods=[])))
     with pytest.raises(MissingBackend, match="permits no isolation"):
         Grader({"code": 1.0})
     with pytest.raises(MissingBackend, match="permits no isolation"):

@@ -12,16 +12,16 @@ from small_boxes import descendants, small_box
 from waiting import until
 
 from sabia.core.errors import ExitCode, MissingBackend
-from sabia.core.sandbox.isolated import ROADS, Box
+from sabia.core.sandbox.isolated import METHODS, Box
 from sabia.core.sandbox.limits import Pool
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_box_ends_with_its_parent_and_leaves_nothing(road, tmp_path):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_box_ends_with_its_parent_and_leaves_nothing(method, tmp_path):
     """Also while a program runs: no process is left, running or dead, and no file."""
     script = (
         "import os, sys, threading\nfrom sabia.core.sandbox.isolated import Box\n"
-        f"box = Box(60, 1 << 28, 60.0, [{road!r}])\nbox.check()\n"
+        f"box = Box(60, 1 << 28, 60.0, [{method!r}])\nbox.check()\n"
         "tests = {'setup': '', 'tests': 'f()', 'entry_point': 'f', 'names': ['f']}\n"
         "thread = threading.Thread(target=box.test, args=('while True: pass', tests))\n"
         "thread.start()\nprint(box.process.pid, flush=True)\nthread.join()\n"
@@ -104,7 +104,7 @@ def test_a_box_that_is_killed_gives_no_verdict():
 
 
 def test_without_isolation_the_reason_is_given():
-    box = Box(roads=["none"])
+    box = Box(methods=["none"])
     with pytest.raises(MissingBackend, match="permits no isolation") as raised:
         box.check()
     assert raised.value.exit_code == ExitCode.MISSING
@@ -124,5 +124,5 @@ def test_refused_calls_send_a_box_to_the_next_way():
     if done.returncode:
         pytest.skip(f"no user namespace here: {done.stderr.strip().splitlines()[-1]}")
     state = json.loads(done.stdout)
-    assert state["road"] in ("landlock", None)
+    assert state["method"] in ("landlock", None)
     assert "unshare" in state["refused"]["namespaces"]
