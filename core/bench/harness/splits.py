@@ -10,12 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.bench.harness.yaml_file import Function, YamlTask
+from sabia.core.bench.harness.yaml_file import FORMATS, Function, YamlTask
 from sabia.core.bench.items import read_rows
 from sabia.core.errors import BadData, UsageError
 
 Row = dict[str, Any]
-FORMATS = ("json", "parquet")  # values of dataset_path that name a format, with data_files
 ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst")
 
 

@@ -22,14 +22,17 @@ from sabia.core.files import unreadable
 ENDINGS = (".yaml", ".yml")
 OUTPUT_TYPES = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 SAMPLERS = ("default", "first_n")
+FORMATS = ("json", "parquet")  # values of dataset_path that name a format, with data_files
 DEFAULT_METRICS = {
     "multiple_choice": ("acc", "acc_norm"),
     "loglikelihood": ("perplexity", "acc"),
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
     "generate_until": ("exact_match",),
 }
-# in tasks, and refused: other inputs than text, and templates of a package that is not used
-REFUSED = ("doc_to_image", "doc_to_audio", "use_prompt", "custom_dataset", "class", "unsafe_code")
+# in tasks, and refused: other inputs than text, templates of a package that is not used, and code
+# in place of the data set, the metrics or the whole task
+REFUSED = ("doc_to_image", "doc_to_audio", "use_prompt", "custom_dataset", "class", "unsafe_code",
+           "process_results")  # fmt: skip
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 SAMPLING = ("do_sample", "temperature", "top_p", "until", *LENGTHS)
 DEFAULT_LENGTH = 256
@@ -94,7 +97,6 @@ class YamlTask:
     test_split: str | None = None
     fewshot_split: str | None = None
     process_docs: Function | None = None
-    process_results: Function | None = None
     doc_to_text: Template = None
     doc_to_target: Template = None
     doc_to_choice: Template = None
@@ -210,7 +212,7 @@ def task_of(keys: Mapping[str, Any], path: str) -> YamlTask:
     given: dict[str, Any] = {}
     for key, value in keys.items():
         if key in REFUSED and value not in (None, False):
-            raise UsageError(f"{path}: {key} is not supported (tasks of text only)")
+            raise UsageError(f"{path}: {key} is not supported")
         if key in (*REFUSED, "group", "group_alias", "task_list"):
             continue
         if key not in known:
@@ -239,7 +241,7 @@ def _types() -> dict[str, tuple[type, ...]]:
              "dataset_name", "training_split", "validation_split", "test_split", "fewshot_split",
              "task", "task_alias")  # fmt: skip
     maps = ("dataset_kwargs", "generation_kwargs", "fewshot_config")
-    functions = ("process_docs", "process_results")
+    functions = ("process_docs",)
     template = (str, int, list, dict, Function)
     templates = ("doc_to_text", "doc_to_target", "doc_to_choice", "doc_to_decontamination_query")
     return {
@@ -298,6 +300,9 @@ def _check(task: YamlTask, path: str) -> None:
     for key in task.generation_kwargs:
         if key not in SAMPLING:
             raise UsageError(f"{path}: generation_kwargs: {key} is not supported")
+    for key in task.dataset_kwargs if task.dataset_path in FORMATS else ():
+        if key not in ("data_files", "trust_remote_code"):
+            raise UsageError(f"{path}: dataset_kwargs: {key} is not supported")
     for key in task.fewshot_config:
         if key not in SHOT_KEYS:
             raise UsageError(f"{path}: fewshot_config: {key} is not supported")

@@ -263,6 +263,8 @@ def test_code_runs_only_if_it_is_trusted(write: Write, tmp_path: Path) -> None:
     [
         (CHOICES + "doc_to_txt: q\n", "no key 'doc_to_txt'.*did you mean doc_to_text"),
         (CHOICES + "doc_to_image: q\n", "doc_to_image is not supported"),
+        (CHOICES + "process_results: code\n", "process_results is not supported"),
+        (CHOICES.replace("rows.jsonl}", "rows.jsonl}, field: x"), "dataset_kwargs: field"),
         (CHOICES + "  - metric: f2\n", "metric f2 is not one of"),
         (CHOICES + "  - {metric: acc_bytes, aggregation: median}\n", "aggregation median"),
         (CHOICES + "  - {metric: acc_bytes, higher_is_better: false}\n", "higher_is_better"),
