@@ -79,6 +79,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
         _dry_run(job, options, recipe, done=bool(report))
         return
     if report:
+        shutil.rmtree(_layers(out), ignore_errors=True)  # of a run that was killed at its end
         notes.note(f"{out} is already made; --force makes it again")
     else:
         report = _quantized(job, options, recipe, out, fingerprint) | {"fingerprint": fingerprint}

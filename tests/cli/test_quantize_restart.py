@@ -1,7 +1,6 @@
 """`sabia quantize` killed at any time goes on after its last finished layer, to the same bytes."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -66,30 +65,30 @@ def content(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
 
 
-def killed_after(root: Path, out: Path, count: int, draw: random.Random) -> bool:
-    """Kill a run once `count` layers are finished; False if it ended before."""
+def killed_after(root: Path, out: Path, count: int, draw: random.Random) -> None:
+    """Kill a run once `count` layers are finished, or at its end if that comes first."""
     process = started(root, out)
     until(lambda: finished(out) >= count or process.poll() is not None)
     if draw.random() < 0.5:  # while the next layer is computed or written
         until(lambda: bool(list(layers(out).glob(f"*{count:05d}*")) or process.poll() == 0))
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    return process.returncode != 0
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_at_the_layer(world: Path, tmp_path: Path, seed: int) -> None:
     draw, out = random.Random(seed), tmp_path / "q"
     for count in range(1, LAYERS + 1) if seed else (2, 5):
-        if not killed_after(world, out, count, draw):
+        killed_after(world, out, count, draw)
+        if out.exists():  # it was so fast that only the end was left
             break
-        kept = finished(out)
-        assert kept >= count and not out.exists()
-        before = {p.name: p.stat().st_ino for p in layers(out).glob("layer-*")}
+        assert finished(out) >= count
+    kept, complete = finished(out), (out / "quantization.json").exists()
     last = started(world, out)
     _, text = last.communicate()
     assert last.returncode == 0 and content(out) == content(world / "whole")
-    assert f"{kept} of {LAYERS + 1} parts are finished".encode() in text and before
+    expected = "already made" if complete else f"{kept} of {LAYERS + 1} parts are finished"
+    assert expected.encode() in text
     ours, theirs = (
         json.loads((p / "quantization.json").read_text()) for p in (out, world / "whole")
     )
@@ -184,24 +183,3 @@ def test_a_broken_model_leaves_nothing(world: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"down_proj\.weight is missing"):
         make(world, tmp_path / "q", model=tmp_path / "m")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_depth(world: Path, tmp_path: Path) -> None:
-    from sabia.core.model.storage import hub
-    from sabia.core.spec import from_config, new_config
-
-    peaks = []
-    vocab = hub.load_model(world / "m")[0].vocab_size
-    for depth in (2, 24):
-        config = new_config(hidden=256, layers=depth, heads=4, vocab=vocab, tied=False)
-        spec = from_config(config)
-        hub.save_model(tmp_path / "m", spec, hub.init_params(spec, 0), tokenizer_from=world / "m")
-        shutil.copy(world / "docs.jsonl", tmp_path)
-        process = started(tmp_path, tmp_path / f"q{depth}")
-        process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = status
-        assert status == 0
-        peaks.append(usage.ru_maxrss)
-    assert peaks[1] <= 1.1 * peaks[0], peaks
