@@ -163,15 +163,15 @@ def open_parquet(file: BinaryIO, name: str, say: bool = True) -> pq.ParquetFile:
     there are no digests."""
     checked = _checked(file, name)
     file.seek(0)
+    native = _native(file)
+    local = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}  # a store's are requested ahead
+    opened = pq.ParquetFile(
+        checked or native or file, page_checksum_verification=checked is None,
+        **({} if native is None else local),
+    )  # fmt: skip
     if checked is None and say:
         note_missing(name)
-    native = _native(file)
-    if native is None:  # a file of a store: its chunks of columns are requested ahead
-        return pq.ParquetFile(checked or file, page_checksum_verification=checked is None)
-    return pq.ParquetFile(
-        checked or native, page_checksum_verification=checked is None, pre_buffer=False,
-        buffer_size=BUFFER_BYTES,
-    )  # fmt: skip
+    return opened
 
 
 def _native(file: BinaryIO) -> Any:

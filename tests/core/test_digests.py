@@ -151,6 +151,10 @@ def test_files_of_other_programs_are_read_with_one_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(digests._seen, "undigested", False)
+    (tmp_path / "head.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadData), digests.parquet_at(tmp_path / "head.parquet"):
+        pass
+    assert capsys.readouterr().err == ""  # its one line is the error
     table = pa.Table.from_batches([documents(50)])
     for name in ("a.parquet", "b.parquet"):
         pq.write_table(table, tmp_path / name)
