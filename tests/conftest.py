@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("SABIA_RUN_RECORD", "0")
 
 # files whose tests take minutes: begun first, so that no worker waits for them at the end
-LONG = ("tests/gpu/test_dry_run.py", "tests/gpu/test_run.py", "tests/test_collection.py")
+LONG = ("tests/gpu/test_dry_run.py", "tests/gpu/test_run.py")
 COMPILED = ("numba", "triton", "inductor", "cuda")  # caches that tests may share
 
 

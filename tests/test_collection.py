@@ -20,6 +20,7 @@ def collected(hash_seed: str, *more: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
+@pytest.mark.slow
 def test_names_depend_on_neither_hashes_nor_the_time(request: pytest.FixtureRequest) -> None:
     found = collected("7", "-p", "clock_ahead")
     here = [item.nodeid for item in request.session.items]
