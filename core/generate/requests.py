@@ -14,6 +14,7 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.sampling import SamplingParams
 
 STOP, LENGTH = "stop", "length"
+Ranked = Sequence[tuple[int, float]]  # token ids and their log-probabilities, likeliest first
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Request:
     """`n` samples of at most `max_new_tokens` tokens that continue the token ids of `prompt`.
 
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing. A sample ends with a stop
-    id (None: the tokenizer's) or where its text holds one of the `stop` strings.
+    id (None: the tokenizer's) or where its text holds one of the `stop` strings. `top_logprobs`:
+    number of the likeliest tokens to give for each drawn one. `echo`: also give the
+    log-probabilities of the prompt.
     """
 
     prompt: Sequence[int]
@@ -36,6 +39,8 @@ class Request:
     n: int = 1
     id: str = ""
     only: tuple[int, ...] | None = None  # only these of the samples 0..n-1
+    top_logprobs: int = 0
+    echo: bool = False
 
     @property
     def samples(self) -> Sequence[int]:
@@ -76,6 +81,15 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Echo:
+    """The model's log-probability (temperature 1) of each prompt token but the first, given those
+    before it, and the likeliest tokens at each of these positions."""
+
+    logprobs: Sequence[float]
+    ranked: Sequence[Ranked]
+
+
+@dataclass(frozen=True)
 class Completion:
     """One sample: `tokens` end with the stop id where one was drawn; `text` is without it.
 
@@ -90,3 +104,14 @@ class Completion:
     logprobs: list[float]
     raw_logprobs: list[float]
     finish_reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A sample that a session has finished. ticket: of its request. `ranked` and `echo` are what
+    `top_logprobs` and `echo` of the request ask for."""
+
+    ticket: int
+    completion: Completion
+    ranked: Sequence[Ranked]
+    echo: Echo | None

@@ -154,6 +154,16 @@ def draw(
     return tokens, chosen, raw.gather(1, tokens[:, None])[:, 0]
 
 
+def likeliest(logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest tokens of each row of logits[B, V] with their log-probabilities at
+    temperature 1, in descending order."""
+    import torch
+
+    values, ids = torch.log_softmax(logits, -1).topk(min(count, logits.shape[-1]))
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in pairs]
+
+
 def filtered(scaled: torch.Tensor, params: RowParams) -> torch.Tensor:
     """Logits[B, V] with -inf for tokens excluded by top-k, top-p or min-p."""
     import torch

@@ -12,10 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.generate.requests import LENGTH, STOP, Request
-from sabia.core.generate.sampling import RowParams, draw, stream_keys, uniforms
+from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
+from sabia.core.generate.sampling import RowParams, draw, likeliest, stream_keys, uniforms
 
 CONTEXT_STEP = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """A request of a session. ticket: its number there. kind: of the ids that end its samples."""
+
+    ticket: int
+    request: Request
+    kind: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A sample in flight: its request, its number there, and the likeliest tokens of each step."""
+
+    of: Waiting
+    number: int
+    ranked: list[Ranked] = field(default_factory=list)
 
 
 @dataclass
@@ -27,7 +45,7 @@ class Slots:
     stop_table: np.ndarray  # [kinds, V] bool: which ids end a sample of that kind
     device: torch.device
     active: int = 0
-    owner: list[tuple[Request, int]] = field(default_factory=list)  # (request, sample) of each row
+    owner: list[Sample] = field(default_factory=list)  # of each row
     params: Any = None  # RowParams, once rows are active
 
     def __post_init__(self) -> None:
@@ -53,21 +71,22 @@ class Slots:
         used = int((self.length + self.drawn)[: self.active].max())
         return -(-used // CONTEXT_STEP) * CONTEXT_STEP
 
-    def admit(self, requests: Sequence[Request], kinds: Sequence[int]) -> np.ndarray:
+    def admit(self, group: Sequence[Waiting]) -> np.ndarray:
         """Append all samples of the requests after the active rows.
 
-        Returns the request number of each new row, for copying prompts and logits.
+        Returns the number in the group for each new row, for copying prompts and logits.
         """
+        requests = [waiting.request for waiting in group]
         counts = np.array([len(request.samples) for request in requests])
         which = np.repeat(np.arange(len(requests)), counts)
         new = slice(self.active, self.active + len(which))
         self.key[new] = np.concatenate([stream_keys(r.seed, r.name, r.samples) for r in requests])
-        self.kind[new] = np.asarray(kinds)[which]
+        self.kind[new] = np.array([waiting.kind for waiting in group])[which]
         self.length[new] = np.array([len(r.prompt) for r in requests])[which]
         self.limit[new] = np.array([r.max_new_tokens for r in requests])[which]
         self.watches_text[new] = np.array([bool(r.stop) for r in requests])[which]
         self.drawn[new] = 0
-        self.owner += [(request, s) for request in requests for s in request.samples]
+        self.owner += [Sample(waiting, s) for waiting in group for s in waiting.request.samples]
         added = RowParams.of([requests[i].sampling for i in which.tolist()], self.device)
         self.params = added if self.active == 0 else self.params.joined(added)
         self.active += len(which)
@@ -83,6 +102,15 @@ class Slots:
         self.logprobs[rows, drawn] = logprobs.cpu().numpy()
         self.raw[rows, drawn] = raw.cpu().numpy()
         self.drawn[rows] += 1
+        self._rank(logits, start)
+
+    def _rank(self, logits: torch.Tensor, start: int) -> None:
+        """Keep the likeliest tokens of the rows that ask for them."""
+        counts = [sample.of.request.top_logprobs for sample in self.owner[start : self.active]]
+        rows = [row for row, count in enumerate(counts) if count]
+        if rows:
+            for row, ranked in zip(rows, likeliest(logits[rows], max(counts)), strict=True):
+                self.owner[start + row].ranked.append(ranked[: counts[row]])
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(the last token[active, 1] of each row, its position[active, 1])."""
@@ -115,7 +143,7 @@ class Slots:
         Every token is at least one byte, so a tail of as many tokens as the longest stop string has
         bytes decides whether the whole text is decoded; 4 more make it start at a character.
         """
-        stops = self.owner[row][0].stop
+        stops = self.owner[row].of.request.stop
         if not stops:
             return None
         tail = max(len(text.encode()) for text in stops) + 4

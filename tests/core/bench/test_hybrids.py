@@ -69,8 +69,10 @@ def questions(seed: int = 0) -> list[tuple[ll.Row, ...]]:
     return made
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
-@pytest.mark.parametrize("batch_tokens", [4096, 100])
+@pytest.mark.parametrize(("backend", "batch_tokens"), [
+    ("torch", 4096), ("torch", 100), ("jax", 4096),
+    pytest.param("jax", 100, marks=pytest.mark.slow),  # compiles a program for each length
+])  # fmt: skip
 def test_options_score_as_in_transformers(directory: Path, backend: str, batch_tokens: int) -> None:
     pytest.importorskip(backend)
     asked = questions()

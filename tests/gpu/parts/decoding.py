@@ -35,26 +35,32 @@ def engine(device: Device) -> Any:
     import torch
 
     from sabia.core.generate.engine import Engine
+    from sabia.core.generate.session import Session
 
     class TimedEngine(Engine):
         """seconds: of each prefill and of each step of decoding, with its rows and positions."""
 
         seconds: dict[str, list[tuple[float, int, int]]]
 
-        def _prefill(self, group: Any, slots: Any, cache: Any) -> None:
-            tokens = sum(len(request.prompt) for request, _ in group)
-            self._timed("prefill", tokens, 0, super()._prefill, group, slots, cache)
+        def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
+            return TimedSession(self, capacity, context, max_new_tokens)
 
-        def _decode(self, slots: Any, cache: Any) -> None:
-            rows, context = slots.active, slots.context
-            self._timed("decode", rows, context, super()._decode, slots, cache)
+    class TimedSession(Session):
+        """Records its steps in the engine."""
+
+        def _prefill(self, group: Any) -> None:
+            tokens = sum(len(waiting.request.prompt) for waiting in group)
+            self._timed("prefill", tokens, 0, super()._prefill, group)
+
+        def _decode(self) -> None:
+            self._timed("decode", self.slots.active, self.slots.context, super()._decode)
 
         def _timed(self, kind: str, size: int, context: int, call: Any, *args: Any) -> None:
             synchronize(device)
             start = time.perf_counter()
             call(*args)
             synchronize(device)
-            self.seconds[kind].append((time.perf_counter() - start, size, context))
+            self.model.seconds[kind].append((time.perf_counter() - start, size, context))
 
     spec = shape_spec("1B", device)
     source = RandomParameters(spec, device)
