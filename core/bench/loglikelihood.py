@@ -1,23 +1,26 @@
 """Log-likelihoods of given continuations and of whole documents, on either backend.
 
-The options of a question share all tokens up to where they first differ. In torch that prefix is
-run once, its keys and values are copied to one cache row per option, and only the remaining tokens
-are run for each option. JAX scores whole rows, padded to a few shapes so that few programs are
-compiled. Logits are computed only at the positions that predict a scored token. Tokens of a
-continuation are tokens(context + continuation) after the first len(tokens(context)); rows too long
-for the model are truncated on the left; documents are scored in windows that overlap by one token,
-as in lm-evaluation-harness.
+What many questions begin with (fixed examples, a description) is run once; see
+core/generate/prefixes.py. The options of a question share all tokens up to where they first differ:
+in torch these are run once too, and then the remaining tokens of one option after another, in the
+same cache. JAX scores the options apart, padded to a few shapes so that few programs are compiled.
+All caches together take `cache_bytes` at most, unless one row needs more. Logits are computed only
+at the positions that predict a scored token. Tokens of a continuation are
+tokens(context + continuation) after the first len(tokens(context)); rows too long for the model are
+truncated on the left; documents are scored in windows that overlap by one token, as in
+lm-evaluation-harness.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
 
 from sabia.core import stop
 from sabia.core.errors import BadData
+from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, prefix_tree
 from sabia.core.model import forward
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.progress import progress
@@ -25,7 +28,8 @@ from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
 BATCH_TOKENS = 4_096
-CACHE_BYTES = 1 << 30
+PREFIX_SHARE = 1 / 4  # of the bytes of caches
+LEAST_SAVED = {"torch": 256, "jax": 8_192}  # tokens, for which a prefix is worth a program
 GREEDY_ROWS = 64  # positions whose logits are held at once
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
 
@@ -119,6 +123,17 @@ def document_rows(ids: Sequence[int], prefix: int, context: int) -> list[Row]:
     return rows
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Units, by number, that are scored together; all continue `prefix`. The largest batch of the
+    prefix has `rows` units, and its longest row `slots` tokens."""
+
+    units: list[int]
+    prefix: Prefix
+    rows: int
+    slots: int
+
+
 class Scorer:
     """Scores rows with one model. `params` are NumPy arrays by spec name."""
 
@@ -129,12 +144,22 @@ class Scorer:
         backend: str = "torch",
         dtype: str = "float32",
         batch_tokens: int = BATCH_TOKENS,
+        cache_bytes: int | None = None,
     ) -> None:
+        """`batch_tokens` are run together, fewer where their caches would need more than
+        `cache_bytes` (None: see cache_limit)."""
         check_predicts(spec)
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
         self.ops = ops_as_served(backend, spec)
         self.params = self.ops.to_device(params, dtype)
         self.dtype = dtype
+        self.cache_bytes = cache_limit(self.params) if cache_bytes is None else cache_bytes
+        self._batch_bytes = int(self.cache_bytes * (1 - PREFIX_SHARE))
+        self._prefixes = PrefixCaches(
+            self._run_prefix, lambda slots: self._cache(1, slots), self.ops
+        )
+        self._space: tuple[Prefix, forward.KVCache] | None = None  # rows of the last one's batches
+        self._extend: Callable[..., forward.KVCache] | None = None  # compiled
         self._flat: dict[bool, Callable[..., Any]] = {}  # compiled: without and with greedy ones
 
     @property
@@ -162,81 +187,126 @@ class Scorer:
         values = known_units(fitted, self.shares, kept, greedy)
         every = list(values)
         with progress(sum(map(len, every)), "score", "texts") as bar:
-            for batch in chain(self._batches(every), self._cells(every)):
+            for batch in self._batches(every):
                 stop.check()
-                new = [every[number] for number in batch if not values[every[number]]]
+                new = [every[number] for number in batch.units if not values[every[number]]]
                 if new:
                     score = self._score_shared if len(new[0]) > 1 else self._score_rows
-                    made = list(zip(new, score(new, greedy), strict=True))
+                    made = list(zip(new, score(new, batch, greedy), strict=True))
                     values.update(made)
                     if kept is not None:
                         kept.keep_loglikelihoods(made, greedy)
-                bar.advance(sum(len(every[number]) for number in batch))
+                bar.advance(sum(len(every[number]) for number in batch.units))
+        self._space = None
         of_units = ([values[unit] for unit in units(rows, self.shares)] for rows in fitted)
         return [np.array([value for part in parts for value in part]) for parts in of_units]
 
     @property
     def shares(self) -> bool:
         """Whether tokens that the options of a question share are run once."""
-        return self.backend == "torch"
+        return self.backend == "torch" and self._caches
 
-    def _batches(self, every: Sequence[Unit]) -> Iterator[list[int]]:
-        """The units of several rows, by number, in batches of similar length, so that padding is
-        small."""
-        prefix = {n: shared_prefix(unit) for n, unit in enumerate(every) if len(unit) > 1}
-        if not prefix:
-            return
-        one, two = (self._cache(1, slots).nbytes for slots in (1, 2))
-        position, states = two - one, 2 * one - two  # bytes of a token, and of a row's states
+    @property
+    def _caches(self) -> bool:
+        """Whether rotations do not depend on the length of the text, so that a cache can be used"""
+        limits = [rope.original_length for rope in self.spec.ropes if rope.by_length]
+        return self.context <= min(limits, default=self.context)
 
-        def too_large(batch: Sequence[int]) -> bool:
-            widest = max(prefix[number] for number in batch)
-            options = sum(len(every[number]) for number in batch)
-            tail = max(len(row.ids) for number in batch for row in every[number])
-            too_many = len(batch) * widest > self.batch_tokens
-            return too_many or options * (states + tail * position) > CACHE_BYTES
+    def _batches(self, every: Sequence[Unit]) -> Iterator[Batch]:
+        """The units in batches of similar length, so that padding is small, prefix by prefix."""
+        common = [shared_prefix(unit) for unit in every]
+        most, position, states = 0, 1, 0
+        if self._caches:
+            one, two = (self._cache(1, slots).nbytes for slots in (1, 2))
+            # bytes of a token, and of a row's states before and after a call
+            position, states = max(two - one, 1), 2 * (2 * one - two)
+            most = int(self.cache_bytes * PREFIX_SHARE) // position
+        step = LENGTH_STEP if self.backend == "jax" else 1
+        # of each unit one token or more is left to run
+        contexts = [unit[0].ids[: n - 1] for unit, n in zip(every, common, strict=True)]
+        least = LEAST_SAVED[self.backend]
+        for prefix in prefix_tree(contexts, least, most, step, -(-states // position)):
+            start = len(prefix)
+            longest = max((len(row.ids) for n in prefix.members for row in every[n]), default=0)
+            made = list[list[int]]()
+            for several in (True, False):
+                members = [n for n in prefix.members if (len(every[n]) > 1) is several]
+                lengths = {n: common[n] if several else len(every[n][0].ids) for n in members}
+                rows = {n: max(len(row.ids) for row in every[n]) for n in members}
+                # without a prefix, rows are scored whole without a cache
+                slots = dict.fromkeys(rows, longest) if start else rows if several else {}
+                sizes = {n: states + slots[n] * position for n in slots}
+                made += self._grouped({n: lengths[n] - start for n in members}, sizes)
+            rows_at_once = max(map(len, made), default=0)
+            yield from (Batch(numbers, prefix, rows_at_once, longest) for numbers in made)
 
-        yield from grouped(sorted(prefix, key=prefix.__getitem__), too_large)
-
-    def _score_shared(self, batch: Sequence[Unit], greedy: bool) -> list[list[Value]]:
-        """Run the prefixes once, then each option's remaining tokens on a copy of their cache."""
-        shared = [shared_prefix(unit) for unit in batch]
-        cells = [(row, shared[n], n) for n, unit in enumerate(batch) for row in unit]
-        tails = [row.ids[p:] for row, p, _ in cells]
-        width, widest = max(map(len, tails)) - 1, max(shared)
-        cache = self._cache(len(batch), widest + width)
-        cache.lengths = np.array(shared)
-        prefixes = padded([u[0].ids[:p] for u, p in zip(batch, shared, strict=True)], widest)
-        positions = np.tile(np.arange(widest), (len(batch), 1))
-        before = self._hidden(prefixes, positions, cache)
-        owner = np.array([n for _, _, n in cells])
-        states = [before[owner, np.array([p - 1 for _, p, _ in cells])][:, None]]
-        if width:
-            starts = np.array([p for _, p, _ in cells])[:, None]
-            inputs = padded([tail[:-1] for tail in tails], width)
-            states.append(self._hidden(inputs, starts + np.arange(width), cache.select(owner)))
-        targets = np.full((len(cells), width + 1), -1)
-        for number, ((row, _, _), tail) in enumerate(zip(cells, tails, strict=True)):
-            targets[number, len(tail) - row.scored : len(tail)] = tail[len(tail) - row.scored :]
-        values = iter(_values(*self._losses(self.ops.concat(states, 1), targets, greedy)))
-        return [[next(values) for _ in unit] for unit in batch]
-
-    def _cells(self, every: Sequence[Unit]) -> Iterator[list[int]]:
-        """The units of one row, by number, in batches of similar length."""
-
-        def length(number: int) -> int:
-            return len(every[number][0].ids)
+    def _grouped(self, tokens: Mapping[int, int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
+        """Units by number in batches, by the tokens to run and the bytes of cache of each."""
 
         def too_large(batch: Sequence[int]) -> bool:
-            return len(batch) * length(batch[-1]) > self.batch_tokens
+            size = len(batch) * max(sizes.get(number, 0) for number in batch)
+            return len(batch) * tokens[batch[-1]] > self.batch_tokens or size > self._batch_bytes
 
-        single = (number for number, unit in enumerate(every) if len(unit) == 1)
-        yield from grouped(sorted(single, key=length), too_large)
+        yield from grouped(sorted(tokens, key=tokens.__getitem__), too_large)
 
-    def _score_rows(self, batch: Sequence[Unit], greedy: bool) -> list[list[Value]]:
-        """Log-likelihoods of rows scored whole, without a cache."""
-        rows = [row for (row,) in batch]
-        length, count = max(len(row.ids) for row in rows) - 1, len(rows)
+    def _begun(self, batch: Batch, rows: int, slots: int) -> forward.KVCache:
+        """A cache of so many rows, that begin with the prefix of a batch."""
+        if not len(batch.prefix):
+            return self._cache(rows, slots)
+        if self._space is None or self._space[0] is not batch.prefix:
+            self._space = None  # released before the next one is created
+            begun = self._prefixes.of(batch.prefix)
+            self._space = batch.prefix, begun.repeated(batch.rows, batch.slots, self.ops)
+        return self._space[1].first(rows)
+
+    def _run_prefix(
+        self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
+    ) -> forward.KVCache:
+        if self.backend == "torch":
+            self._hidden(ids, positions, cache)
+            return cache
+        if self._extend is None:
+            self._extend = _compiled_prefix(self.spec, self.ops)
+        return self._extend(self.params, ids, positions, cache.upto(cache.slots))
+
+    def _score_shared(self, asked: Sequence[Unit], batch: Batch, greedy: bool) -> list[list[Value]]:
+        """Run what the options of each question share once, then the rest of each option."""
+        start, every = len(batch.prefix), sorted(range(len(asked)), key=lambda n: -len(asked[n]))
+        ordered = [asked[number] for number in every]  # those of most options first
+        ends = np.array([shared_prefix(unit) for unit in ordered])
+        longest = max(len(row.ids) for unit in ordered for row in unit)
+        cache = self._begun(batch, len(ordered), longest)
+        width = int(ends.max()) - start
+        cache.lengths = ends - start
+        ids = padded([u[0].ids[start:end] for u, end in zip(ordered, ends, strict=True)], width)
+        positions = np.tile(np.arange(start, start + width), (len(ids), 1))
+        hidden = self._hidden(ids, positions, cache.upto(start + width))
+        last = hidden[np.arange(len(ids)), ends - start - 1][:, None]
+        made: list[list[Value]] = [[] for _ in asked]
+        for option in range(len(ordered[0])):
+            count = sum(len(unit) > option for unit in ordered)
+            rows = [unit[option] for unit in ordered[:count]]
+            tails = [row.ids[end:] for row, end in zip(rows, ends[:count], strict=True)]
+            width, states = max(map(len, tails)) - 1, [last[:count]]
+            if width:
+                inputs = padded([tail[:-1] for tail in tails], width)
+                # the last slot is of padding only
+                after = np.minimum(ends[:count, None] + np.arange(width), longest - 1)
+                # slots after those of the shared tokens are written anew for each option
+                view = cache.first(count).upto(int(after.max()) + 1)
+                states.append(self._hidden(inputs, after, view))
+            targets = np.full((count, width + 1), -1)
+            for number, (row, tail) in enumerate(zip(rows, tails, strict=True)):
+                targets[number, len(tail) - row.scored : len(tail)] = tail[len(tail) - row.scored :]
+            values = _values(*self._losses(self.ops.concat(states, 1), targets, greedy))
+            for number, value in zip(every[:count], values, strict=True):
+                made[number].append(value)
+        return made
+
+    def _score_rows(self, asked: Sequence[Unit], batch: Batch, greedy: bool) -> list[list[Value]]:
+        """Log-likelihoods of rows, without a cache of what is not in the prefix."""
+        rows, start = [row for (row,) in asked], len(batch.prefix)
+        length, count = max(len(row.ids) for row in rows) - 1 - start, len(rows)
         scored = max(row.scored for row in rows)
         if self.backend == "jax":
             length = LENGTH_STEP * _power(-(-length // LENGTH_STEP))
@@ -245,15 +315,21 @@ class Scorer:
         index = np.zeros((count, scored), np.int32)
         targets = np.full((count, scored), -1, np.int32)
         for number, row in enumerate(rows):
-            ids[number, : len(row.ids) - 1] = row.ids[:-1]
-            index[number, : row.scored] = np.arange(len(row.ids) - 1 - row.scored, len(row.ids) - 1)
+            last = len(row.ids) - 1 - start
+            ids[number, :last] = row.ids[start:-1]
+            index[number, : row.scored] = np.arange(last - row.scored, last)
             targets[number, : row.scored] = row.ids[len(row.ids) - row.scored :]
         if self.backend == "jax":
             if greedy not in self._flat:
                 self._flat[greedy] = _compiled(self.spec, self.ops, greedy)
-            losses, hits = self._flat[greedy](self.params, ids, index, targets)
+            begun = self._prefixes.of(batch.prefix) if start else None
+            losses, hits = self._flat[greedy](self.params, begun, ids, index, targets)
             return [[v] for v in _values(np.asarray(losses), hits, len(rows))]
-        hidden = self._hidden(ids, None, None)[np.arange(count)[:, None], index]
+        cache = positions = None
+        if start:
+            cache = self._begun(batch, count, start + length).upto(start + length)
+            positions = np.tile(np.arange(start, start + length), (count, 1))
+        hidden = self._hidden(ids, positions, cache)[np.arange(count)[:, None], index]
         return [[v] for v in _values(*self._losses(hidden, targets, greedy))]
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
@@ -265,6 +341,7 @@ class Scorer:
     def _hidden(
         self, ids: np.ndarray, positions: np.ndarray | None, cache: forward.KVCache | None
     ) -> Any:
+        stop.check()
         return forward.hidden(
             self.spec, self.params, ids, self.ops, positions=positions, cache=cache
         )
@@ -335,12 +412,19 @@ def _power(count: int) -> int:
 
 
 def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
-    """A jitted (params, ids[B, T], index[B, S], targets[B, S]) → losses[B, S], and if `greedy`
-    whether the targets are the likeliest tokens, true where there is none."""
+    """A jitted (params, begun, ids[B, T], index[B, S], targets[B, S]) → losses[B, S], and if
+    `greedy` whether the targets are the likeliest tokens, true where there is none. begun: the
+    cache of the prefix that ids continue, of one row, or None."""
     import jax
 
-    def scored(params: Any, ids: Any, index: Any, targets: Any) -> Any:
-        states = forward.hidden(spec, params, ids, ops)
+    def scored(params: Any, begun: Any, ids: Any, index: Any, targets: Any) -> Any:
+        rows, length = ids.shape
+        cache = positions = None
+        if begun is not None:
+            start = begun.reads
+            cache = begun.repeated(rows, start + length, ops).upto(start + length)
+            positions = np.tile(np.arange(start, start + length), (rows, 1))
+        states = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         picked = states[np.arange(ids.shape[0])[:, None], index]
         losses = forward.token_losses(spec, params, picked, targets, ops)[0]
         if not greedy:
@@ -349,3 +433,14 @@ def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
         return losses, (best == targets) | (targets < 0)
 
     return jax.jit(scored)
+
+
+def _compiled_prefix(spec: ModelSpec, ops: Any) -> Callable[..., forward.KVCache]:
+    """A jitted (params, ids[1, T], positions[1, T], cache) → the cache after these tokens."""
+    import jax
+
+    def run(params: Any, ids: Any, positions: Any, cache: forward.KVCache) -> forward.KVCache:
+        forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
+        return cache
+
+    return jax.jit(run)

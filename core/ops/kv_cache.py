@@ -89,6 +89,28 @@ class KVCache:
         layers = [{name: x[rows] for name, x in layer.items()} for layer in self.layers]
         return KVCache(layers, self.reads)
 
+    def first(self, rows: int) -> "KVCache":
+        """The first rows. Under torch what is written to keys and values is written to this cache;
+        states are replaced in the result only."""
+        return KVCache([{name: x[:rows] for name, x in layer.items()} for layer in self.layers])
+
+    def repeated(self, rows: int, slots: int, ops: Ops) -> "KVCache":
+        """A cache of so many copies of the first row, each with empty slots after those of this
+        one."""
+
+        def copies(x: Array) -> Array:
+            return x[:1] + ops.full((rows, *[1] * (len(x.shape) - 1)), 0.0, x)
+
+        layers = []
+        for layer in self.layers:
+            made = {name: copies(x) for name, x in layer.items()}
+            if "state" not in layer:
+                more = slots - self.slots
+                made = {name: ops.concat((x, ops.full((rows, more, *x.shape[2:]), 0.0, x)), 1)
+                        for name, x in made.items()}  # fmt: skip
+            layers.append(made)
+        return KVCache(layers)
+
     def reads_for(self, positions: Array, ops: Ops) -> int:
         """Number of slots that attention reads in a call with these positions[B, T].
 

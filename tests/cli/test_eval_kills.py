@@ -147,7 +147,7 @@ def test_a_stop_signal_ends_within_a_step(
     settings = {"task": (str(folder / f"{task}.toml"),), "model": (str(folder / "quick"),)}
     with pytest.raises(Interrupted):
         stage("eval", out=tmp_path / "s.parquet", judge_cache=tmp_path / "c", **settings)
-    # options of a batch take two passes: what they share, and the rest
+    # the second pass is that of the first options, which follows what all options share
     assert passes["all"] == 2
 
 
