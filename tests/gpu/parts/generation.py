@@ -58,7 +58,7 @@ def row_logprobs(engine: Engine, prompt: Any, tokens: list[int]) -> np.ndarray:
     """[new tokens, V] log-probabilities after a prompt, by one pass without a cache."""
     import torch
 
-    ids = torch.tensor([[*prompt, *tokens]], device=engine.device)
+    ids = torch.tensor([[*prompt, *tokens]], device=engine.params["embed"].device)
     with torch.inference_mode():
         hidden = forward.hidden(engine.spec, engine.params, ids, engine.ops)
         logits = forward.logits(engine.spec, engine.params, hidden, engine.ops)
