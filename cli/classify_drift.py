@@ -1,7 +1,7 @@
 """`sabia classify drift`: compare the score distributions of two runs."""
 
 from sabia.cli.command import command
-from sabia.core.options.classify_drift import DriftOptions
+from sabia.core.options.classify_threshold import DriftOptions
 from sabia.core.shards.job import Job
 
 

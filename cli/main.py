@@ -106,7 +106,7 @@ def main() -> None:
             print(page(), file=sys.stderr)
             sys.exit(ExitCode.USAGE)
         if any(w in ("-V", "--version") for w in words) and not name:
-            from sabia.cli.version import print_version
+            from sabia.core.version import print_version
 
             print_version(bool({"-v", "--verbose"} & set(words)))
             return

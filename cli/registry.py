@@ -21,6 +21,7 @@ COMMANDS = {
     "grpo": "Train a model by reinforcement learning (GRPO).",
     "quantize": "Quantize a model to 8 and 4 bits.",
     "eval": "Evaluate models on benchmark tasks and compare them.",
+    "serve": "Serve a model behind an OpenAI-compatible endpoint.",
     "plan-cluster": "Estimate compute, memory, time and cost of a training run.",
     "show": "Look at rows: documents, removed rows, tokens, conversations, samples.",
     "report": "Show the graph of outputs, where tokens are from, and uses of documents.",

@@ -1,7 +1,7 @@
-"""Options of `sabia classify threshold`."""
+"""Options of `sabia classify threshold` and `classify drift`, which read scored documents."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import changed, integer, needs, quantity, switch, text
+from sabia.core.options.option import changed, integer, needs, quantity, several, switch, text
 from sabia.core.options.shared import Call, InputOptions, Output, Redo, Seeded
 from sabia.core.options.table import Options
 
@@ -25,7 +25,7 @@ class Target(Options, group="Threshold"):
 class ThresholdOptions(
     InputOptions, Target, Seeded, Redo, Call, group="Threshold", without=("force",)
 ):  # fmt: skip
-    """Options of `sabia classify threshold`."""
+    """Options of `sabia classify threshold` and `classify drift`, which read scored documents."""
 
     stdin = True
 
@@ -57,3 +57,20 @@ class ThresholdOptions(
     def needs_all_shards(self) -> bool:
         """A threshold is chosen from all rows."""
         return True
+
+
+class DriftOptions(InputOptions, Call, group="Scores"):
+    """Options of `sabia classify drift`."""
+
+    inputs: tuple[str, ...] = changed(
+        InputOptions.inputs, help="Two files or directories of scored documents to compare",
+        metavar="BEFORE AFTER",
+    )  # fmt: skip
+    score: tuple[str, ...] = several("Compare only this score", "NAME", unset="all scores",
+                                     common=True)  # fmt: skip
+
+    def check(self) -> None:
+        """Two runs are compared."""
+        super().check()
+        if len(self.inputs) != 2:
+            raise UsageError(f"{len(self.inputs)} inputs (expected two: BEFORE AFTER)")

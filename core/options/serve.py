@@ -1,0 +1,41 @@
+"""Options of `sabia serve`."""
+
+from sabia.core.errors import UsageError
+from sabia.core.options.option import choice, integer, quantity, text
+from sabia.core.options.shared import Call
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class ServeOptions(Call, group="General"):
+    """How a model is served."""
+
+    model: str = text("Directory with the model and its tokenizer", "DIR", required=True,
+                      common=True, group="Model")  # fmt: skip
+    name: str = text("Name of the model in requests", "NAME", unset="that of the directory",
+                     common=True, group="Model")  # fmt: skip
+    dtype: str = choice("Number format of the weights and the cache", "float32", "bfloat16",
+                        group="Model")  # fmt: skip
+    host: str = text("Address to listen on", "ADDRESS", default="127.0.0.1", group="Endpoint")
+    """Another address than loopback needs a token; see `--token-env`."""
+    port: int = integer("Port to listen on; 0 takes a free one", 8000, least=0, most=65535,
+                        common=True, group="Endpoint")  # fmt: skip
+    token_env: str = text("Environment variable that holds the token of clients", "VARIABLE",
+                          default="SABIA_SERVE_TOKEN", group="Endpoint")  # fmt: skip
+    """Clients send the token as their API key. If the variable is not set, none is needed."""
+    queue: int = integer("Maximum number of waiting requests", 1024, least=1, group="Endpoint")
+    """Further requests get status 429 with `Retry-After`."""
+    context: int | None = quantity("whole", "Maximum tokens of a prompt and its completion",
+                                   unset="what the model and --cache-memory allow for 8 samples",
+                                   group="Generation")  # fmt: skip
+    samples: int = integer("Maximum number of samples that are decoded together", 256, least=1,
+                           group="Generation")  # fmt: skip
+    """Fewer are where `--cache-memory` has no room for so many of `--context` tokens."""
+    cache_memory: int = quantity("size", "Memory for keys and values", "4GiB", group="Generation")
+    """It is reserved at the start. Requests wait for room in it."""
+
+    def check(self) -> None:
+        """An address that others can reach needs a token."""
+        super().check()
+        if not self.model:
+            raise UsageError("--model: is missing (expected a model directory)")

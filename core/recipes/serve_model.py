@@ -1,0 +1,54 @@
+"""`sabia serve`: load a model and serve it."""
+
+import os
+from pathlib import Path
+
+from sabia.core import notes, units
+from sabia.core.errors import UsageError
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.model_directory import load_engine
+from sabia.core.generate.slots import CONTEXT_STEP
+from sabia.core.options.serve import LOOPBACK, ServeOptions
+from sabia.core.serve.http_server import serve
+
+SAMPLES = 8  # that the default context leaves room for
+
+
+def run(options: ServeOptions) -> None:
+    """Serve until a stop signal."""
+    token = os.environ.get(options.token_env, "")
+    if options.host not in LOOPBACK and not token:
+        raise UsageError(
+            f"--host: {options.host} can be reached by others (expected a token of clients in the "
+            f"environment variable {options.token_env})"
+        )
+    engine = load_engine(options.model, options.dtype)
+    context, samples = sizes(engine, options)
+    name = options.name or Path(options.model).resolve().name
+
+    def ready(port: int) -> None:
+        address = f"http://{options.host}:{port}/v1"
+        notes.say(
+            f"serving {name} at {address}: contexts of {context:,} tokens, {samples} samples "
+            f"together, {units.format_bytes(samples * context * engine.position_bytes)} for keys "
+            "and values"
+        )
+
+    serve(engine, name, (options.host, options.port), context, samples, options.queue, token, ready)
+
+
+def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:
+    """(context, samples) that fit into the memory of the cache. Raises UsageError."""
+    longest, width = engine.spec.max_positions, engine.position_bytes
+    fit = options.cache_memory // width // CONTEXT_STEP * CONTEXT_STEP  # positions of one sample
+    context = options.context or min(longest, max(fit // SAMPLES, CONTEXT_STEP))
+    if context > longest:
+        raise UsageError(f"--context: {context} (expected at most {longest}, that of the model)")
+    context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
+    if context > fit:
+        raise UsageError(
+            f"--cache-memory: a sample of {context} tokens needs "
+            f"{units.format_bytes(context * width)} (expected at least as much, or a smaller "
+            "--context)"
+        )
+    return context, min(options.samples, options.cache_memory // (context * width))

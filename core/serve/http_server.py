@@ -1,0 +1,245 @@
+"""The HTTP server: an OpenAI-compatible endpoint over the engine of this process.
+
+Bodies must be `application/json`: a page of another origin cannot send that to a server on loopback
+without asking first (CORS), and is not answered.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from sabia.core import notes, stop
+from sabia.core.errors import Failed, Interrupted, UsageError
+from sabia.core.generate.engine import Engine
+from sabia.core.serve.exposition import exposition
+from sabia.core.serve.protocol import (
+    Asked,
+    Limits,
+    Rejected,
+    parse_chat,
+    parse_completion,
+)
+from sabia.core.serve.replies import Json, Reply, error_body
+from sabia.core.serve.token_texts import TokenTexts
+from sabia.core.serve.worker import Done, EngineThread, Event, Failure, Progress, Work
+
+BODY_BYTES = 8 << 20
+POLL_S = 0.05
+RETRY_S = 1.0  # in Retry-After, before a request has been answered
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """Answers requests for one model. queue: requests that may wait."""
+
+    def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
+                 token: str = "") -> None:  # fmt: skip
+        self.engine, self.name, self.token = engine, name, token
+        self.limits = Limits(context, samples, queue, engine.spec.vocab_size)
+        self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
+        self.started = time.time()
+        self._texts = TokenTexts(engine.tokenizer)
+        self._ending = asyncio.Event()
+        self._open = 0  # calls that have not been answered
+        self._seconds = RETRY_S  # of an answer, smoothed
+        self._failure = ""
+        session = engine.session(samples, context, context)
+        self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed)
+
+    def application(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guarded])
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._completions)
+        return app
+
+    async def run(self, host: str, port: int, ready: Callable[[int], None]) -> None:
+        """Serve until a stop signal, then finish what runs. ready: gets the port."""
+        runner = web.AppRunner(self.application(), handler_cancellation=True, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port, shutdown_timeout=1.0)
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise UsageError(f"--port: cannot listen on {host}:{port} ({error.strerror})") from None
+        self.thread.start()
+        ready(runner.addresses[0][1])
+        try:
+            while not (stop.requested() or self._failure):
+                await asyncio.sleep(POLL_S)
+            self._ending.set()
+            self.thread.refuse_waiting()
+            while self._open and not self._failure:
+                await asyncio.sleep(POLL_S)
+        finally:
+            self.thread.end()
+            await runner.cleanup()
+        if self._failure:
+            raise Failed(self._failure)
+        raise Interrupted("stopped by a signal; the running requests were finished")
+
+    def _failed(self, message: str) -> None:
+        self._failure = message
+
+    @web.middleware
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the token, count the answer, and give errors the form of the API."""
+        status = 500
+        try:
+            self._check_token(request)
+            response = await handler(request)
+            status = response.status
+            return response
+        except Rejected as error:
+            status = error.status
+            body = error_body(str(error), status, error.parameter)
+            return web.json_response(body, status=status)
+        except web.HTTPException as error:
+            status = error.status
+            if status == 413:
+                text = f"the body is larger than {BODY_BYTES >> 20} MiB"
+            else:
+                text = f"{request.method} {request.path}: {error.reason}"
+            return web.json_response(error_body(text, status), status=status)
+        except _Busy as error:
+            status = error.status
+            headers = {"Retry-After": str(max(1, round(self._seconds)))}
+            return web.json_response(error_body(str(error), status), status=status, headers=headers)
+        except Exception as error:  # of any kind, of a template say: the server goes on
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            notes.warn(f"{request.path}: {text}")
+            return web.json_response(error_body(text, status), status=status)
+        finally:
+            resource = request.match_info.route.resource
+            self.answered[resource.canonical if resource else "other", status] += 1
+
+    def _check_token(self, request: web.Request) -> None:
+        given = request.headers.get("Authorization", "")
+        expected = f"Bearer {self.token}"
+        if self.token and not hmac.compare_digest(given.encode(), expected.encode()):
+            raise Rejected("the token is missing or wrong (Authorization: Bearer TOKEN)", "", 401)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        status = 503 if self._ending.is_set() or self._failure else 200
+        return web.json_response({"status": "ok" if status == 200 else "ending"}, status=status)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        text = exposition(self.thread.load, self.thread.queued, self.answered, self.started)
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {"id": self.name, "object": "model", "created": int(self.started),
+                 "owned_by": "sabia", "max_model_len": self.limits.context}  # fmt: skip
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        raw = await self._body(request)
+        return await self._answer(
+            request, parse_chat(raw, self.name, self.engine.tokenizer, self.limits)
+        )
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        raw = await self._body(request)
+        return await self._answer(
+            request, parse_completion(raw, self.name, self.engine.tokenizer, self.limits)
+        )
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.content_type != "application/json":
+            raise Rejected("Content-Type: expected application/json", "", 415)
+        return await request.read()
+
+    async def _answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
+        """Run what was asked for and send the reply."""
+        if self._ending.is_set():
+            raise _Busy("the server is shutting down", 503)
+        if self.thread.queued + len(asked.requests) > self.limits.prompts:
+            raise _Busy(f"{self.thread.queued} requests wait already", 429)
+        reply = Reply(asked, self.name, self.engine.tokenizer, self._texts)
+        work = Work(asked.requests, asked.stream and reply.in_pieces)
+        begin = time.monotonic()
+        self._open += 1
+        self.thread.submit(work)
+        try:
+            if asked.stream:
+                return await self._stream(request, asked, reply, work)
+            done = [event async for event in _events(work, asked.choices) if type(event) is Done]
+            return web.json_response(reply.whole(done))
+        finally:
+            self.thread.cancel(work)
+            self._open -= 1
+            self._seconds += 0.1 * (min(time.monotonic() - begin, 60.0) - self._seconds)
+
+    async def _stream(
+        self, request: web.Request, asked: Asked, reply: Reply, work: Work
+    ) -> web.StreamResponse:
+        """Server-sent events, the last of which is [DONE]."""
+        response: web.StreamResponse | None = None
+        try:
+            async for event in _events(work, asked.choices):
+                if response is None:  # an error before it has a status of its own
+                    response = web.StreamResponse(headers={
+                        "Content-Type": "text/event-stream", "Cache-Control": "no-cache",
+                    })  # fmt: skip
+                    await response.prepare(request)
+                piece = reply.piece(event)
+                if piece is not None:
+                    await _send(response, piece)
+            assert response is not None
+            if asked.stream_usage:
+                await _send(response, reply.chunk((), usage=reply.usage()))
+            await response.write(b"data: [DONE]\n\n")
+        except Rejected as error:
+            if response is None:
+                raise
+            await _send(response, error_body(str(error), error.status))
+        await response.write_eof()
+        return response
+
+
+class _Busy(Exception):
+    """A request that can be sent again later."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def _send(response: web.StreamResponse, value: Json) -> None:
+    await response.write(b"data: " + json.dumps(value).encode() + b"\n\n")
+
+
+async def _events(work: Work, samples: int) -> AsyncIterator[Progress | Done]:
+    """The events of a job until all samples have ended."""
+    while samples:
+        event: Event = await work.events.get()
+        if isinstance(event, Failure):
+            if event.refused:
+                raise _Busy(event.message, 503)
+            raise Rejected(event.message, "", 500)
+        samples -= isinstance(event, Done)
+        yield event
+
+
+def serve(
+    engine: Engine, name: str, address: tuple[str, int], context: int, samples: int, queue: int,
+    token: str, ready: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Serve a model until a stop signal. Raises Interrupted after it, Failed after an error of the
+    engine, and UsageError for an address that cannot be used."""
+
+    async def run() -> None:
+        server = Server(engine, name, context, samples, queue, token)
+        await server.run(*address, ready)
+
+    with stop.polling("serve"):
+        asyncio.run(run())

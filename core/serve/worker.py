@@ -1,0 +1,213 @@
+"""The thread that runs the engine: jobs come and go while others are decoded.
+
+The server's event loop submits jobs and reads their events; all else is done by the thread, between
+two steps of the session. A job that nobody waits for any more is cancelled at the next step.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sabia.core import notes
+from sabia.core.generate.requests import Ended, Ranked, Request
+from sabia.core.generate.session import Session
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Tokens that a sample in flight has got since the last event, with their log-probabilities."""
+
+    prompt: int  # number of the request in the job
+    sample: int
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    ranked: Sequence[Ranked]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A sample that has ended; it may have tokens that no event has given."""
+
+    prompt: int
+    ended: Ended
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The job has no more events. refused: it was not begun."""
+
+    message: str
+    refused: bool = False
+
+
+Event = Progress | Done | Failure
+
+
+@dataclass(eq=False)
+class Work:
+    """The requests of one call; live: events are given for each token."""
+
+    requests: Sequence[Request]
+    live: bool
+    events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
+    tickets: dict[int, int] = field(default_factory=dict)  # of the session → number of the request
+    given: dict[tuple[int, int], int] = field(default_factory=dict)  # tokens in events, by sample
+    left: int = 0  # samples
+
+
+@dataclass
+class Load:
+    """Numbers since the start, and those of this moment."""
+
+    running: int = 0  # samples in flight
+    prompt_tokens: int = 0
+    drawn_tokens: int = 0
+
+
+class EngineThread(threading.Thread):
+    """Runs a session. `on_failure` is called in the event loop after an error of the engine."""
+
+    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop,
+                 on_failure: Callable[[str], None]) -> None:  # fmt: skip
+        super().__init__(name="engine", daemon=True)
+        self.load = Load()
+        self._session, self._loop, self._on_failure = session, loop, on_failure
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: dict[int, Work] = {}  # by ticket
+        self._open: set[Work] = set()  # of the event loop
+        self._running = True
+        self._submitted = 0  # requests, counted in the event loop
+        self._added = 0  # of them, those that the thread has given to the session
+        self._seen = (0, 0)  # requests added, those of them that wait; replaced as a whole
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait; called in the event loop."""
+        added, waiting = self._seen
+        return self._submitted - added + waiting
+
+    def submit(self, work: Work) -> None:
+        """Begin a job; the caller cancels it in the end."""
+        self._open.add(work)
+        self._submitted += len(work.requests)
+        self._inbox.put(lambda: self._begin(work))
+
+    def cancel(self, work: Work) -> None:
+        """Forget a job; it gets no more events."""
+        self._open.discard(work)
+        self._inbox.put(lambda: self._forget(work))
+
+    def refuse_waiting(self) -> None:
+        """Refuse the jobs of which nothing has been computed."""
+        self._inbox.put(self._refuse)
+
+    def end(self) -> None:
+        """End the thread after its present step."""
+        self._inbox.put(self._stop)
+
+    def run(self) -> None:
+        """The thread."""
+        try:
+            with torch.inference_mode():
+                while self._running:
+                    self._step()
+        except Exception as error:  # of any kind: the clients must not wait for ever
+            line = str(error).strip().partition("\n")[0]
+            message = f"the engine failed: {type(error).__name__}: {line}"
+            notes.warn(message)
+            self._loop.call_soon_threadsafe(self._fail, message)
+
+    def _fail(self, message: str) -> None:
+        for work in self._open:
+            work.events.put_nowait(Failure(message))
+        self._on_failure(message)
+
+    def _step(self) -> None:
+        """Do what the inbox asks for, waiting for it if nothing is to be computed; then a step."""
+        while self._running:
+            try:
+                self._inbox.get(block=not self._session.busy)()
+            except queue.Empty:
+                break
+        if not self._running:
+            return
+        before = self._session.slots.active
+        ended = self._session.step()
+        self._count(before, ended)
+        events = [self._done(one) for one in ended]
+        in_flight = {sample.of.ticket for sample in self._session.slots.owner}
+        for ticket in {one.ticket for one in ended} - in_flight:
+            del self._jobs[ticket]
+        if any(work.live for work in self._jobs.values()):
+            events += self._progress()
+        if events:
+            self._loop.call_soon_threadsafe(_deliver, events)
+
+    def _count(self, before: int, ended: Sequence[Ended]) -> None:
+        decoded = self._session.slots.active + len(ended)
+        self.load.drawn_tokens += decoded - before if decoded > before else decoded
+        self._count_now()
+
+    def _begin(self, work: Work) -> None:
+        for number, request in enumerate(work.requests):
+            ticket = self._session.add(request)
+            self._jobs[ticket], work.tickets[ticket] = work, number
+            work.left += len(request.samples)
+            self.load.prompt_tokens += len(request.prompt)
+        self._added += len(work.requests)
+        self._count_now()
+
+    def _forget(self, work: Work) -> None:
+        for ticket in work.tickets:
+            if self._jobs.pop(ticket, None) is not None:
+                self._session.cancel(ticket)
+        self._count_now()
+
+    def _refuse(self) -> None:
+        begun = {sample.of.ticket for sample, _, _ in self._session.in_flight()}
+        for work in set(self._jobs.values()):
+            finished = work.left < sum(len(request.samples) for request in work.requests)
+            if not finished and not begun & set(work.tickets):
+                self._forget(work)
+                failure = Failure("the server is shutting down", refused=True)
+                self._loop.call_soon_threadsafe(work.events.put_nowait, failure)
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def _count_now(self) -> None:
+        self.load.running = self._session.slots.active
+        self._seen = self._added, len(self._session.waiting)
+
+    def _done(self, ended: Ended) -> tuple[Work, Event]:
+        work = self._jobs[ended.ticket]
+        work.left -= 1
+        work.given.pop((ended.ticket, ended.completion.sample), None)
+        return work, Done(work.tickets[ended.ticket], ended)
+
+    def _progress(self) -> list[tuple[Work, Event]]:
+        """The new tokens of samples whose jobs are live."""
+        events = list[tuple[Work, Event]]()
+        for sample, tokens, logprobs in self._session.in_flight():
+            work = self._jobs[sample.of.ticket]
+            if not work.live:
+                continue
+            key = sample.of.ticket, sample.number
+            first = work.given.get(key, 0)
+            if first < len(tokens):
+                work.given[key] = len(tokens)
+                new = Progress(
+                    work.tickets[sample.of.ticket], sample.number, tokens[first:].tolist(),
+                    logprobs[first:].tolist(), sample.ranked[first:],
+                )  # fmt: skip
+                events.append((work, new))
+        return events
+
+
+def _deliver(events: Sequence[tuple[Work, Event]]) -> None:
+    for work, event in events:
+        work.events.put_nowait(event)

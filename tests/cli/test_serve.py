@@ -1,0 +1,175 @@
+"""`sabia serve` as users start and end it, and other commands that use it as their server."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import little_engine
+
+from sabia.core.model.storage import hub
+
+SABIA = [sys.executable, "-m", "sabia.cli.main"]
+RECORDS = ["the quick brown fox", "olá mundo", "0123 + 4", "é só um teste", "lazy dog"]
+LIKELY = [" the", " olá"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, engine = tmp_path_factory.mktemp("served"), little_engine(1024)
+    engine.tokenizer.save(root / "t")
+    params = {name: value.numpy() for name, value in engine.params.items()}
+    hub.save_model(root / "little", engine.spec, params, tokenizer_from=root / "t")
+    return root / "little"
+
+
+class Started:
+    """A server process. url: up to /v1."""
+
+    def __init__(self, *words: object, **settings: str) -> None:
+        command = [*SABIA, "serve", *map(str, words), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=os.environ | settings
+        )
+        assert self.process.stderr is not None
+        self.line = self.process.stderr.readline()
+        match = re.search(r"http://\S+/v1", self.line)
+        assert match, self.line + self.process.stderr.read()
+        self.url = match[0]
+
+    def post(self, path: str, body: dict[str, Any], token: str = "") -> tuple[int, Any]:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        data = json.dumps({"model": "little", **body}).encode()
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, data, headers), timeout=120
+            ) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, text = self.process.communicate(timeout=120)
+        return self.process.returncode, text
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Started]:
+    started = Started("--model", model, "--samples", 8)
+    yield started
+    assert started.end()[0] == 75
+
+
+def sabia(*words: object) -> subprocess.CompletedProcess:
+    command = [*SABIA, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_rewrite_gives_what_the_engine_in_the_process_gives(
+    server: Started, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.toml").write_text('prompt = "say"\n')
+    lines = "".join(json.dumps({"id": str(i), "text": t}) + "\n" for i, t in enumerate(RECORDS))
+    (tmp_path / "in.jsonl").write_text(lines)
+    rows = []
+    for name, words in {
+        "local": ("--model", model),
+        "endpoint": ("--url", server.url, "--model", "little", "--cache", tmp_path / "calls"),
+    }.items():
+        out = tmp_path / f"{name}.jsonl"
+        words = ("rewrite", tmp_path / "in.jsonl", "--engine", name, *words, "-o", out)
+        assert sabia(*words, "--recipe", tmp_path / "recipe.toml").returncode == 0
+        given = [json.loads(line) for line in out.read_text().splitlines()]
+        columns = ("id", "text", "rewrite_verdict", "rewrite_finish_reason")
+        rows.append([[row.get(name) for name in columns] for row in given])
+    assert len(rows[0]) == len(RECORDS) and rows[0] == rows[1]
+
+
+def test_options_score_as_in_the_process(server: Started, model: Path, tmp_path: Path) -> None:
+    items = [{"id": str(i), "q": t, "gold": 1, "options": LIKELY} for i, t in enumerate(RECORDS)]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    (tmp_path / "task.toml").write_text(
+        'name = "o"\ndata = "items.jsonl"\nkind = "multiple_choice"\nprompt = "{{q}}"\n'
+        'choices = "options"\nanswer = "gold"\n'
+    )
+    scores = []
+    for name, where in {"here": model, "there": f"{server.url}#little"}.items():
+        out = tmp_path / f"{name}.jsonl"
+        words = ("--task", tmp_path / "task.toml", "--model", f"{name}={where}", "-o", out)
+        done = sabia("eval", *words, "--judge-cache", tmp_path / "calls")
+        assert done.returncode == 0, done.stderr
+        given = [json.loads(line) for line in out.read_text().splitlines()]
+        scores.append(
+            [json.loads(row["detail"])["loglikelihoods"] for row in given if row["detail"]]
+        )
+    assert len(scores[0]) == len(RECORDS)
+    for ours, theirs in zip(*scores, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_a_signal_finishes_what_runs_and_refuses_what_waits(model: Path) -> None:
+    started = Started("--model", model, "--samples", 1)
+    body = {"prompt": "the", "max_tokens": 450, "ignore_eos": True}
+    replies: list[tuple[int, Any]] = []
+    threads = [
+        threading.Thread(target=lambda: replies.append(started.post("/completions", body)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    root = started.url.removesuffix("/v1")
+    while True:  # until one runs and two wait
+        with urllib.request.urlopen(f"{root}/metrics", timeout=60) as page:
+            text = page.read().decode()
+        if "sabia_samples_running 1\n" in text and "sabia_requests_waiting 2\n" in text:
+            break
+        assert len(replies) < 2, "the samples ended before the signal"
+    code, text = started.end()
+    for thread in threads:
+        thread.join()
+    assert code == 75 and "the running requests were finished" in text
+    assert sorted(status for status, _ in replies) == [200, 503, 503]
+    whole = next(reply for status, reply in replies if status == 200)
+    assert whole["usage"]["completion_tokens"] == 450
+
+
+def test_an_address_of_others_needs_a_token(model: Path) -> None:
+    done = sabia("serve", "--model", model, "--host", "0.0.0.0")
+    assert done.returncode == 2 and "SABIA_SERVE_TOKEN" in done.stderr
+    words = ("--model", model, "--host", "0.0.0.0", "--token-env", "OURS", "--context", 64,
+             "--name", "n")  # fmt: skip
+    started = Started(*words, OURS="secret")
+    body = {"model": "n", "prompt": "a", "max_tokens": 1}
+    assert started.post("/completions", body)[0] == 401
+    assert started.post("/completions", body, "secret")[0] == 200
+    assert started.post("/completions", {**body, "max_tokens": 64}, "secret")[0] == 400
+    assert started.end(signal.SIGINT)[0] == 130
+
+
+@pytest.mark.parametrize(("words", "hint"), [
+    (("--context", 2048), "at most 1024"),
+    (("--cache-memory", "1KiB"), "--cache-memory: a sample of 16 tokens needs"),
+    (("--port", 99_999), "--port"),
+    (("--dtype", "int3"), "--dtype"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(model: Path, words: tuple[object, ...], hint: str) -> None:
+    done = sabia("serve", "--model", model, *words)
+    assert done.returncode == 2 and hint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_and_no_model_are_errors(server: Started, model: Path) -> None:
+    port = server.url.split(":")[2].split("/")[0]
+    done = sabia("serve", "--model", model, "--port", port)
+    assert done.returncode == 2 and "cannot listen" in done.stderr
+    done = sabia("serve", "--model", model.parent / "t")
+    assert done.returncode == 2 and "config.json" in done.stderr

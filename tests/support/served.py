@@ -1,0 +1,84 @@
+"""A server of a small random model in this process, and its client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from sabia.core.generate.engine import Engine
+from sabia.core.serve.http_server import Server
+from sabia.core.spec import from_config, new_config
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
+
+TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 + =", "olá mundo, é só um teste"]
+NAME = "little"
+
+
+def little_engine(context: int = 128) -> Engine:
+    """An engine whose samples are texts without a meaning."""
+    tokenizer = train_bpe(TEXT * 10, 320)
+    config = new_config(hidden=64, layers=2, vocab=tokenizer.vocab_size, heads=4, kv_heads=2,
+                        context=context)  # fmt: skip
+    spec, draw = from_config(config), np.random.default_rng(0)
+    params = {
+        t.name: np.ones(t.shape, np.float32)
+        if t.init.kind == "ones"
+        else (draw.standard_normal(t.shape) * t.init.std * 6).astype(np.float32)
+        for t in spec.tensors()
+    }
+    return Engine(spec, params, tokenizer)
+
+
+class Client:
+    """Sends JSON to a server."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url, self.session = url, session
+
+    async def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+        """(status, the JSON of the reply); the model is named if the body has none."""
+        if isinstance(body, dict):
+            body = {"model": NAME, **body}
+        async with self.session.post(f"{self.url}{path}", json=body, **options) as reply:
+            return reply.status, await reply.json()
+
+    async def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The objects of a stream, which must end as it should."""
+        body = {"model": NAME, "stream": True, **body}
+        async with self.session.post(f"{self.url}{path}", json=body) as reply:
+            assert reply.status == 200 and reply.content_type == "text/event-stream"
+            lines = [line async for line in reply.content]
+        assert all(line.startswith(b"data: ") or line == b"\n" for line in lines)
+        *objects, last = (line[6:].strip() for line in lines if line != b"\n")
+        assert last == b"[DONE]"
+        return [json.loads(one) for one in objects]
+
+    async def text(self, path: str) -> str:
+        """The text at a path."""
+        async with self.session.get(f"{self.url}{path}") as reply:
+            return await reply.text()
+
+
+@asynccontextmanager
+async def serving(
+    engine: Engine, samples: int = 8, queue: int = 1000, token: str = ""
+) -> AsyncIterator[tuple[Server, Client]]:
+    """A running server and its client."""
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server = Server(engine, NAME, engine.spec.max_positions, samples, queue, token)
+    task = asyncio.create_task(server.run("127.0.0.1", 0, ready.set_result))
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        try:
+            yield server, Client(f"http://127.0.0.1:{ready.result()}", session)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            server.thread.join()
