@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sabia.core.errors import UsageError
+from sabia.core.generate.prefixes import Prefix, prefix_tree
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.session import Session
 from sabia.core.generate.slots import CONTEXT_STEP
@@ -21,6 +22,7 @@ from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
 SLOTS = 512
+LEAST_SAVED = 256  # tokens, for which a prefix is run apart
 CACHE_BYTES = 4 << 30
 
 
@@ -37,12 +39,16 @@ class Engine:
         cache_bytes: int = CACHE_BYTES,
         on_step: Callable[[], None] | None = None,
         ops: Ops | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
         `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
         `on_step` is called before each step and may raise to end a call (a stop signal). `ops`:
         those of torch, with rules (default: without).
+        `shares_prefixes`: what many prompts of a call begin with is run once; the parameters must
+        stay as they are during a call, and the caches of these prefixes are a fifth of
+        `cache_bytes`.
         """
         check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
@@ -50,6 +56,7 @@ class Engine:
         arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
         self.params = {**params, **(self.ops.to_device(arrays, dtype) if arrays else {})}
         self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step
+        self.shares_prefixes = shares_prefixes
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """All samples of all requests, in the order of the requests, samples 0..n-1 of each.
@@ -76,15 +83,25 @@ class Engine:
         context = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
         # slots for this call: as requested, limited by the cache size, at least one group
         counts = [len(request.samples) for request in requests]
-        fit = self.cache_bytes // (context * self.position_bytes)
+        for_prefixes = self.cache_bytes // 5 * self.shares_prefixes
+        fit = (self.cache_bytes - for_prefixes) // (context * self.position_bytes)
         capacity = max(min(self.slots, sum(counts), fit), max(counts))
         session = self.session(capacity, context, max(r.max_new_tokens for r in requests))
-        for request in requests:
-            session.add(request)
+        for prefix in self._prefixes(requests, for_prefixes):
+            for number in sorted(prefix.members):
+                session.add(requests[number], prefix)
         while session.busy:
             if self.on_step is not None:
                 self.on_step()
             yield from (ended.completion for ended in session.step())
+
+    def _prefixes(self, requests: Sequence[Request], cache_bytes: int) -> list[Prefix]:
+        """What prompts begin with, depth first; the members are numbers of requests."""
+        if not self.shares_prefixes:
+            return [Prefix(members=list(range(len(requests))))]
+        # of each prompt one token or more is left to run, and all of it for its log-probabilities
+        prompts = [() if request.echo else request.prompt[:-1] for request in requests]
+        return prefix_tree(prompts, LEAST_SAVED, cache_bytes // self.position_bytes)
 
     def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
         """A session for `capacity` samples of `context` positions."""

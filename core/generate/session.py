@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from sabia.core.generate.prefixes import NO_PREFIX, Prefix, PrefixCaches
 from sabia.core.generate.requests import Completion, Echo, Ended, Ranked, Request
 from sabia.core.generate.sampling import likeliest
 from sabia.core.generate.slots import Sample, Slots, Waiting
@@ -44,6 +45,9 @@ class Session:
         self.slots = Slots(capacity, max_new_tokens, none, self.device)
         self.waiting = deque[Waiting]()
         self._cache = self._new_cache(capacity, context)
+        self._prefixes = PrefixCaches(
+            self._run_prefix, lambda slots: self._new_cache(1, slots), model.ops
+        )
         self._kinds: dict[tuple[int, ...], int] = {}
         self._echoes: dict[int, Echo] = {}
         self._tickets = 0
@@ -59,10 +63,14 @@ class Session:
         """Whether a request is waiting or in flight."""
         return bool(self.waiting or self.slots.active)
 
-    def add(self, request: Request) -> int:
-        """Queue a request; its ticket, by which its completions are told apart."""
+    def add(self, request: Request, prefix: Prefix = NO_PREFIX) -> int:
+        """Queue a request; its ticket, by which its completions are told apart.
+
+        prefix: what its prompt begins with; those of requests that follow each other are depth
+        first, and as long as they have one the parameters are not replaced.
+        """
         self._tickets += 1
-        self.waiting.append(Waiting(self._tickets, request, self._kind(request)))
+        self.waiting.append(Waiting(self._tickets, request, self._kind(request), prefix))
         return self._tickets
 
     def cancel(self, ticket: int) -> None:
@@ -112,7 +120,9 @@ class Session:
         group = list[Waiting]()
         free, tokens = slots.free, 0
         while waiting and len(waiting[0].request.samples) <= free:
-            tokens += len(waiting[0].request.prompt)
+            if group and waiting[0].prefix is not group[0].prefix:
+                break
+            tokens += len(waiting[0].request.prompt) - len(waiting[0].prefix)
             if group and tokens > PREFILL_TOKENS:
                 break
             free -= len(waiting[0].request.samples)
@@ -122,27 +132,38 @@ class Session:
     def _prefill(self, group: list[Waiting]) -> None:
         """Run the prompts once, copy their keys and values to their samples, draw token 0."""
         prompts = [waiting.request.prompt for waiting in group]
-        slots, device = self.slots, self.device
-        width = max(map(len, prompts))
-        padded = np.zeros((len(prompts), width), np.int64)
+        slots, device, prefix = self.slots, self.device, group[0].prefix
+        start, width = len(prefix), max(map(len, prompts))
+        padded = np.zeros((len(prompts), width - start), np.int64)
         for row, prompt in enumerate(prompts):
-            padded[row, : len(prompt)] = prompt
+            padded[row, : len(prompt) - start] = prompt[start:]
         ids = torch.from_numpy(padded).to(device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         cache = self._new_cache(len(prompts), width)
-        positions = torch.arange(width, device=device).expand(len(prompts), width)
+        if start:
+            for ours, theirs in zip(cache.layers, self._prefixes.of(prefix).layers, strict=True):
+                for name, tensor in ours.items():
+                    tensor[:, :start] = theirs[name]
+        positions = torch.arange(start, width, device=device).expand(ids.shape)
         hidden = self._hidden(ids, positions, cache)
-        last = hidden[torch.arange(len(prompts), device=device), lengths - 1]
+        last = hidden[torch.arange(len(prompts), device=device), lengths - 1 - start]
         logits = self._logits(last)
         for row, waiting in enumerate(group):
             if waiting.request.echo:
                 self._echoes[waiting.ticket] = self._echo(hidden[row], ids[row], waiting.request)
-        start = slots.active
+        first = slots.active
         which = torch.from_numpy(slots.admit(group)).to(device)
         for ours, theirs in zip(self._cache.layers, cache.layers, strict=True):
             for name, tensor in ours.items():
-                tensor[start : slots.active, :width] = theirs[name][which]
-        slots.draw(logits[which], start)
+                tensor[first : slots.active, :width] = theirs[name][which]
+        slots.draw(logits[which], first)
+
+    def _run_prefix(
+        self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
+    ) -> forward.KVCache:
+        tokens, places = (torch.from_numpy(x).to(self.device) for x in (ids, positions))
+        self._hidden(tokens, places, cache)
+        return cache
 
     def _echo(self, hidden: torch.Tensor, ids: torch.Tensor, request: Request) -> Echo:
         """The log-probabilities of the prompt ids[T] from its hidden states [T, D]."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sabia.core.generate.prefixes import Prefix
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
 from sabia.core.generate.sampling import RowParams, draw, likeliest, stream_keys, uniforms
 
@@ -20,11 +21,13 @@ CONTEXT_STEP = 16
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request of a session. ticket: its number there. kind: of the ids that end its samples."""
+    """A request of a session. ticket: its number there. kind: of the ids that end its samples.
+    prefix: what its prompt and others begin with."""
 
     ticket: int
     request: Request
     kind: int
+    prefix: Prefix
 
 
 @dataclass(frozen=True, eq=False)

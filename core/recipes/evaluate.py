@@ -36,7 +36,8 @@ from sabia.core.generate.opened import open_budget
 from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
-from sabia.core.recipes.evaluated_models import EvaluatedModel, Judging, open_models
+from sabia.core.recipes.eval_judging import Judging
+from sabia.core.recipes.evaluated_models import EvaluatedModel, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.endings import EXPECTED

@@ -1,4 +1,4 @@
-"""The evaluated models, local directories or endpoints; and the judge of rubrics.
+"""The evaluated models: local directories or endpoints.
 
 Both give score rows for a task. A local model computes log-likelihoods in the chosen backend and
 generates with the torch engine; an endpoint is probed before its log-probabilities are used.
@@ -6,11 +6,9 @@ generates with the torch engine; an endpoint is probed before its log-probabilit
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,24 +20,13 @@ from sabia.core.bench.answers import (
     QUESTION_CHARACTERS,
     Answer,
     ask,
-    detail_of,
     generate,
     matched,
     prompt_ids,
-    score_exact,
 )
 from sabia.core.bench.endpoint import PromptScorer
-from sabia.core.bench.harness.scores import needs_greedy, score_answers, score_pairs
-from sabia.core.bench.items import Item, by_context, value
-from sabia.core.bench.judging import (
-    JudgedAnswer,
-    PointsQuestion,
-    items_grader,
-    judge_items,
-    judge_points,
-    key_text,
-    rubric_of,
-)
+from sabia.core.bench.harness.scores import needs_greedy, score_pairs
+from sabia.core.bench.items import Item, by_context
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.loglikelihood import (
     Row,
@@ -51,15 +38,11 @@ from sabia.core.bench.loglikelihood import (
     units,
 )
 from sabia.core.bench.metrics import (
-    MAXIMUM,
-    NO_ANSWER,
-    NO_VERDICT,
     choice_scores,
     document_sums,
 )
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
 from sabia.core.bench.task import Task
-from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
@@ -67,115 +50,15 @@ from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
-from sabia.core.judge.opened_judges import judge_servers, note_calls, open_panel
-from sabia.core.judge.panel import Panel
-from sabia.core.judge.rewards import Case
+from sabia.core.generate.prefixes import cache_limit
+from sabia.core.judge.opened_judges import note_calls
 from sabia.core.model.storage import hub
 from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
+from sabia.core.recipes.eval_judging import Judging, score_missing
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-
-
-class Judging:
-    """Scores answers; opens the judge's client when the first rubric task needs it."""
-
-    def __init__(self, options: EvalOptions, budget: Budget) -> None:
-        self.options, self.budget = options, budget
-        self._opened = ExitStack()
-        self._panel: Panel | None = None
-
-    def __enter__(self) -> Judging:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
-
-    @staticmethod
-    def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
-        """Judge calls for one answer to every item, at most (without lookups)."""
-        each = len(items)
-        if task.scoring == "items":
-            rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
-            counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
-            each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
-        servers = judge_servers(options)
-        share = sum(options.audit_judge if server.audit else 1.0 for server in servers)
-        return math.ceil(each * max(1.0, share))
-
-    def score(
-        self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]
-    ) -> Sequence[ScoreRow]:
-        """Score rows of answers to an exact_match or rubric task."""
-        given = [pair for pair in pairs if not pair[1].missing]
-        if task.yaml is not None:
-            return [*score_answers(task, model, given), *score_missing(task, model, pairs)]
-        if task.kind == "exact_match":
-            return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
-        judge = self._points if task.scoring == "points" else self._items
-        rows: list[ScoreRow] = []
-        for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
-            detail, values = detail_of(item, answer, judged.detail), judged.values
-            if NO_VERDICT in values:
-                values = values | {MAXIMUM: maximum_points(task, item)}
-            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
-            rows += [
-                VerdictRow(model, task.name, item.id, answer.sample, entry)
-                for entry in judged.entries
-            ]
-        return [*rows, *score_missing(task, model, pairs)]
-
-    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
-        rubrics = [rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
-        cases = [
-            Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
-            for (item, answer), rubric in zip(pairs, rubrics, strict=True)
-        ]
-        judge = None
-        if any(rubric.needs_judge for rubric in rubrics):
-            judge = self._open(task)
-        return judge_items(cases, items_grader(judge, self.options.max_unknown))
-
-    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
-        exams = [
-            PointsQuestion(
-                list(answer.messages) or item.as_messages,
-                answer.text,
-                key_text(value(task.rubric, item.fields)),
-                float(value(task.maximum, item.fields)),
-            )
-            for item, answer in pairs
-        ]
-        return judge_points(exams, self._open(task), self.options.judge_tokens)
-
-    def _open(self, task: Task) -> Panel:
-        if self._panel is None:
-            self._panel = self._opened.enter_context(open_panel(self.options, self.budget))
-        if self._panel is None:
-            raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
-        return self._panel
-
-
-def score_missing(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
-    """Rows of the samples that have no answer."""
-    rows: list[Score] = []
-    for item, answer in pairs:
-        if answer.missing:
-            values = {NO_ANSWER: 1.0}
-            if task.kind == "rubric":
-                values[MAXIMUM] = maximum_points(task, item)
-            detail = detail_of(item, answer, {})
-            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
-    return rows
-
-
-def maximum_points(task: Task, item: Item) -> float:
-    """The most points of an item of a rubric task."""
-    if task.scoring == "points":
-        return float(value(task.maximum, item.fields))
-    rubric = rubric_of(value(task.rubric, item.fields))
-    return sum(max(criterion.weight, 0.0) for criterion in rubric.items)
 
 
 class EvaluatedModel(ABC):
@@ -316,7 +199,7 @@ class LocalModel(EvaluatedModel):
     @cached_property
     def engine(self) -> Any:
         """The generation engine (torch); shares the scorer's weights if that uses torch."""
-        from sabia.core.generate.engine import Engine
+        from sabia.core.generate.engine import CACHE_BYTES, Engine
         from sabia.core.parallel.build_ops import ops_as_served
 
         if self.backend == "torch":
@@ -325,7 +208,10 @@ class LocalModel(EvaluatedModel):
             notes.note("generation runs on torch for every --backend")
             spec, params = hub.load_model(self.directory)
             ops = ops_as_served("torch", spec)
-        return Engine(spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops)
+        return Engine(
+            spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops,
+            cache_bytes=cache_limit(params, CACHE_BYTES), shares_prefixes=True,
+        )  # fmt: skip
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         questions = [self._options(task, item) for item in items]

@@ -16,7 +16,7 @@ from sabia.core.judge.llm import Judge
 from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 from sabia.core.options.eval import EvalOptions
-from sabia.core.recipes.evaluated_models import Judging
+from sabia.core.recipes.eval_judging import Judging
 
 
 @pytest.mark.parametrize(

@@ -234,3 +234,37 @@ def test_prompts_reach_the_device_in_one_copy(engine, tokenizer, monkeypatch):
         assert len(engine.generate(requests)) == number
         counts.append(len(made))
     assert counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
+def test_what_prompts_begin_with_is_run_once_and_changes_no_token(family, tokenizer, monkeypatch):
+    more = {"experts": 4} if family != "llama" else {"kv_heads": 2}
+    config = new_config(family, hidden=64, layers=2, vocab=tokenizer.vocab_size, heads=4,
+                        context=256, **more)  # fmt: skip
+    spec = from_config(config)
+    model = spec, random_params(spec, 3, scale=3.0)
+    draw = np.random.default_rng(5)
+    common = draw.integers(0, 300, 33).tolist()
+    sets = [[*common, *draw.integers(0, 300, n).tolist()] for n in (60, 41)]
+    prompts = [[*sets[i % 2], *draw.integers(0, 300, 1 + i % 7).tolist()] for i in range(18)]
+    prompts += [sets[0], [7], common]  # nothing after a prefix, and nothing in common
+    requests = [
+        Request(p, 9, temperature=0, stop_ids=(), n=1 + (i % 3 > 0), id=str(i))
+        for i, p in enumerate(prompts)
+    ]
+    plain = Engine(*model, tokenizer).generate(requests)
+    run, hidden = [], forward.hidden
+    monkeypatch.setattr(
+        forward, "hidden", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
+    )
+    size = 160 * 5 * Engine(*model, tokenizer).position_bytes
+    for slots, cache_bytes in ((64, 1 << 30), (3, size), (64, 0)):
+        shared = Engine(*model, tokenizer, slots=slots, cache_bytes=cache_bytes,
+                        shares_prefixes=True)  # fmt: skip
+        run.clear()
+        made = shared.generate(requests)
+        assert [c.tokens for c in made] == [c.tokens for c in plain]
+        for one, other in zip(made, plain, strict=True):
+            np.testing.assert_allclose(one.raw_logprobs, other.raw_logprobs, atol=2e-4)
+        prefilled = sum(rows * width for rows, width in run if width > 1)
+        assert (prefilled < 500) is bool(cache_bytes)

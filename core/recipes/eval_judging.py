@@ -1,0 +1,139 @@
+"""Scores of answers: metrics of the texts, the judge of rubrics, and rows of missing answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from sabia.core.bench.answers import (
+    Answer,
+    detail_of,
+    score_exact,
+)
+from sabia.core.bench.harness.scores import score_answers
+from sabia.core.bench.items import Item, value
+from sabia.core.bench.judging import (
+    JudgedAnswer,
+    PointsQuestion,
+    items_grader,
+    judge_items,
+    judge_points,
+    key_text,
+    rubric_of,
+)
+from sabia.core.bench.metrics import (
+    MAXIMUM,
+    NO_ANSWER,
+    NO_VERDICT,
+)
+from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
+from sabia.core.bench.task import Task
+from sabia.core.bench.verdict_rows import VerdictRow
+from sabia.core.errors import UsageError
+from sabia.core.generate.budget import Budget
+from sabia.core.judge.opened_judges import judge_servers, open_panel
+from sabia.core.judge.panel import Panel
+from sabia.core.judge.rewards import Case
+from sabia.core.options.eval import EvalOptions
+
+
+class Judging:
+    """Scores answers; opens the judge's client when the first rubric task needs it."""
+
+    def __init__(self, options: EvalOptions, budget: Budget) -> None:
+        self.options, self.budget = options, budget
+        self._opened = ExitStack()
+        self._panel: Panel | None = None
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+    @staticmethod
+    def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
+        """Judge calls for one answer to every item, at most (without lookups)."""
+        each = len(items)
+        if task.scoring == "items":
+            rubrics = (rubric_of(value(task.rubric, item.fields)) for item in items)
+            counts = (sum(i.kind == "llm" for i in rubric.items) for rubric in rubrics)
+            each = sum(-(-n // options.judge_items_per_call) * options.judge_votes for n in counts)
+        servers = judge_servers(options)
+        share = sum(options.audit_judge if server.audit else 1.0 for server in servers)
+        return math.ceil(each * max(1.0, share))
+
+    def score(
+        self, task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]
+    ) -> Sequence[ScoreRow]:
+        """Score rows of answers to an exact_match or rubric task."""
+        given = [pair for pair in pairs if not pair[1].missing]
+        if task.yaml is not None:
+            return [*score_answers(task, model, given), *score_missing(task, model, pairs)]
+        if task.kind == "exact_match":
+            return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
+        judge = self._points if task.scoring == "points" else self._items
+        rows: list[ScoreRow] = []
+        for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
+            detail, values = detail_of(item, answer, judged.detail), judged.values
+            if NO_VERDICT in values:
+                values = values | {MAXIMUM: maximum_points(task, item)}
+            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+            rows += [
+                VerdictRow(model, task.name, item.id, answer.sample, entry)
+                for entry in judged.entries
+            ]
+        return [*rows, *score_missing(task, model, pairs)]
+
+    def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
+        rubrics = [rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
+        cases = [
+            Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
+            for (item, answer), rubric in zip(pairs, rubrics, strict=True)
+        ]
+        judge = None
+        if any(rubric.needs_judge for rubric in rubrics):
+            judge = self._open(task)
+        return judge_items(cases, items_grader(judge, self.options.max_unknown))
+
+    def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
+        exams = [
+            PointsQuestion(
+                list(answer.messages) or item.as_messages,
+                answer.text,
+                key_text(value(task.rubric, item.fields)),
+                float(value(task.maximum, item.fields)),
+            )
+            for item, answer in pairs
+        ]
+        return judge_points(exams, self._open(task), self.options.judge_tokens)
+
+    def _open(self, task: Task) -> Panel:
+        if self._panel is None:
+            self._panel = self._opened.enter_context(open_panel(self.options, self.budget))
+        if self._panel is None:
+            raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
+        return self._panel
+
+
+def score_missing(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
+    """Rows of the samples that have no answer."""
+    rows: list[Score] = []
+    for item, answer in pairs:
+        if answer.missing:
+            values = {NO_ANSWER: 1.0}
+            if task.kind == "rubric":
+                values[MAXIMUM] = maximum_points(task, item)
+            detail = detail_of(item, answer, {})
+            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+    return rows
+
+
+def maximum_points(task: Task, item: Item) -> float:
+    """The most points of an item of a rubric task."""
+    if task.scoring == "points":
+        return float(value(task.maximum, item.fields))
+    rubric = rubric_of(value(task.rubric, item.fields))
+    return sum(max(criterion.weight, 0.0) for criterion in rubric.items)
