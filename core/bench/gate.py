@@ -96,7 +96,7 @@ class Scores:
             return None
         before, after = (dict(per_item(metric, by_model[model])) for model in (first, second))
         lost = [key for key in by_model[second].get(NO_ANSWER, {}) if key in before]
-        bounded = metric.aggregate != "ratio"
+        bounded = metric.aggregate not in ("ratio", "corpus")
         if bounded:
             after |= dict.fromkeys(lost, 0.0)
         span, scale = float(bounded), 1.0

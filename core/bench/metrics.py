@@ -20,12 +20,13 @@ from typing import Literal
 
 import numpy as np
 
+from sabia.core.bench.corpus_metrics import CORPUS
 from sabia.core.bench.task import Task
 from sabia.core.judge.bounded_regex import PastLimitError, find
 from sabia.core.judge.verifiers import explained_all
 from sabia.core.sandbox.isolated import Tested
 
-Aggregate = Literal["mean", "sum", "ratio"]
+Aggregate = Literal["mean", "sum", "ratio", "corpus"]
 LN2 = math.log(2)
 
 
@@ -33,7 +34,8 @@ LN2 = math.log(2)
 class Metric:
     """How a metric is reported.
 
-    ratio metrics are transform(-Σ loglikelihood_nats / Σ `per`), from the rows of those names.
+    ratio metrics are transform(-Σ loglikelihood_nats / Σ `per`), from the rows of those names;
+    corpus metrics are those of `corpus_metrics`, from the rows of `parts`.
     A name may be followed by that of a filter, as in `exact_match,strict`.
     """
 
@@ -43,6 +45,13 @@ class Metric:
     higher_is_better: bool = True
     per: str = ""
     transform: Callable[[float], float] = float
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the rows that a corpus metric is made of."""
+        name, comma, filtered = self.name.partition(",")
+        count = CORPUS[name].parts if self.aggregate == "corpus" else 0
+        return tuple(f"{name}.{number}{comma}{filtered}" for number in range(count))
 
 
 def _bits(nats: float) -> float:
@@ -66,6 +75,12 @@ METRICS = {
         Metric("token_perplexity", "perplexity", "ratio", False, "tokens", math.exp),
         Metric("perplexity", "perplexity", "ratio", False, "targets", math.exp),
         Metric("brier_score", "score", "mean", False),
+        Metric("bleu", "score", "corpus"),
+        Metric("chrf", "score", "corpus"),
+        Metric("chrf++", "score", "corpus"),
+        Metric("ter", "score", "corpus", False),
+        Metric("binary_f1", "score", "corpus"),
+        Metric("mcc", "score", "corpus"),
     )
 }
 

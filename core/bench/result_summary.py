@@ -6,7 +6,7 @@ are Holm-adjusted over all comparisons of the report. The overall value of a mod
 its tasks' headline shares, if all models have the same tasks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.bench import statistics
+from sabia.core.bench.corpus_metrics import item_values
 from sabia.core.bench.metrics import (
     LOGLIKELIHOOD,
     MAXIMUM,
@@ -155,7 +156,7 @@ def summarise(
 
 def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> str:
     present = {metric for metrics in by_model.values() for metric in metrics}
-    present |= {ratio.name for ratio in METRICS.values() if ratio.per in present}
+    present |= {metric.name for metric in _reported(present)}
     every = (wanted, *HEADLINES, *METRICS, *sorted(present))
     known = [name for name in every if name in present and name and metric_of(name)]
     return known[0] if known else min(present)
@@ -168,13 +169,22 @@ def _results(
     if (silent or unanswered) and not any(map(metric_of, metrics)):
         nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_score_at_all")
         yield Result(model, task, "share", nothing, 0, 0.0, silent, None, unanswered, (0.0, 1.0))
-    filtered = [name for name in metrics if "," in name]
-    for metric in filter(None, map(metric_of, (*METRICS, *filtered))):
+    for metric in _reported(metrics):
         if metric.aggregate == "ratio":
-            if LOGLIKELIHOOD in metrics and metric.per in metrics:
-                yield _ratio(model, task, metric, metrics, groups)
-        elif metric.name in metrics:
+            yield _ratio(model, task, metric, metrics, groups)
+        else:
             yield _mean(model, task, metric, metrics, groups)
+
+
+def _reported(rows: Collection[str]) -> list[Metric]:
+    """The metrics that rows of these names give."""
+    filters = dict.fromkeys(name.partition(",")[2] for name in rows if "," in name)
+    named = (*METRICS, *(f"{name},{given}" for given in filters for name in METRICS))
+    needed = {
+        metric: (LOGLIKELIHOOD, metric.per) if metric.aggregate == "ratio" else metric.parts
+        for metric in filter(None, map(metric_of, named))
+    }
+    return [m for m, names in needed.items() if all(n in rows for n in names or (m.name,))]
 
 
 def _ratio(
@@ -194,7 +204,7 @@ def _mean(
     model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]],
     groups: Groups,
 ) -> Result:  # fmt: skip
-    by_key = metrics[metric.name]
+    by_key = per_item(metric, metrics)
     values, _, items = _columns(by_key, list(by_key))
     clusters = clusters_of(list(by_key), groups)
     share = metric.unit == "share"
@@ -240,7 +250,15 @@ def clusters_of(keys: Sequence[Key], groups: Groups) -> np.ndarray:
 
 
 def per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
-    """Values by item; ratios use the sums of the item."""
+    """Values by item; ratios use the sums of the item, and corpus metrics values of their mean."""
+    if metric.aggregate == "corpus":
+        columns = [metrics.get(name, {}) for name in metric.parts]
+        keys = [key for key in columns[0] if all(key in column for column in columns)]
+        if not keys:
+            return {}
+        matrix = np.array([[column[key] for column in columns] for key in keys])
+        values = item_values(metric.name.partition(",")[0], matrix)
+        return dict(zip(keys, values.tolist(), strict=True))
     if metric.aggregate != "ratio":
         return metrics.get(metric.name, {})
     nats, per = metrics.get(LOGLIKELIHOOD, {}), metrics.get(metric.per, {})

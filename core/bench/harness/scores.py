@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, detail_of
+from sabia.core.bench.corpus_metrics import TRANSLATION, translation_statistics
 from sabia.core.bench.harness.filters import pipelines
 from sabia.core.bench.harness.yaml_file import YamlTask
 from sabia.core.bench.items import Item
@@ -22,11 +23,12 @@ from sabia.core.errors import BadData, UsageError
 
 METRICS_OF_OUTPUT = {
     "multiple_choice": (
-        "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "brier_score",
+        "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "brier_score", "f1",
+        "mcc",
     ),
     "loglikelihood": ("perplexity", "acc"),
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
-    "generate_until": ("exact_match",),
+    "generate_until": ("exact_match", *TRANSLATION),
 }  # fmt: skip
 AGGREGATIONS = {
     "perplexity": "perplexity",
@@ -34,9 +36,12 @@ AGGREGATIONS = {
     "byte_perplexity": "weighted_perplexity",
     "bits_per_byte": "bits_per_byte",
     "brier_score": "brier_score",
+    "f1": "f1",
+    "mcc": "matthews_corrcoef",
+    **{name: name for name in TRANSLATION},
 }
 LOWER_IS_BETTER = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte",
-                   "brier_score")  # fmt: skip
+                   "brier_score", "ter")  # fmt: skip
 OF_ENTRIES = ("aggregation", "higher_is_better")  # settings of metric_list that any metric has
 IGNORED = ("regexes_to_ignore", "ignore_case", "ignore_punctuation", "ignore_numbers")
 Pair = tuple[float, bool]  # log-likelihood (nats), whether greedy decoding gives the text
@@ -59,7 +64,8 @@ def check_metrics(task: YamlTask) -> None:
             raise UsageError(f"{where}: higher_is_better is {str(higher).lower()}")
         generated = task.output_type == "generate_until"
         for key in metric.settings:
-            if key not in (*OF_ENTRIES, *(IGNORED if generated else ())):
+            of_metric = IGNORED if metric.name == "exact_match" and generated else ()
+            if key not in (*OF_ENTRIES, *of_metric):
                 raise UsageError(f"{where}: {key} is not supported")
     filters = pipelines(task)
     if task.output_type != "generate_until" and len(filters) * len(task.filter_list[0].steps) > 1:
@@ -75,7 +81,8 @@ def needs_greedy(task: YamlTask) -> bool:
 
 
 def named(metric: str, filter_name: str) -> str:
-    """The name of score rows."""
+    """The name of score rows. The harness' f1 is that of the choice 1 of two."""
+    metric = "binary_f1" if metric == "f1" else metric
     return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 
@@ -118,6 +125,12 @@ def _of_choices(
         probabilities = np.exp(np.array(nats[:count]) - max(nats[:count]))
         off = probabilities / probabilities.sum() - np.eye(count)[right[0]]
         values["brier_score"] = float(off @ off)
+    for name in (name for name in ("f1", "mcc") if name in task.metrics):
+        if len(right) != 1 or (name == "f1" and count != 2):
+            least = "one right choice of two" if name == "f1" else "one right choice"
+            raise BadData(f"{task.task}, item {item.id}: {name} needs {least}")
+        row = named(name, "none")
+        values |= {f"{row}.0": float(right[0]), f"{row}.1": float(np.argmax(nats[:count]))}
     return values
 
 
@@ -163,6 +176,12 @@ def _of_answer(task: YamlTask, item: Item, result: Any) -> dict[str, float]:
     answers = result if isinstance(result, list) else [result]
     values = {}
     for metric in task.metric_list:
+        if metric.name in TRANSLATION:
+            if len(answers) != 1:
+                raise BadData(f"{task.task}: {metric.name} of {len(answers)} answers to an item")
+            parts = translation_statistics(metric.name, str(answers[0]), [str(g) for g in golds])
+            values |= {f"{metric.name}.{number}": part for number, part in enumerate(parts)}
+            continue
         ignored = Ignored(**{k: v for k, v in metric.settings.items() if k in IGNORED})
         equal = [
             ignored.without(answer) == ignored.without(wanted)
