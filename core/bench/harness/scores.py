@@ -174,7 +174,7 @@ def _of_answer(task: YamlTask, item: Item, result: Any) -> dict[str, float]:
     several = isinstance(gold, list)
     golds = gold if several else [gold]
     answers = result if isinstance(result, list) else [result]
-    values = {}
+    values: dict[str, float] = {}
     for metric in task.metric_list:
         if metric.name in TRANSLATION:
             if len(answers) != 1:

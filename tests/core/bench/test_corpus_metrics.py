@@ -16,7 +16,8 @@ from sabia.core.bench.result_summary import summarise
 from sabia.core.bench.task_files import items_of, load_tasks
 from sabia.core.errors import BadData, UsageError
 
-WORDS = """a rápida raposa não pulou, 3.5 vezes! o cão (preguiçoso) dorme 猫 é — x""".split()
+TEXT = "a rápida raposa não pulou, 3.5 vezes! o cão (preguiçoso) dorme 猫 é — x"
+WORDS = TEXT.split()
 TASK = """
 task: translated
 dataset_path: json
