@@ -20,9 +20,9 @@ def serve(job: Job, options: ServeOptions) -> None:
     whole or as a stream, with tool calls and reasoning read back by the chat template; /metrics has
     figures in the text format of Prometheus. Samples of all requests are decoded together, and the
     same seed gives the same tokens in any company. A parameter that is not supported is refused by
-    name. It serves models of softmax attention on one device; for large models or many users use
-    vLLM or SGLang, with which the other commands work in the same way. SIGTERM finishes the
-    requests that run, and refuses those that wait; exit code 75.
+    name. It uses one device; for large models or many users use vLLM or SGLang, with which the
+    other commands work in the same way. SIGTERM finishes the requests that run, and refuses those
+    that wait; exit code 75.
     """
     from sabia.core.recipes.serve_model import run
 

@@ -334,9 +334,7 @@ class Scorer:
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
         like = self.params["embed"]
-        return forward.KVCache.create(
-            self.spec, rows, slots, self.ops, self.dtype, like, states=True
-        )
+        return forward.KVCache.create(self.spec, rows, slots, self.ops, self.dtype, like)
 
     def _hidden(
         self, ids: np.ndarray, positions: np.ndarray | None, cache: forward.KVCache | None

@@ -84,7 +84,8 @@ class Engine:
         # slots for this call: as requested, limited by the cache size, at least one group
         counts = [len(request.samples) for request in requests]
         for_prefixes = self.cache_bytes // 5 * self.shares_prefixes
-        fit = (self.cache_bytes - for_prefixes) // (context * self.position_bytes)
+        position_bytes, state_bytes = self.cache_size()
+        fit = (self.cache_bytes - for_prefixes) // (context * position_bytes + state_bytes)
         capacity = max(min(self.slots, sum(counts), fit), max(counts))
         session = self.session(capacity, context, max(r.max_new_tokens for r in requests))
         for prefix in self._prefixes(requests, for_prefixes):
@@ -101,15 +102,17 @@ class Engine:
             return [Prefix(members=list(range(len(requests))))]
         # of each prompt one token or more is left to run, and all of it for its log-probabilities
         prompts = [() if request.echo else request.prompt[:-1] for request in requests]
-        return prefix_tree(prompts, LEAST_SAVED, cache_bytes // self.position_bytes)
+        position_bytes, state_bytes = self.cache_size()
+        width = max(position_bytes, 1)
+        return prefix_tree(
+            prompts, LEAST_SAVED, cache_bytes // width, extra=-(-state_bytes // width)
+        )
 
     def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
         """A session for `capacity` samples of `context` positions."""
         return Session(self, capacity, context, max_new_tokens)
 
-    @property
-    def position_bytes(self) -> int:
-        """Bytes that the cache needs for a position of a sample."""
-        shapes = [layer.mixer.cache_shapes().values() for layer in self.spec.layers]
-        width = sum(heads * size for layer in shapes for heads, size in layer)
-        return int(width * self.params["embed"].element_size())
+    def cache_size(self) -> tuple[int, int]:
+        """(bytes of the cache for a position of a sample, for its state, which has no length)."""
+        one, two = (self.session(1, slots, 1).cache_bytes for slots in (1, 2))
+        return two - one, 2 * one - two

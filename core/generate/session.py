@@ -59,6 +59,11 @@ class Session:
         return device
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self._cache.nbytes
+
+    @property
     def busy(self) -> bool:
         """Whether a request is waiting or in flight."""
         return bool(self.waiting or self.slots.active)
@@ -138,15 +143,16 @@ class Session:
         for row, prompt in enumerate(prompts):
             padded[row, : len(prompt) - start] = prompt[start:]
         ids = torch.from_numpy(padded).to(device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         cache = self._new_cache(len(prompts), width)
+        cache.lengths = np.array([len(prompt) - start for prompt in prompts])
         if start:
             for ours, theirs in zip(cache.layers, self._prefixes.of(prefix).layers, strict=True):
                 for name, tensor in ours.items():
-                    tensor[:, :start] = theirs[name]
+                    (tensor if "state" in ours else tensor[:, :start])[:] = theirs[name]
         positions = torch.arange(start, width, device=device).expand(ids.shape)
         hidden = self._hidden(ids, positions, cache)
-        last = hidden[torch.arange(len(prompts), device=device), lengths - 1 - start]
+        ends = torch.from_numpy(cache.lengths - 1).to(device)
+        last = hidden[torch.arange(len(prompts), device=device), ends]
         logits = self._logits(last)
         for row, waiting in enumerate(group):
             if waiting.request.echo:
@@ -155,7 +161,8 @@ class Session:
         which = torch.from_numpy(slots.admit(group)).to(device)
         for ours, theirs in zip(self._cache.layers, cache.layers, strict=True):
             for name, tensor in ours.items():
-                tensor[first : slots.active, :width] = theirs[name][which]
+                new = tensor[first : slots.active]
+                (new if "state" in ours else new[:, :width])[:] = theirs[name][which]
         slots.draw(logits[which], first)
 
     def _run_prefix(
@@ -181,12 +188,10 @@ class Session:
         """One more token for every active row."""
         slots = self.slots
         ids, positions = slots.inputs()
-        rows = [
-            {name: tensor[: slots.active] for name, tensor in layer.items()}
-            for layer in self._cache.layers
-        ]
-        view = forward.KVCache(rows, slots.context)
-        slots.draw(self._logits(self._hidden(ids, positions, view)[:, 0]), 0)
+        view = self._cache.first(slots.active).upto(slots.context)
+        hidden = self._hidden(ids, positions, view)
+        self._cache.take_states(view, slots.active)
+        slots.draw(self._logits(hidden[:, 0]), 0)
 
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: forward.KVCache

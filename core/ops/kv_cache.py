@@ -5,7 +5,7 @@ and values; latent attention: latents and one rotated key). `forward.hidden` upd
 under torch the arrays are written in place; under jax they are replaced, and since the class is
 registered as a pytree, a jitted function takes the cache as an argument and returns it.
 
-With `states`, layers that have a state of all tokens so far (gated delta nets) keep it, and a call
+Layers that have a state of all tokens so far (gated delta nets) keep it instead, and a call
 continues from it: `lengths[B]` says how many tokens of each row are no padding (None: all).
 
 `reads` is the number of slots that attention reads (static under jit). None: computed from the
@@ -43,7 +43,6 @@ class KVCache:
         ops: Ops,
         dtype: str = "float32",
         like: Array | None = None,
-        states: bool = False,
     ) -> "KVCache":
         """An empty cache on the device of `like` (default: the backend's)."""
         limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
@@ -55,7 +54,7 @@ class KVCache:
             )
         layers = []
         for layer in spec.layers:
-            if states and isinstance(layer.mixer, GatedDeltaNet):
+            if isinstance(layer.mixer, GatedDeltaNet):
                 layers.append(
                     {name: ops.zeros((batch, *shape), "float32" if name == "state" else dtype, like)
                      for name, shape in layer.mixer.state_shapes().items()}
@@ -93,6 +92,13 @@ class KVCache:
         """The first rows. Under torch what is written to keys and values is written to this cache;
         states are replaced in the result only."""
         return KVCache([{name: x[:rows] for name, x in layer.items()} for layer in self.layers])
+
+    def take_states(self, view: "KVCache", rows: int) -> None:
+        """Set the states of the first rows to those of a view, which a call has replaced."""
+        for layer, replaced in zip(self.layers, view.layers, strict=True):
+            if "state" in layer:
+                for name, x in replaced.items():
+                    layer[name][:rows] = x
 
     def repeated(self, rows: int, slots: int, ops: Ops) -> "KVCache":
         """A cache of so many copies of the first row, each with empty slots after those of this

@@ -26,12 +26,14 @@ def run(options: ServeOptions) -> None:
     context, samples = sizes(engine, options)
     name = options.name or Path(options.model).resolve().name
 
+    position_bytes, state_bytes = engine.cache_size()
+    memory = samples * (context * position_bytes + state_bytes)
+
     def ready(port: int) -> None:
         address = f"http://{options.host}:{port}/v1"
         notes.say(
             f"serving {name} at {address}: contexts of {context:,} tokens, {samples} samples "
-            f"together, {units.format_bytes(samples * context * engine.position_bytes)} for keys "
-            "and values"
+            f"together, {units.format_bytes(memory)} for keys and values"
         )
 
     serve(engine, name, (options.host, options.port), context, samples, options.queue, token, ready)
@@ -39,16 +41,17 @@ def run(options: ServeOptions) -> None:
 
 def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:
     """(context, samples) that fit into the memory of the cache. Raises UsageError."""
-    longest, width = engine.spec.max_positions, engine.position_bytes
-    fit = options.cache_memory // width // CONTEXT_STEP * CONTEXT_STEP  # positions of one sample
-    context = options.context or min(longest, max(fit // SAMPLES, CONTEXT_STEP))
+    longest, memory = engine.spec.max_positions, options.cache_memory
+    width, state = engine.cache_size()
+    shared = max(memory // SAMPLES - state, 0) // max(width, 1) // CONTEXT_STEP * CONTEXT_STEP
+    context = options.context or min(longest, max(shared, CONTEXT_STEP))
     if context > longest:
         raise UsageError(f"--context: {context} (expected at most {longest}, that of the model)")
     context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
-    if context > fit:
+    needed = context * width + state
+    if needed > memory:
         raise UsageError(
-            f"--cache-memory: a sample of {context} tokens needs "
-            f"{units.format_bytes(context * width)} (expected at least as much, or a smaller "
-            "--context)"
+            f"--cache-memory: a sample of {context} tokens needs {units.format_bytes(needed)} "
+            "(expected at least as much, or a smaller --context)"
         )
-    return context, min(options.samples, options.cache_memory // (context * width))
+    return context, min(options.samples, memory // needed)

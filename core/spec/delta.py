@@ -11,7 +11,7 @@ way: the size of a mesh axis must divide the key heads.
 """
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.tensors import TableRow
@@ -73,10 +73,3 @@ class GatedDeltaNet:
         keys, values = self.key_heads * self.key_dim, self.value_heads * self.value_dim
         inputs = dict.fromkeys("qk", (self.taps - 1, keys)) | {"v": (self.taps - 1, values)}
         return {**inputs, "state": (self.value_heads, self.key_dim, self.value_dim)}
-
-    def cache_shapes(self) -> NoReturn:
-        """Raises UsageError: its state is not a cache of tokens."""
-        raise UsageError(
-            "generation: the model has gated delta nets (expected softmax attention in all layers; "
-            "run the exported model in a server and give its URL)"
-        )

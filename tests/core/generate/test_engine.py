@@ -257,7 +257,7 @@ def test_what_prompts_begin_with_is_run_once_and_changes_no_token(family, tokeni
     monkeypatch.setattr(
         forward, "hidden", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
     )
-    size = 160 * 5 * Engine(*model, tokenizer).position_bytes
+    size = 160 * 5 * Engine(*model, tokenizer).cache_size()[0]
     for slots, cache_bytes in ((64, 1 << 30), (3, size), (64, 0)):
         shared = Engine(*model, tokenizer, slots=slots, cache_bytes=cache_bytes,
                         shares_prefixes=True)  # fmt: skip
