@@ -11,6 +11,8 @@ from sabia.core.shards.job import Job
     sabia eval --task sums.toml --model base/ --model tuned/ -o scores.parquet --report report.html
     sabia eval --task sums.toml --model tuned/ --samples 20 --temperature 1 --json
     sabia eval --task enem.toml --task gsm8k.toml --index benchmarks.parquet
+    sabia eval --task enem.yaml --model large/ --shard 0/4 -o part-0.parquet
+    sabia eval part-*.parquet --report report.html
     sabia eval before.parquet after.parquet --report compared.html
     sabia eval --task oab.toml --answers tuned=answers.jsonl --judge-url http://localhost:8000/v1 --judge-model NAME
     """,  # noqa: E501 - a help page wraps it

@@ -191,7 +191,7 @@ def _ratio(
     model: str, task: str, metric: Metric, metrics: Mapping[str, Mapping[Key, float]],
     groups: Groups,
 ) -> Result:  # fmt: skip
-    keys = list(metrics[LOGLIKELIHOOD])
+    keys = sorted(metrics[LOGLIKELIHOOD])  # the draws do not depend on the order of the rows
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
     ratio = statistics.ratio_bootstrap(nats, per, clusters_of(keys, groups))

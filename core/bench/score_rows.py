@@ -20,8 +20,9 @@ BATCH_ROWS = 10_000
 
 
 def schema() -> pa.Schema:
-    """The score schema with the columns model, sample and cluster, and those of verdicts."""
-    own = (("model", pa.string()), ("sample", pa.int64()), ("cluster", pa.string()))
+    """The score schema with the columns model, sample, cluster and shard, and those of verdicts."""
+    own = (("model", pa.string()), ("sample", pa.int64()), ("cluster", pa.string()),
+           ("shard", pa.string()))  # fmt: skip
     more = (*own, *verdict_rows.FIELDS)
     return pa.schema([*schemas.KINDS["score"], *more])
 
@@ -29,7 +30,7 @@ def schema() -> pa.Schema:
 @dataclass(frozen=True)
 class Score:
     """One row. detail: the answer, on the first metric of each sample. cluster: that of the item,
-    '' if it is one of its own."""
+    '' if it is one of its own. shard: of a divided run, such as `0/4 of 120` items."""
 
     model: str
     task: str
@@ -39,6 +40,7 @@ class Score:
     value: float
     detail: Mapping[str, Any] | None = None
     cluster: str = ""
+    shard: str = ""
 
     def row(self) -> dict[str, Any]:
         """The row as a record."""
@@ -82,5 +84,27 @@ def from_batch(batch: pa.RecordBatch, name: str) -> list[ScoreRow]:
         metric = row.get("metric") or "share"
         detail = json.loads(row["detail"]) if row.get("detail") else None
         given = (model, row["task"], row["item_id"], sample, metric, row["value"], detail)
-        scores.append(Score(*given, row.get("cluster") or ""))
+        scores.append(Score(*given, row.get("cluster") or "", row.get("shard") or ""))
     return scores
+
+
+def missing_shards(scores: Iterable[Score]) -> list[str]:
+    """What rows of divided runs lack of a whole one, in words, for each task and model."""
+    cells: dict[tuple[str, str], dict[str, set[int]]] = {}
+    for score in scores:
+        if score.shard:
+            part, _, items = score.shard.partition(" of ")
+            index, _, count = part.partition("/")
+            by_shards = cells.setdefault((score.task, score.model), {})
+            by_shards.setdefault(f"{count} {items}", set()).add(int(index))
+    missing = []
+    for (task, model), divisions in cells.items():
+        if len(divisions) > 1:
+            numbers = " and ".join(key.replace(" ", " shards of ") for key in divisions)
+            missing.append(f"{task}, {model}: rows of several divisions ({numbers} items)")
+        for key, present in divisions.items():
+            parts, total = map(int, key.split())
+            # a task of fewer items than shards has none in the last ones
+            if lacks := [f"{i}/{parts}" for i in range(min(parts, total)) if i not in present]:
+                missing.append(f"{task}, {model}: no rows of shard {', '.join(lacks)}")
+    return missing

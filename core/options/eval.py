@@ -16,7 +16,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, Seeded
+from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, RowOptions, Seeded
 from sabia.core.shards.endings import check_ending
 
 TASKS = needs("task")
@@ -76,6 +76,14 @@ class EvalOptions(
     cache of Hugging Face has; nothing is downloaded."""
     trust_task_code: bool = switch("Run the Python code that YAML tasks name", only=TASKS)
     """It is what their `!function` names: code of the file's author, with your rights."""
+    shard: str | None = changed(
+        RowOptions.shard, help="Items to score: slice I of N, the Slurm task's slice, or all",
+        only=needs("model"),
+    )  # fmt: skip
+    """`1/4` scores every fourth item of each task, from the second on. With `auto`, each task of a
+    Slurm array (or of `srun -n N`) scores a slice, and with `all` all items; each needs a file of
+    its own in `-o`. The rows of all slices, as INPUT of a later call, give the report of the whole
+    run; if those of a slice are missing, it is named and the exit code is 1."""
     limit: int = integer(
         "Number of items to take from each task", 0, least=0, unset="all", only=ANSWERS
     )
@@ -144,5 +152,9 @@ class EvalOptions(
             raise UsageError("--task: is missing (expected it, or score rows as INPUT)")
         if self.task and not (self.model or self.answers or self.index):
             raise UsageError("--model: is missing (expected it, or --answers, with --task)")
+        divided = self.shard not in (None, "all")
+        for flag, given in (("--gate", self.gate), ("--answers", self.answers)):
+            if divided and given:
+                raise UsageError(f"{flag}: not with --shard, but in a call with all rows as INPUT")
         if self.index and not self.index.endswith(".parquet"):
             raise UsageError(f"--index: {self.index} (expected a file ending in .parquet)")

@@ -25,7 +25,14 @@ from sabia.core.bench.items import Item, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import aligned, render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
-from sabia.core.bench.score_rows import Score, ScoreRow, from_batch, schema, to_batches
+from sabia.core.bench.score_rows import (
+    Score,
+    ScoreRow,
+    from_batch,
+    missing_shards,
+    schema,
+    to_batches,
+)
 from sabia.core.bench.task import Task
 from sabia.core.bench.task_files import items_of, load_tasks
 from sabia.core.bench.verdict_rows import VerdictRow
@@ -65,7 +72,9 @@ def run(job: Job, options: EvalOptions) -> None:
         index_line = eval_task_index.write_or_compare(options.index, tasks, job.force)
     if options.index and not (options.model or options.answers):
         return
-    items = {task.name: items_of(task, options.limit, job.seed) for task in tasks}
+    whole = {task.name: items_of(task, options.limit, job.seed) for task in tasks}
+    index, count = job.shard or (0, 1)
+    items = {name: of_task[index::count] for name, of_task in whole.items()}
     budget = open_budget(options, job)
     models = open_models(options, budget)
     if job.dry_run:
@@ -77,7 +86,9 @@ def run(job: Job, options: EvalOptions) -> None:
         notes.note(f"{job.out}: {missing[0]}: what is missing is computed again")
         old = None
     if old is None:
-        fresh = _with_clusters(_scores(options, tasks, items, models, budget), items)
+        made = _scores(options, tasks, items, models, budget)
+        parts = {name: f"{index}/{count} of {len(whole[name])}" for name in whole if count > 1}
+        fresh = _with_places(made, items, parts)
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
@@ -104,6 +115,8 @@ def run(job: Job, options: EvalOptions) -> None:
     checks = _gate_checks(gate, summary, scores, verdicts, capabilities)
     wall_s = time.monotonic() - started
     _publish(job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks)
+    if count == 1 and (lacking := missing_shards(scores)):
+        raise Failed(f"INPUT: {'; '.join(lacking)}; the report is of the other rows only")
     if missing := _missing(fresh, options.max_missing):
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise Failed(
@@ -129,7 +142,10 @@ def _gate_checks(
     return judge(gate, Scores(table, groups, summary.headlines, capabilities, verdicts))
 
 
-def _with_clusters(rows: Iterable[ScoreRow], items: Items) -> list[ScoreRow]:
+def _with_places(
+    rows: Iterable[ScoreRow], items: Items, parts: Mapping[str, str]
+) -> list[ScoreRow]:
+    """The rows with the clusters of their items, and what part of its task a divided run scores."""
     clusters = {
         (task, item.id): item.cluster
         for task, of_task in items.items()
@@ -137,7 +153,11 @@ def _with_clusters(rows: Iterable[ScoreRow], items: Items) -> list[ScoreRow]:
         if item.cluster
     }
     return [
-        replace(row, cluster=clusters.get((row.task, row.item_id), ""))
+        replace(
+            row,
+            cluster=clusters.get((row.task, row.item_id), ""),
+            shard=parts.get(row.task, ""),
+        )
         if isinstance(row, Score)
         else row
         for row in rows

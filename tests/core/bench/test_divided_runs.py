@@ -1,0 +1,111 @@
+"""Shards of an evaluation: their rows together are those of an undivided run."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from in_process import sabia
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"id": f"s{i}", "a": i, "text": f"{i} mais {i} são", "page": i // 3,
+         "options": [str(i), f"{2 * i} são"], "gold": i % 2, "answer": str(i % 10)}
+        for i in range(17)
+    ]  # fmt: skip
+    few = "".join(json.dumps(row) + "\n" for row in rows)
+    (root / "rows.jsonl").write_text(few)
+    (root / "two.jsonl").write_text("".join(few.splitlines(keepends=True)[:2]))
+    asked = 'prompt = "{{a}} mais {{a}}?"\n'
+    choice = f'kind = "multiple_choice"\nchoices = "options"\nanswer = "gold"\n{asked}'
+    for name, text in {
+        "mc": f'data = "rows.jsonl"\nshots = 2\ncluster = "page"\n{choice}',
+        "few": f'data = "two.jsonl"\n{choice}',
+        "said": 'data = "rows.jsonl"\nkind = "exact_match"\nverifier = "contains"\nsamples = 2\n'
+        f"temperature = 1\nmax_new_tokens = 3\n{asked}",
+        "prose": 'data = "rows.jsonl"\nkind = "perplexity"\n',
+    }.items():
+        (root / f"{name}.toml").write_text(f'name = "{name}"\n{text}')
+    return root
+
+
+def report(*words: object) -> dict:
+    """The --json report, without times."""
+    done = sabia("eval", *words, "--json")
+    assert done.exit_code == 0, done.output
+    return {key: value for key, value in json.loads(done.stdout).items() if key != "wall_s"}
+
+
+def close(a: object, b: object) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(close, a, b))
+    return a == pytest.approx(b, rel=1e-6) if isinstance(a, float) else a == b
+
+
+def test_the_rows_of_all_shards_give_the_report_of_the_whole_run(
+    tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = [word for path in sorted(tasks.glob("*.toml")) for word in ("--task", path)]
+    asked += ["--model", tiny_model, "--judge-cache", tmp_path / "c"]
+    whole = report(*asked, "-o", tmp_path / "whole.parquet")
+    parts = [tmp_path / f"part-{i}.parquet" for i in range(4)]
+    for i, part in enumerate(parts):
+        report(*asked, "--shard", f"{i}/4", "-o", part)
+    joined = report(*parts)
+    assert [key for key in whole if not close(joined.get(key), whole[key])] == []
+
+    def rows(*paths: Path) -> list[tuple]:
+        every = [row for path in paths for row in pq.read_table(path).to_pylist()]
+        return sorted((r["task"], r["item_id"], r["sample"], r["metric"]) for r in every)
+
+    assert rows(*parts) == rows(tmp_path / "whole.parquet")
+    counts = [len({r[:2] for r in rows(part)}) for part in parts]
+    assert max(counts) - min(counts) <= 4  # of four tasks
+    # a shard that is given is not computed again, and one that is missing is named
+    again = sabia("eval", *asked, "--shard", "1/4", "-o", parts[1])
+    assert "holds these scores already" in again.output
+    lacking = sabia("eval", parts[0], parts[2], parts[3], "--json")
+    assert lacking.exit_code == 1 and json.loads(lacking.stdout)["results"]
+    for task in ("mc", "said", "prose", "few"):
+        assert f"{task}, tiny: no rows of shard 1/4" in lacking.output
+    # two items have no third shard
+    last = sabia("eval", *parts[:3], "--json")
+    assert "no rows of shard 3/4" in last.output and "few, tiny: no rows" not in last.output
+    other = tmp_path / "other.parquet"
+    report(*asked, "--shard", "0/3", "-o", other)
+    mixed = sabia("eval", *parts, other, "--json")
+    assert mixed.exit_code == 1 and "rows of several divisions" in mixed.output
+
+
+def test_slurm_tasks_take_their_slice(
+    tasks: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"ID": "6", "MIN": "4", "STEP": "1", "COUNT": "5"}
+    for name, value in names.items():
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    out, words = tmp_path / "s.parquet", ("--task", tasks / "prose.toml", "--model", tiny_model)
+    assert "give --shard auto" in sabia("eval", *words, "-o", out).output
+    report(*words, "--shard", "auto", "-o", out)
+    made = pq.read_table(out).to_pylist()
+    assert {row["item_id"] for row in made} == {"s2", "s7", "s12"}
+    assert {row["shard"] for row in made} == {"2/5 of 17"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--shard", "4/4"], "--shard: '4/4'"),
+        (["--shard", "0/2", "--gate", "gate.toml"], "--gate: not with --shard"),
+        (["--shard", "0/2", "--answers", "a.jsonl"], "--answers: not with --shard"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words: list[str], said: str, tasks: Path) -> None:
+    done = sabia("eval", "--task", tasks / "said.toml", "--model", "m", *words)
+    assert done.exit_code == 2 and said in done.output
