@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from sabia.core import notes
+from sabia.core.bench.instruction_checks import check_scores
 from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_matches, word_f1
@@ -251,6 +252,12 @@ def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, 
 def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
     """Score rows of exact_match."""
     rows: list[Score] = []
+    if task.checks:
+        for item, answer in pairs:
+            values, more = check_scores(str(item.answer), answer.text)
+            detail = detail_of(item, answer, more)
+            rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
+        return rows
     matches = exact_matches(task, [(answer.text, str(item.answer)) for item, answer in pairs])
     for (item, answer), match in zip(pairs, matches, strict=True):
         details = {"extracted": match.extracted, "answer": item.answer}

@@ -1,8 +1,9 @@
-"""Metrics of a whole corpus that are no mean over items: BLEU, chrF, TER, binary F1, MCC.
+"""Metrics of a whole corpus that are no mean over items: BLEU, chrF, TER, binary F1, MCC, checks.
 
 An item contributes statistics, one score row each (`bleu.0`, `bleu.1`, …); the metric is a function
 of their sums. BLEU, chrF and TER are those of sacrebleu, with its defaults and its order of the
-statistics. F1 and MCC are made of the indices of the right and of the predicted choice.
+statistics. F1 and MCC are made of the indices of the right and of the predicted choice. `checks` is
+the share of all checks that are passed, from the passed ones and the number of checks of each item.
 """
 
 from collections.abc import Callable, Sequence
@@ -99,6 +100,7 @@ def _mcc(sums: np.ndarray) -> float:
 
 
 CORPUS = {
+    "checks": CorpusMetric(2, lambda each: each, lambda sums: float(sums[0] / sums[1])),
     "bleu": _of_translations("bleu", 10),
     "chrf": _of_translations("chrf", 18),
     "chrf++": _of_translations("chrf++", 24),

@@ -18,6 +18,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from sabia.core.bench.instruction_checks import checks_text
 from sabia.core.bench.task import Task
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
@@ -156,7 +157,11 @@ def _made(task: Task, row: Row, number: int) -> Item:
     if task.kind == "perplexity":
         return Item(name, text=str(value(task.text, row)), fields=row)
     choices = _choices(task, row)
-    given = None if task.kind == "rubric" else value(task.answer, row)
+    given = None if task.kind == "rubric" or task.checks else value(task.answer, row)
+    if task.checks:
+        names = value(task.checks, row)
+        of_each = value(task.check_arguments, row) if task.check_arguments else [{} for _ in names]
+        given = checks_text(names, of_each)
     if task.kind == "exact_match" and given is None:
         raise BadData(f"no answer in column {task.answer!r}")
     if task.verifier == "code":

@@ -75,6 +75,7 @@ METRICS = {
         Metric("token_perplexity", "perplexity", "ratio", False, "tokens", math.exp),
         Metric("perplexity", "perplexity", "ratio", False, "targets", math.exp),
         Metric("brier_score", "score", "mean", False),
+        Metric("checks", "share", "corpus"),
         Metric("bleu", "score", "corpus"),
         Metric("chrf", "score", "corpus"),
         Metric("chrf++", "score", "corpus"),

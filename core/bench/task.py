@@ -23,9 +23,10 @@ NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
 SAMPLERS = ("first", "random")
 SCORINGS = ("items", "points")
 PICKS = ("first", "last")
+METRICS_OF_CHECKS = ("exact_match,loose", "checks", "checks,loose")
 METRICS_OF = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
-    "exact_match": ("exact_match", "f1"),
+    "exact_match": ("exact_match", "f1", *METRICS_OF_CHECKS),
     "rubric": ("share", "points"),
     "perplexity": ("bits_per_byte", "byte_perplexity", "word_perplexity", "token_perplexity"),
 }
@@ -36,6 +37,7 @@ KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("shots", "shots_data", "shots_sampler", "target"), _PROMPTED),
     **dict.fromkeys(("max_new_tokens", "temperature", "top_p", "samples", "stop"), _GENERATED),
     **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
+    **dict.fromkeys(("checks", "check_arguments"), ("exact_match",)),
     **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
     "choices": ("multiple_choice",),
     "answer": ("multiple_choice", "exact_match"),
@@ -51,7 +53,10 @@ class Task:
     through the chat template (always so for messages). target: template of the answer of a shot.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. cluster: column or template of
-    what items have in common (a text, an author), so that they are not independent. yaml: the task
+    what items have in common (a text, an author), so that they are not independent. checks: column
+    or template of names of instruction checks (`instruction_checks`) or verifiers, which an answer
+    must all pass in place of a comparison with `answer`; check_arguments: that of their arguments,
+    one object each (a verifier's is its `reference`). yaml: the task
     file of lm-evaluation-harness that it was made of, which then decides prompts and metrics.
     """
 
@@ -80,6 +85,8 @@ class Task:
     extract_pick: Literal["first", "last"] = "last"
     normalize: tuple[str, ...] = ()
     verifier: str = "exact"
+    checks: str = ""
+    check_arguments: str = ""
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
@@ -131,12 +138,12 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
             kind = "list" if isinstance(default, tuple) else type(default).__name__
             raise UsageError(f"{where}: {key} = {value!r} (expected a {kind})")
     task = Task(**lists, path=path)
-    _check(task, where)
+    _check(task, values.keys(), where)
     _check_that_all_act(task, values.keys(), where)
     return task
 
 
-def _check(task: Task, where: str) -> None:
+def _check(task: Task, given: Collection[str], where: str) -> None:
     one_of: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("kind", (task.kind,), KINDS),
         ("shots_sampler", (task.shots_sampler,), SAMPLERS),
@@ -146,12 +153,19 @@ def _check(task: Task, where: str) -> None:
         ("normalize", task.normalize, NORMALIZERS),
         ("metric", (task.metric,) if task.metric else (), METRICS_OF.get(task.kind, ())),
     )
-    for key, given, allowed in one_of:
-        for value in given:
+    for key, values, allowed in one_of:
+        for value in values:
             if value not in allowed:
                 raise UsageError(f"{where}: {key} {value!r} (expected one of {', '.join(allowed)})")
     if task.kind == "multiple_choice" and not task.choices:
         raise UsageError(f"{where}: no choices (a list, or the column that holds one)")
+    for key in ("answer", "extract", "normalize", "verifier"):
+        if task.checks and key in given:
+            raise UsageError(f"{where}: {key} has no effect with checks")
+    if task.metric in METRICS_OF_CHECKS and not task.checks:
+        raise UsageError(f"{where}: metric {task.metric} needs checks")
+    if task.metric == "f1" and task.checks:
+        raise UsageError(f"{where}: metric f1 has no effect with checks")
     if task.verifier == "code" and (task.normalize or task.metric == "f1"):
         key = "normalize" if task.normalize else "metric f1"
         raise UsageError(f"{where}: {key} has no effect with verifier code (programs are run)")
@@ -186,6 +200,7 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("separator", plain and shots, "with shots before a plain prompt"),
         ("delimiter", joined, "between a plain prompt and choices or the answers of shots"),
         ("extract_pick", bool(task.extract), "with extract"),
+        ("check_arguments", bool(task.checks), "with checks"),
         ("maximum", task.scoring == "points", 'with scoring = "points"'),
     ):
         if key in given and not acts:

@@ -150,6 +150,8 @@ EVERY_KEY = {
     "extract_pick": ("first", "exact_match", {"extract": "x"}),
     "normalize": (["case"], "exact_match", {}),
     "verifier": ("exact", "exact_match", {}),
+    "checks": ("c", "exact_match", {}),
+    "check_arguments": ("a", "exact_match", {"checks": "c"}),
     "max_new_tokens": (1, "exact_match rubric", {}),
     "temperature": (0.5, "exact_match rubric", {}),
     "top_p": (0.5, "exact_match rubric", {}),
