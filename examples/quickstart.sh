@@ -83,5 +83,14 @@ step "quantize, mixed" 'sabia quantize sft.parquet --model grpo/final --recipe m
 wait "$plain" || { cat plain.log && exit 1; }
 cat plain.log
 step "eval" "sabia eval --task sums.toml --task greedy.toml --task choices.toml --model base=base/final --model sft-plain=sft-plain/final --model sft=sft/final --model grpo=grpo/final --model w8=grpo-w8 --model mixed=grpo-mixed --seed $seed -o scores.parquet --report eval.html --json > eval.json"
+# -- the quantized model behind an endpoint: the same questions, now as a client of it asks them
+sabia serve --model grpo-w8 --name sums --port 0 2>serve.log &
+server=$!
+until url=$(grep -o 'http://.*/v1' serve.log); do
+  kill -0 "$server" || { cat serve.log && exit 1; }
+  sleep 0.1
+done
+step "serve" "sabia eval --task greedy.toml --model served=$url#sums --judge-cache calls -o served.parquet"
+kill "$server" && wait "$server" || [ $? = 75 ]
 step "plan the next one" 'sabia plan-cluster --params 1.6T --active 49B | tee plan.txt'
 python "$root/examples/quickstart_report.py" . --corrupt "$corrupt" --seconds $(($(date +%s) - started))
