@@ -1,18 +1,20 @@
 """Instruction checks: verdicts by hand for each id, strict and loose shares, tasks with them."""
 
 import json
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from in_process import stage
 
-from sabia.core.bench.instruction_checks import CHECKS, check_scores, follows, variants
+from sabia.core.bench.instruction_checks import CHECKS, check_scores, checks_text, follows, variants
 from sabia.core.bench.result_summary import summarise
 from sabia.core.bench.score_rows import Score, from_batch
 from sabia.core.bench.task import task_from
 from sabia.core.errors import BadData, UsageError
 
+BLANKS = "\t" * 200_000 + "x"
 FEW, MANY = {"relation": "less than"}, {"relation": "at least"}
 # name, arguments, texts that pass, texts that do not
 CASES = [
@@ -88,6 +90,30 @@ def test_loose_texts_lack_the_first_line_the_last_and_asterisks() -> None:
 def test_bad_checks_are_named(name: str, given: dict, said: str) -> None:
     with pytest.raises(BadData, match=said):
         follows(name, given, "a b")
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "said"),
+    [
+        (None, [], "equal lists"),
+        ([], [], "equal lists"),
+        (["punctuation:no_comma"], [], "equal lists"),
+        ([["a"]], [{}], "no check"),
+        (["unknown:id"], [{}], "no check 'unknown:id'"),
+        (["punctuation:no_comma"], ["x"], "expected an object"),
+        (["contains"], [{"reference": None}], "no argument 'reference'"),
+        (["keywords:existence"], [None], "no argument 'keywords'"),
+    ],
+)
+def test_rows_with_bad_checks_are_refused(names: object, arguments: object, said: str) -> None:
+    with pytest.raises(BadData, match=said):
+        checks_text(names, arguments)
+
+
+def test_a_long_run_of_blanks_takes_little_time() -> None:
+    started = time.process_time()
+    assert follows("length_constraints:number_sentences", MANY | {"num_sentences": 1}, BLANKS)
+    assert time.process_time() - started < 5  # 50 s with a run of this length as it is
 
 
 def test_values_by_prompt_and_by_check() -> None:
