@@ -8,14 +8,47 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import pytest
+import torch
 
+from sabia.core.generate import session
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.session import Session
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.serve.http_server import Server
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 + =", "olá mundo, é só um teste"]
 NAME = "little"
+
+
+class RowByRow(Session):
+    """Computes each row apart, so that other rows cannot change its last bits: samples are exactly
+    those of the row alone."""
+
+    def _next_group(self) -> list[Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "PREFILL_TOKENS", 0)  # one request at a time
+            return super()._next_group()
+
+    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        rows = []
+        for row in range(len(ids)):
+            one = slice(row, row + 1)
+            layers = [{name: x[one] for name, x in layer.items()} for layer in cache.layers]
+            rows.append(super()._hidden(ids[one], positions[one], KVCache(layers)))
+        return torch.cat(rows)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.cat([super(RowByRow, self)._logits(row[None]) for row in hidden])
+
+
+class RowByRowEngine(Engine):
+    """An engine of such sessions."""
+
+    def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
+        return RowByRow(self, capacity, context, max_new_tokens)
 
 
 def little_engine(context: int = 128) -> Engine:
@@ -30,7 +63,7 @@ def little_engine(context: int = 128) -> Engine:
         else (draw.standard_normal(t.shape) * t.init.std * 6).astype(np.float32)
         for t in spec.tensors()
     }
-    return Engine(spec, params, tokenizer)
+    return RowByRowEngine(spec, params, tokenizer)
 
 
 class Client:
@@ -72,12 +105,12 @@ async def serving(
     server = Server(engine, NAME, engine.spec.max_positions, samples, queue, token)
     task = asyncio.create_task(server.run("127.0.0.1", 0, ready.set_result))
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector) as http:
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
         try:
-            yield server, Client(f"http://127.0.0.1:{ready.result()}", session)
+            yield server, Client(f"http://127.0.0.1:{ready.result()}", http)
         finally:
             task.cancel()
             await asyncio.wait([task])

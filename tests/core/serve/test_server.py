@@ -1,7 +1,9 @@
 """The server's answers are those of the engine, whole and as streams, in any company."""
 
 import asyncio
+import contextlib
 import itertools
+import os
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -280,7 +282,7 @@ def test_aborted_requests_leave_the_others_alone(engine: Engine) -> None:
             ours = expected(engine, given, ids)
             assert [c["token_ids"] for c in reply["choices"]] == [s.tokens for s in ours]
 
-        await asyncio.gather(*map(one, range(60)))
+        await asyncio.gather(*map(one, range(30)))
         while server.thread.load.running or server.thread.queued:
             await asyncio.sleep(0.01)
         assert not server.thread._jobs and not server.thread._session.busy
@@ -306,3 +308,58 @@ def test_an_error_of_the_engine_ends_the_server(
                 await task
 
     asyncio.run(whole())
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_of_which_some_are_aborted_and_malformed(engine: Engine) -> None:
+    draw = random.Random(7)
+    counts = {"right": 0, "aborted": 0, "malformed": 0}
+
+    async def call(server: Server, client: Client) -> None:
+        together = asyncio.Semaphore(64)
+
+        async def one(number: int) -> None:
+            body = {**asked(draw), "max_tokens": draw.randint(1, 40), "return_token_ids": True}
+            body["prompt"] = " ".join(draw.choices(WORDS, k=draw.randint(1, 20)))
+            kind = draw.random()
+            async with together:
+                if kind < 0.05:
+                    wait = aiohttp.ClientTimeout(total=draw.uniform(0.001, 0.05))
+                    body |= {"max_tokens": 60, "ignore_eos": True, "stop": []}
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        await client.post(PLAIN, body, timeout=wait)
+                    counts["aborted"] += 1
+                elif kind < 0.06:
+                    status, _ = await client.post(PLAIN, {**body, "temperature": "hot"})
+                    assert status == 400
+                    counts["malformed"] += 1
+                else:
+                    status, reply = await client.post(PLAIN, body)
+                    assert status == 200, reply
+                    ours = await asyncio.to_thread(
+                        expected, engine, body, engine.tokenizer.encode(body["prompt"])
+                    )
+                    given = [choice["token_ids"] for choice in reply["choices"]]
+                    assert given == [sample.tokens for sample in ours]
+                    counts["right"] += 1
+
+        await asyncio.gather(*map(one, range(300)))  # what is allocated once
+        before = resident_bytes()
+        await asyncio.gather(*map(one, range(1000)))
+        while server.thread.load.running or server.thread.queued:
+            await asyncio.sleep(0.01)
+        assert resident_bytes() < 1.05 * before
+        assert not server.thread._jobs and not server.thread._open
+
+    async def whole() -> None:
+        async with serving(engine, samples=64) as (server, client):
+            await call(server, client)
+
+    asyncio.run(whole())
+    assert counts["right"] > 1100 and counts["aborted"] > 30 and counts["malformed"] > 3
