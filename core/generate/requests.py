@@ -24,7 +24,9 @@ class Request:
     temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 filter nothing. A sample ends with a stop
     id (None: the tokenizer's) or where its text holds one of the `stop` strings. `top_logprobs`:
     number of the likeliest tokens to give for each drawn one. `echo`: also give the
-    log-probabilities of the prompt.
+    log-probabilities of the prompt. `presence_penalty` is subtracted from the logit of each token
+    that the sample has, `frequency_penalty` once for each time it has it, and `logit_bias` is added
+    to those of its token ids (before the temperature; as in the API of OpenAI).
     """
 
     prompt: Sequence[int]
@@ -41,6 +43,9 @@ class Request:
     only: tuple[int, ...] | None = None  # only these of the samples 0..n-1
     top_logprobs: int = 0
     echo: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def samples(self) -> Sequence[int]:
@@ -51,6 +56,11 @@ class Request:
     def sampling(self) -> SamplingParams:
         """The request's sampling parameters; raises UsageError for impossible ones."""
         return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def steers(self) -> bool:
+        """Whether logits are changed before sampling."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
     @cached_property
     def name(self) -> str:
@@ -75,6 +85,17 @@ class Request:
                 f"generate: prompt of {len(self.prompt)} + {self.max_new_tokens} new tokens do not "
                 f"fit the model's context of {context}; ask for fewer new tokens"
             )
+        penalties = (self.presence_penalty, self.frequency_penalty)
+        if not all(-2 <= penalty <= 2 for penalty in penalties):
+            raise UsageError(
+                f"generate: penalties {penalties[0]:g} and {penalties[1]:g} (expected -2 to 2)"
+            )
+        for token, bias in self.logit_bias:
+            if not (0 <= token < vocab_size and -100 <= bias <= 100):
+                raise UsageError(
+                    f"generate: bias {bias:g} of token {token} (expected -100 to 100 of a token "
+                    f"below {vocab_size})"
+                )
         if any(not text for text in self.stop):
             raise UsageError("generate: an empty stop string (expected one or more characters)")
         _ = self.sampling

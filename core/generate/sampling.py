@@ -127,18 +127,20 @@ class RowParams:
 
 
 def draw(
-    logits: torch.Tensor, params: RowParams, uniform: np.ndarray
+    logits: torch.Tensor, params: RowParams, uniform: np.ndarray, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(tokens[B], logprobs[B], raw_logprobs[B]) of one draw per row from logits[B, V] (float32).
 
     `logprobs` are of the distribution drawn from (after temperature and filters; 0 for the
-    argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary.
+    argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary. bias[B,
+    V] is added to the logits for the former only.
     """
     import torch
 
     raw = torch.log_softmax(logits, -1)
     greedy = params.temperature == 0
-    scaled = raw / torch.where(greedy, 1.0, params.temperature)
+    steered = raw if bias is None else raw + bias
+    scaled = steered / torch.where(greedy, 1.0, params.temperature)
     if params.any_filter:
         scaled = filtered(scaled, params)
     logprobs = torch.log_softmax(scaled, -1)
@@ -148,7 +150,7 @@ def draw(
     tokens = torch.searchsorted(mass, u * mass[:, -1:], right=True)[:, 0]
     tokens.clamp_(max=logprobs.shape[-1] - 1)
     if params.any_greedy:
-        tokens = torch.where(greedy[:, 0], raw.argmax(-1), tokens)
+        tokens = torch.where(greedy[:, 0], steered.argmax(-1), tokens)
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
     chosen = torch.where(greedy[:, 0], 0.0, chosen) if params.any_greedy else chosen
     return tokens, chosen, raw.gather(1, tokens[:, None])[:, 0]

@@ -100,12 +100,29 @@ class Slots:
         rows = np.arange(start, self.active)
         params = self.params if start == 0 else self.params.take(torch.from_numpy(rows))
         drawn = self.drawn[rows]
-        tokens, logprobs, raw = draw(logits, params, uniforms(self.key[rows], drawn))
+        bias = self._bias(logits, start)
+        tokens, logprobs, raw = draw(logits, params, uniforms(self.key[rows], drawn), bias)
         self.tokens[rows, drawn] = tokens.cpu().numpy()
         self.logprobs[rows, drawn] = logprobs.cpu().numpy()
         self.raw[rows, drawn] = raw.cpu().numpy()
         self.drawn[rows] += 1
         self._rank(logits, start)
+
+    def _bias(self, logits: torch.Tensor, start: int) -> torch.Tensor | None:
+        """What the penalties and biases of rows start..active add to their logits; None if
+        they have none."""
+        steered = [row for row in range(start, self.active) if self.owner[row].of.request.steers]
+        if not steered:
+            return None
+        bias = np.zeros(tuple(logits.shape), np.float32)
+        for row in steered:
+            request, tokens = self.owner[row].of.request, self.tokens[row, : self.drawn[row]]
+            counts = np.bincount(tokens, minlength=bias.shape[1])
+            bias[row - start] -= request.frequency_penalty * counts
+            bias[row - start] -= request.presence_penalty * (counts > 0)
+            for token, more in request.logit_bias:
+                bias[row - start, token] += more
+        return torch.from_numpy(bias).to(self.device)
 
     def _rank(self, logits: torch.Tensor, start: int) -> None:
         """Keep the likeliest tokens of the rows that ask for them."""

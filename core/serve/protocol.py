@@ -1,7 +1,7 @@
 """Requests of the OpenAI API: JSON bodies → requests to the engine.
 
 A parameter that has no effect here is refused by name, except where the value asks for nothing
-(`"presence_penalty": 0`) or names only the caller (`user`). `top_k`, `min_p`, `stop_token_ids`,
+(`"repetition_penalty": 1`) or names only the caller (`user`). `top_k`, `min_p`, `stop_token_ids`,
 `ignore_eos`, `chat_template_kwargs` and `return_token_ids` are those of vLLM. Source:
 https://platform.openai.com/docs/api-reference (chat/create, completions/create).
 """
@@ -25,11 +25,13 @@ COMPLETION_TOKENS = 16  # default of max_tokens in completions
 CALLER = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 # parameters that are accepted with these values only, which ask for nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
-    "logit_bias": ({},), "response_format": ({"type": "text"},), "tool_choice": ("auto",),
+    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "tool_choice": ("auto",),
     "parallel_tool_calls": (True,), "service_tier": ("auto", "default"), "store": (False,),
     "suffix": ("",), "modalities": (["text"],),
 }  # fmt: skip
+# numbers of a request to the engine, with their defaults
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0}  # fmt: skip
 T = TypeVar("T")
 
 
@@ -212,15 +214,17 @@ def _asked(
     stream_usage = options.get("include_usage", False) is True
     top_k = max(body.take("top_k", int, 0), 0)  # -1 as in vLLM: off
     sampling = {name: body.take(name, float, default)
-                for name, default in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0))
-    }  # fmt: skip
+                for name, default in SAMPLING.items()}  # fmt: skip
+    bias = _logit_bias(body.take("logit_bias", dict, {}))
     token_ids = body.take("return_token_ids", bool, False)
     body.end()
     requests = [
         Request(
-            prompt, max(most, 1), sampling["temperature"], top_k, sampling["top_p"],
-            sampling["min_p"], seed, tuple(stop), ends, count, top_logprobs=alternatives or 0,
-            echo=echo and alternatives is not None,
+            prompt, max(most, 1), top_k=top_k, seed=seed, stop=tuple(stop), stop_ids=ends, n=count,
+            top_logprobs=alternatives or 0, echo=echo and alternatives is not None,
+            logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
+            min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
+            frequency_penalty=sampling["frequency_penalty"],
         )
         for prompt in prompts
     ]  # fmt: skip
@@ -232,6 +236,14 @@ def _asked(
     return Asked(
         requests, texts, turn, alternatives, stream, stream_usage, token_ids, echo, most == 0
     )
+
+
+def _logit_bias(values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    """Pairs of an object from token ids, as text, to numbers."""
+    try:
+        return tuple((int(token), float(bias)) for token, bias in values.items())
+    except (TypeError, ValueError):
+        raise Rejected("logit_bias: expected numbers by token id", "logit_bias") from None
 
 
 def _check_model(body: Body, model: str) -> None:

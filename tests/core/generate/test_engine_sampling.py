@@ -1,10 +1,15 @@
 """Sampling: the distribution drawn from, its filters, and numbers that depend on names only."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
+from served import little_engine
 
 from sabia.core.errors import UsageError
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.requests import Request
 from sabia.core.generate.sampling import (
     RowParams,
     SamplingParams,
@@ -13,6 +18,7 @@ from sabia.core.generate.sampling import (
     stream_keys,
     uniforms,
 )  # fmt: skip
+from sabia.core.model import forward
 
 
 def test_uniforms_are_uniform_and_named():
@@ -100,3 +106,43 @@ def test_a_token_of_no_probability_is_never_drawn():
 def test_impossible_parameters(values):
     with pytest.raises(UsageError):
         SamplingParams(*values)
+
+
+def test_penalties_and_biases_change_the_distribution_drawn_from() -> None:
+    """Against a plain computation of each step, from logits of the tokens so far."""
+    engine = little_engine()
+    vocab, prompt = engine.spec.vocab_size, engine.tokenizer.encode("the quick")
+    for seed in range(6):
+        numbers = random.Random(seed)
+        presence, frequency = numbers.uniform(-2, 2), numbers.uniform(-2, 2)
+        bias = tuple((numbers.randrange(vocab), numbers.uniform(-5, 5)) for _ in range(seed))
+        temperature = numbers.choice([0.0, 0.8, 1.0])
+        settings = {"presence_penalty": presence, "frequency_penalty": frequency}
+        request = Request(
+            prompt, 12, temperature, seed=seed, stop_ids=(), logit_bias=bias, **settings
+        )
+        plain = Request(prompt, 12, 1.0, seed=seed, stop_ids=(), id="plain")
+        made = next(one for one in engine.generate([request, plain]) if one.request_id != "plain")
+        for step, token in enumerate(made.tokens):
+            before = [*prompt, *made.tokens[:step]]
+            (one,) = engine_logprobs(engine, before)
+            raw, counts = one.copy(), np.bincount(made.tokens[:step], minlength=vocab)
+            one -= frequency * counts + presence * (counts > 0)
+            for number, more in bias:
+                one[number] += more
+            assert made.raw_logprobs[step] == pytest.approx(raw[token], abs=1e-4)
+            if temperature == 0:
+                assert one[token] == pytest.approx(one.max(), abs=1e-4)
+            else:
+                one = one / temperature
+                expected = one[token] - np.log(np.exp(one - one.max()).sum()) - one.max()
+                assert made.logprobs[step] == pytest.approx(expected, abs=1e-4)
+
+
+def engine_logprobs(engine: Engine, tokens: list[int]) -> np.ndarray:
+    """[1, V] log-probabilities of the next token."""
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        hidden = forward.hidden(engine.spec, engine.params, ids, engine.ops)[:, -1:]
+        logits = forward.logits(engine.spec, engine.params, hidden, engine.ops)
+    return torch.log_softmax(logits[:, 0], -1).double().numpy()

@@ -50,6 +50,8 @@ def asked(draw: random.Random) -> dict[str, Any]:
     body |= {"temperature": draw.choice([0, 0.7, 1, 1.5]), "n": draw.choice([1, 1, 2, 3])}
     body |= draw.choice([{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": -1}])
     body |= draw.choice([{}, {"stop": "e"}, {"stop": ["do", "th", " "]}, {"ignore_eos": True}])
+    body |= draw.choice([{}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.5}])
+    body |= draw.choice([{}, {"logit_bias": {"65": 4, "100": -100}}])
     return body | draw.choice([{}, {"stop_token_ids": [7, 70]}])
 
 
@@ -62,6 +64,9 @@ def expected(engine: Engine, body: dict[str, Any], prompt: list[int]) -> list[Co
         body.get("top_p", 1.0), body.get("min_p", 0.0), body["seed"],
         (stop,) if isinstance(stop, str) else tuple(stop),
         (*ends, *body.get("stop_token_ids", ())), body["n"],
+        presence_penalty=body.get("presence_penalty", 0.0),
+        frequency_penalty=body.get("frequency_penalty", 0.0),
+        logit_bias=tuple((int(k), v) for k, v in body.get("logit_bias", {}).items()),
     )])  # fmt: skip
 
 
@@ -201,7 +206,10 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (PLAIN, {"prompt": "a", "stop": [""]}, 400, ""),
     (PLAIN, {"prompt": "a", "logprobs": 21}, 400, ""),
     (PLAIN, {"prompt": "a", "best_of": 4}, 400, "best_of"),
-    (PLAIN, {"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty"),
+    (PLAIN, {"prompt": "a", "presence_penalty": 2.5}, 400, ""),
+    (PLAIN, {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+    (PLAIN, {"prompt": "a", "logit_bias": {"999": 1}}, 400, ""),
+    (PLAIN, {"prompt": "a", "repetition_penalty": 1.1}, 400, "repetition_penalty"),
     (PLAIN, {"prompt": "a", "colour": "red"}, 400, "colour"),
     (PLAIN, {"prompt": "a", "stream_options": {"include_usage": True}}, 400, "stream_options"),
     (CHAT, {"messages": []}, 400, "messages"),
@@ -232,7 +240,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine) -> None:
         large = {"prompt": "a" * (9 << 20)}
         status, reply = await client.post(PLAIN, large)
         assert status == 413 and "8 MiB" in reply["error"]["message"]
-        neutral = {"presence_penalty": 0, "logit_bias": {}, "user": "me", "suffix": None}
+        neutral = {"repetition_penalty": 1, "logit_bias": {}, "user": "me", "suffix": None}
         assert (await client.post(PLAIN, {"prompt": "a", **neutral}))[0] == 200
         assert (await client.post("/v1/embeddings", {}))[0] == 404
 
