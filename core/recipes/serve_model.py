@@ -30,7 +30,8 @@ def run(options: ServeOptions) -> None:
     memory = samples * (context * position_bytes + state_bytes)
 
     def ready(port: int) -> None:
-        address = f"http://{options.host}:{port}/v1"
+        host = f"[{options.host}]" if ":" in options.host else options.host  # of IPv6
+        address = f"http://{host}:{port}/v1"
         notes.say(
             f"serving {name} at {address}: contexts of {context:,} tokens, {samples} samples "
             f"together, {units.format_bytes(memory)} for keys and values"

@@ -1,9 +1,11 @@
 """`sabia serve` as users start and end it, and other commands that use it as their server."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -165,6 +167,18 @@ def test_an_address_of_others_needs_a_token(model: Path) -> None:
 def test_what_cannot_be_is_refused(model: Path, words: tuple[object, ...], hint: str) -> None:
     done = sabia("serve", "--model", model, *words)
     assert done.returncode == 2 and hint in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_an_address_of_ipv6(model: Path) -> None:
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+    started = Started("--model", model, "--host", "::1")
+    assert "//[::1]:" in started.url
+    assert started.post("/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+    assert started.end()[0] == 75
 
 
 def test_a_port_in_use_and_no_model_are_errors(server: Started, model: Path) -> None:
