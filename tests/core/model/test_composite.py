@@ -1,13 +1,11 @@
 """Language models inside models with sight: read, computed, and handed on with all their parts."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model import forward
 from sabia.core.model.storage import hub
 from sabia.core.spec import from_config, load_spec
 
@@ -99,8 +97,3 @@ def test_a_list_of_tensors_that_cannot_be_read_is_bad_data(size: int, tmp_path: 
     (model / "model.safetensors").write_bytes(size.to_bytes(8, "little") + b"nonsense")
     with pytest.raises(BadData, match="list of tensors"):
         load_spec(model)
-
-
-def test_decoding_with_a_delta_net_is_refused_by_name(ops: Any) -> None:
-    with pytest.raises(UsageError, match="gated delta net"):
-        forward.KVCache.create(from_config(CONFIGS["qwen3.5"]), 1, 8, ops)
