@@ -135,6 +135,7 @@ def test_several_answers_of_a_record_differ(tmp_path, recipe):
         assert len({row["messages"][-1]["content"] for row in rows}) == 3
 
 
+@pytest.mark.slow
 def test_kills_at_random_lose_and_double_nothing(tmp_path, recipe):
     (tmp_path / "in").mkdir()
     for part in range(3):

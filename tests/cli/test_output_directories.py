@@ -72,7 +72,14 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("stage", LINES)
+SLOW = ("classify, no figures", "dedup by URL", "dedup, spans marked", "dedup by line",
+        "dedup, decisions")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in LINES],
+)
 def test_an_output_directory_is_a_data_set(documents: Path, tmp_path: Path, stage: str) -> None:
     command, *options = LINES[stage]
     out = tmp_path / "out"

@@ -83,6 +83,7 @@ def cases(device):
     assert len(list(out.iterdir())) <= 6
 
 
+@pytest.mark.slow  # waits for a limit of 30 s
 def test_a_case_that_hangs_is_ended_and_named(tmp_path: Path) -> None:
     hangs = (
         HEAD

@@ -52,7 +52,7 @@ def plain_logprobs(engine: Engine, prompt: list[int], tokens: list[int]) -> np.n
 
 
 def test_samples_are_those_of_whole_passes_in_any_company(engine: Engine) -> None:
-    asked = requests(30)
+    asked = requests(14)
     whole = {(c.request_id, c.sample): c for c in engine.generate(asked)}
     for request in asked:
         for number in request.samples:
@@ -67,7 +67,7 @@ def test_samples_are_those_of_whole_passes_in_any_company(engine: Engine) -> Non
 
     cramped = Engine(engine.spec, engine.params, Words(), slots=4)
     assert tokens(cramped.generate(asked[::-1])) == {k: c.tokens for k, c in whole.items()}
-    for request in asked[:5]:
+    for request in asked[:3]:
         alone = tokens(engine.generate([request]))
         assert alone == {k: whole[k].tokens for k in alone}
 

@@ -127,7 +127,10 @@ def test_a_spike_stops_the_run_where_that_is_asked_for(commands: Commands, tmp_p
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [(("--max-rewinds", 0), b"after 0 rewinds"), (("--max-skipped", "1%"), b"left out by now")],
+    [
+        (("--max-rewinds", 0), b"after 0 rewinds"),
+        pytest.param(("--max-skipped", "1%"), b"left out by now", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_fails_at_its_limits(
     commands: Commands, tmp_path: Path, option: tuple, message: bytes
