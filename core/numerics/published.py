@@ -9,13 +9,16 @@ Every MXFP4 value is a bfloat16; FP8 ones are exact float32 products.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.numerics.compressed import DEFAULT_BLOCK, decode_weight
 from sabia.core.numerics.floats import E2M1
+from sabia.core.numerics.scales import Scales, decode
+from sabia.core.numerics.schemes import BLOCK, SCHEMES
+from sabia.core.numerics.tiles import unpack_fp4
 
 Arrays = Mapping[str, np.ndarray]
 BLOCKS, SCALES, SCALE_INV = "_blocks", "_scales", "_scale_inv"
@@ -28,7 +31,7 @@ def dequantize(tensors: Arrays, quantization_config: Mapping[str, Any]) -> dict[
         return _pairs(tensors, BLOCKS, SCALES, decode_mxfp4)
     if method != "fp8" or quantization_config.get("fmt", "e4m3") != "e4m3":
         raise BadData(f"quantized checkpoint: {method} (expected mxfp4, or fp8 in e4m3)")
-    rows, columns = quantization_config.get("weight_block_size") or DEFAULT_BLOCK
+    rows, columns = quantization_config.get("weight_block_size") or BLOCK
     return _pairs(
         tensors, "", SCALE_INV, lambda codes, scale: decode_fp8(codes, scale, (rows, columns))
     )
@@ -55,13 +58,11 @@ def decode_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
     if blocks.ndim != 4 or blocks.shape != (*scales.shape, 16):
         raise BadData(f"blocks {list(blocks.shape)} with scales {list(scales.shape)}")
-    table = E2M1.decode(np.arange(16, dtype=np.uint8))  # value of each 4-bit code
     experts, rows, groups = scales.shape
     out = np.empty((experts, 32 * groups, rows), ml_dtypes.bfloat16)
     for expert, (block, scale) in enumerate(zip(blocks, scales, strict=True)):
-        # the low half of a byte is the even number; 2^(scale - 127) multiplies a block of 32
-        numbers = np.stack((table[block & 15], table[block >> 4]), -1).reshape(rows, groups, 32)
-        numbers = np.ldexp(numbers, scale.astype(np.int32)[..., None] - 127)
+        # 2^(scale - 127) multiplies a block of 32
+        numbers = np.ldexp(E2M1.decode(unpack_fp4(block)), scale.astype(np.int32)[..., None] - 127)
         out[expert] = numbers.reshape(rows, -1).T  # [32·G, R]
     return out
 
@@ -72,4 +73,6 @@ def decode_fp8(codes: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> 
     expected = tuple(-(-size // step) for size, step in zip(codes.shape, block, strict=True))
     if scale.shape != expected:
         raise BadData(f"scales {list(scale.shape)} (expected {list(expected)})")
-    return decode_weight({"weight": codes, "weight_scale": scale}, block)
+    if codes.dtype.itemsize != 1:
+        raise BadData(f"weight is {codes.dtype} (expected float8)")
+    return decode(codes.view(np.uint8), Scales(scale), replace(SCHEMES["fp8-block"], tile=block))

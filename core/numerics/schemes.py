@@ -1,83 +1,196 @@
 """Named number formats of a Linear's weight, in the words of compressed-tensors.
 
-  w4a16  4-bit integers, a scale for each group of columns     pack-quantized
-  w8a16  8-bit integers, a scale for each row                  pack-quantized
-  w8a8   the same weights as w8a16; the server quantizes the activations of each token to 8 bits
-                                                               int-quantized
-  fp8    E4M3, a scale for each row; activations of each token to E4M3 by the server
-                                                               float-quantized
-  bf16   not quantized
-Presets and JSON keys follow compressed-tensors 0.19 (`quantization_config` of config.json).
+A format is a record: the element of a code, the tile of the matrix that shares a scale, the stored
+form of the scale, and how the server rounds the inputs of the product. SCHEMES is the table of
+those that are written. Names that end in a16 keep the inputs in BF16; the others round them.
+  w4a16, w4a16-asym    4-bit integers, a scale for each group of columns, and a zero point
+  w8a16, w8a8          8-bit integers, a scale for each row
+  fp8, fp8-static      E4M3, a scale for each row and each token, or for each matrix and its inputs
+  fp8-block            E4M3, a scale for 128 by 128 weights and for 128 inputs (DeepSeek-V3)
+  mxfp8[a16]           E4M3, a power of two for each 32 columns (OCP Microscaling Formats 1.0)
+  mxfp4[a16]           E2M1, a power of two for each 32 columns
+  nvfp4[a16]           E2M1, an E4M3 scale for each 16 columns, and a float32 scale for the matrix
+  bf16                 not quantized
+Presets and JSON keys follow compressed-tensors 0.19 (`quantization_config` of config.json), which
+has no form for NF4.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
+from sabia.core.numerics.floats import E2M1, E4M3, SmallFloat
+from sabia.core.numerics.integers import Integers
 
 VERSION = "0.19.0"  # of the compressed-tensors format written here
+ELEMENTS: dict[str, Integers | SmallFloat] = {"int2": Integers(2), "int4": Integers(4)}
+ELEMENTS |= {"int8": Integers(8), "e4m3": E4M3, "e2m1": E2M1}
+ScaleKind = Literal["bf16", "e4m3", "e8m0"]
+_SCALE_DTYPES = {"bf16": None, "e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}
+_SCALE_OF_FORMAT: dict[str, ScaleKind] = {"nvfp4-pack-quantized": "e4m3"}
+_SCALE_OF_FORMAT |= {"mxfp4-pack-quantized": "e8m0", "mxfp8-quantized": "e8m0"}
+DEFAULT_GROUP = 128
+BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the inputs of a product are rounded by the server.
+
+    strategy: what shares a scale: a token, a group of columns of a token, or all (tensor).
+    dynamic: False if the scale is stored; `local` if the groups' scales are computed and that of
+    all is stored.
+    """
+
+    element: str
+    strategy: Literal["token", "tensor", "group", "tensor_group"]
+    dynamic: bool | Literal["local"] = True
+    group: int | None = None
+    scale: ScaleKind = "bf16"
+
+    @property
+    def part(self) -> str | None:
+        """The suffix of the stored scale; None if there is none."""
+        names = {False: "input_scale", "local": "input_global_scale"}
+        return names.get(self.dynamic)
+
+    def label(self) -> str:
+        """`int8 by token`."""
+        return f"{self.element}{'' if self.dynamic else ', static,'} by {self.strategy}"
+
+    def arguments(self) -> dict[str, Any]:
+        """The entry `input_activations`."""
+        made = _arguments(self.element, self.strategy, self.group, self.scale)
+        return made | {"dynamic": self.dynamic}
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """A format; `group`: number of columns that share a scale, None for one scale per row."""
+    """A format; tile: rows and columns that share a scale, None for all of them."""
 
     name: str
-    bits: int
-    type: str  # int or float
+    element: str
     format: str
-    group: int | None = None
-    dynamic_activations: bool = False
+    tile: tuple[int | None, int | None] = (1, None)
+    scale: ScaleKind = "bf16"
+    symmetric: bool = True
+    inputs: Inputs | None = None
 
     @property
     def quantizes(self) -> bool:
         """False for bf16."""
         return self.format != "dense"
 
+    @property
+    def codes(self) -> Integers | SmallFloat:
+        """The element of a code."""
+        return ELEMENTS[self.element]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.codes.bits if self.quantizes else 16
+
+    @property
+    def group(self) -> int | None:
+        """Columns that share a scale in one row; None for a scale per row, block or matrix."""
+        return self.tile[1] if self.tile[0] == 1 else None
+
+    @property
+    def sizes_groups(self) -> bool:
+        """Whether the number of columns of a group is a choice."""
+        return self.element.startswith("int") and self.group is not None
+
+    @property
+    def searches(self) -> bool:
+        """Whether scales are searched: those of integers and of 4 bits."""
+        return self.element.startswith("int") or self.bits == 4
+
+    def with_group(self, group: int | None) -> "Scheme":
+        """The format with other groups; None for one scale per row."""
+        return replace(self, tile=(1, group))
+
+    def tiles(self, rows: int, columns: int) -> tuple[int, int]:
+        """How many scales a matrix has, down and across."""
+        height, width = self.tile[0] or rows, self.tile[1] or columns
+        return -(-rows // max(height, 1)), -(-columns // max(width, 1))
+
     def label(self) -> str:
         """`w4a16 g64`, `w8a16`."""
-        return f"{self.name} g{self.group}" if self.group else self.name
+        return f"{self.name} g{self.group}" if self.sizes_groups else self.name
+
+    @property
+    def strategy(self) -> str:
+        """What shares a scale, in the words of compressed-tensors."""
+        if self.tile == (None, None):
+            return "tensor"
+        if self.tile[0] != 1:
+            return "block"
+        if self.group is None:
+            return "channel"
+        return "tensor_group" if self.scale == "e4m3" else "group"
 
     def config_group(self, targets: list[str]) -> dict[str, Any]:
         """The entry of `config_groups` for the modules named in `targets`."""
-        strategy = "group" if self.group else "channel"
-        activations = self._arguments("token", None, True) if self.dynamic_activations else None
+        weights = _arguments(self.element, self.strategy, self.group, self.scale)
+        weights |= {"symmetric": self.symmetric, "dynamic": False}
+        if not self.symmetric:
+            weights["zp_dtype"] = "torch.int8"
+        if self.strategy == "block":
+            weights["block_structure"] = list(self.tile)
         return {
             "format": self.format,
             "targets": targets,
-            "weights": self._arguments(strategy, self.group, False),
-            "input_activations": activations,
+            "weights": weights,
+            "input_activations": self.inputs.arguments() if self.inputs else None,
             "output_activations": None,
         }
 
-    def _arguments(self, strategy: str, group: int | None, dynamic: bool) -> dict[str, Any]:
-        return {
-            "num_bits": self.bits,
-            "type": self.type,
-            "symmetric": True,
-            "strategy": strategy,
-            "group_size": group,
-            "block_structure": None,
-            "dynamic": dynamic,
-            "actorder": None,
-            "scale_dtype": None,
-            "zp_dtype": None,
-            "observer": None,
-            "observer_kwargs": {},
-        }
+
+def _arguments(element: str, strategy: str, group: int | None, scale: ScaleKind) -> dict[str, Any]:
+    return {
+        "num_bits": ELEMENTS[element].bits,
+        "type": "int" if element.startswith("int") else "float",
+        "symmetric": True,
+        "strategy": strategy,
+        "group_size": group,
+        "block_structure": None,
+        "dynamic": False,
+        "actorder": None,
+        "scale_dtype": _SCALE_DTYPES[scale],
+        "zp_dtype": None,
+        "observer": None,
+        "observer_kwargs": {},
+    }
 
 
-DEFAULT_GROUP = 128
+INT8_TOKENS, FP8_TOKENS = Inputs("int8", "token"), Inputs("e4m3", "token")
+_FP4 = Inputs("e2m1", "tensor_group", "local", 16, "e4m3")
 SCHEMES = {
     scheme.name: scheme
     for scheme in (
-        Scheme("bf16", 16, "float", "dense"),
-        Scheme("w8a16", 8, "int", "pack-quantized"),
-        Scheme("w8a8", 8, "int", "int-quantized", dynamic_activations=True),
-        Scheme("w4a16", 4, "int", "pack-quantized", DEFAULT_GROUP),
-        Scheme("fp8", 8, "float", "float-quantized", dynamic_activations=True),
+        Scheme("bf16", "bf16", "dense"),
+        Scheme("w8a16", "int8", "pack-quantized"),
+        Scheme("w8a8", "int8", "int-quantized", inputs=INT8_TOKENS),
+        Scheme("w4a16", "int4", "pack-quantized", (1, DEFAULT_GROUP)),
+        Scheme("w4a16-asym", "int4", "pack-quantized", (1, DEFAULT_GROUP), symmetric=False),
+        Scheme("fp8", "e4m3", "float-quantized", inputs=FP8_TOKENS),
+        Scheme("fp8-static", "e4m3", "float-quantized", (None, None),
+               inputs=Inputs("e4m3", "tensor", dynamic=False)),
+        Scheme("fp8-block", "e4m3", "float-quantized", BLOCK,
+               inputs=Inputs("e4m3", "group", group=128)),
+        Scheme("mxfp8", "e4m3", "mxfp8-quantized", (1, 32), "e8m0",
+               inputs=Inputs("e4m3", "group", group=32, scale="e8m0")),
+        Scheme("mxfp8a16", "e4m3", "mxfp8-quantized", (1, 32), "e8m0"),
+        Scheme("mxfp4", "e2m1", "mxfp4-pack-quantized", (1, 32), "e8m0",
+               inputs=Inputs("e2m1", "group", group=32, scale="e8m0")),
+        Scheme("mxfp4a16", "e2m1", "mxfp4-pack-quantized", (1, 32), "e8m0"),
+        Scheme("nvfp4", "e2m1", "nvfp4-pack-quantized", (1, 16), "e4m3", inputs=_FP4),
+        Scheme("nvfp4a16", "e2m1", "nvfp4-pack-quantized", (1, 16), "e4m3"),
     )
-}
+}  # fmt: skip
 
 
 def scheme_named(name: str) -> Scheme:
@@ -85,6 +198,76 @@ def scheme_named(name: str) -> Scheme:
     if name not in SCHEMES:
         raise UsageError(f"no number format {name!r} (expected one of {', '.join(SCHEMES)})")
     return SCHEMES[name]
+
+
+def read_scheme(group: Mapping[str, Any], format: str) -> Scheme:
+    """The format of an entry of `config_groups`; format: that of the configuration as a whole.
+
+    Its name is that of the entry's elements. Raises BadData for what is not read here.
+    """
+    weights, form = group["weights"], group.get("format") or format
+    tiles: dict[Any, tuple[int | None, int | None]] = {
+        "tensor": (None, None),
+        "channel": (1, None),
+        "group": (1, weights.get("group_size")),
+        "tensor_group": (1, weights.get("group_size")),
+        "block": tuple(weights.get("block_structure") or BLOCK),
+    }
+    element, strategy = _element(weights), weights.get("strategy")
+    if strategy is None:
+        size = weights.get("group_size")
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    if element is None or strategy not in tiles:
+        raise BadData(
+            f"weights of {weights.get('type')}{weights.get('num_bits')} by {strategy} are not read "
+            f"(expected {', '.join(ELEMENTS)} by {', '.join(tiles)})"
+        )
+    scale, symmetric = _SCALE_OF_FORMAT.get(form, "bf16"), weights.get("symmetric", True)
+    return Scheme(element, element, form, tiles[strategy], scale, symmetric)
+
+
+def read_inputs(arguments: Mapping[str, Any]) -> Inputs | None:
+    """The rule of an entry `input_activations`; None for one that is not computed here."""
+    element, strategy = _element(arguments), arguments.get("strategy")
+    dynamic, group = arguments.get("dynamic", False), arguments.get("group_size")
+    kind = str(arguments.get("scale_dtype"))
+    scales = {"torch.uint8": "e8m0", "torch.float8_e4m3fn": "e4m3"}
+    scale: Any = scales.get(kind, "e4m3" if strategy == "tensor_group" else "bf16")
+    rule = Inputs(element or "", strategy, dynamic, group, scale)  # type: ignore[arg-type]
+    known = {"token": (True,), "tensor": (False, True), "group": (True,)}
+    allowed = (known | {"tensor_group": ("local",)}).get(str(strategy), ())
+    fits = element in ("int8", "e4m3", "e2m1") and dynamic in allowed
+    return rule if fits and arguments.get("symmetric", True) else None
+
+
+def _element(arguments: Mapping[str, Any]) -> str | None:
+    bits, kind = arguments.get("num_bits"), arguments.get("type", "int")
+    name = f"int{bits}" if kind == "int" else {4: "e2m1", 8: "e4m3"}.get(bits or 0, "")
+    return name if name in ELEMENTS else None
+
+
+def group_of(config: Mapping[str, Any], module: str) -> Mapping[str, Any] | None:
+    """The entry of `config_groups` for a Linear by its module's name; None if it is not quantized.
+
+    A group that has the very name comes before one with a pattern, and that before `Linear`.
+    """
+    if matches(module, config.get("ignore") or ()) is not None:
+        return None
+    found: list[tuple[int, Mapping[str, Any]]] = []
+    for group in (config.get("config_groups") or {}).values():
+        rank = matches(module, group.get("targets") or ())
+        if rank is not None:
+            found.append((rank, group))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def matches(module: str, targets: Sequence[str]) -> int | None:
+    """How `targets` name a module: 0 by its name, 1 by `re:PATTERN`, 2 as a Linear; None: not."""
+    if module in targets:
+        return 0
+    if any(t.startswith("re:") and re.match(t[3:], module) for t in targets):
+        return 1
+    return 2 if "Linear" in targets else None
 
 
 def quantization_config(groups: dict[Scheme, list[str]], ignore: list[str]) -> dict[str, Any]:

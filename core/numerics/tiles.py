@@ -58,6 +58,11 @@ def pack_fp4(codes: np.ndarray) -> np.ndarray:
     return codes[..., ::2] | codes[..., 1::2] << 4
 
 
+def unpack_fp4(packed: np.ndarray) -> np.ndarray:
+    """E2M1 codes[..., C] of bytes[..., C/2]."""
+    return np.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1)
+
+
 def _scales(x: np.ndarray, layout: Layout) -> tuple[np.ndarray | None, np.ndarray]:
     largest = np.float32(FORMATS[layout.element].max)
     down, across = layout.tiles(*x.shape)

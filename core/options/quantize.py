@@ -20,22 +20,28 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     """It is written completely or not at all."""
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     recipe: str = text(
-        "Recipe: mixed, w8, w8a8, w4, fp8, or a TOML file", "NAME|FILE.toml", default="mixed",
-        common=True,
+        "Recipe: mixed, w8, w4, a number format such as nvfp4, or a TOML file", "NAME|FILE.toml",
+        default="mixed", common=True,
     )  # fmt: skip
-    """A recipe defines the number format of each component of the model."""
+    """A recipe defines the number format of each component of the model. `mixed` has 8 bits in
+    attention and head, 4 bits in the feed-forward parts; `w8` and `w4` include the head. The name
+    of a format applies it to attention and feed-forward parts: `w4a16` and `w4a16-asym` (4-bit
+    integers, with zero points), `w8a16`, `w8a8`, `fp8` (a scale for each row and token),
+    `fp8-static`, `fp8-block` (128 by 128, as DeepSeek-V3), `mxfp8`, `mxfp4`, `nvfp4`; `mxfp8a16`,
+    `mxfp4a16` and `nvfp4a16` round no activations. `fp8-static` and `nvfp4` store scales of
+    activations, which are measured on the calibration records."""
     group_size: int | None = integer(
-        "Columns that share the scale of a 4-bit matrix", None, least=1,
+        "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",
     )  # fmt: skip
-    """It must divide the columns of every 4-bit matrix; the error lists the sizes that do. If none
+    """It must divide the columns of every such matrix; the error lists the sizes that do. If none
     of 128, 64 and 32 divides the columns, there is one scale per row. The rows of the output name
     the group size of each matrix."""
     rounding: str | None = choice(
         "Rounding method", "auto", "gptq", "rtn", default=None, unset="the recipe's, or auto"
     )
     """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
-    nearest; `gptq` uses GPTQ for 8-bit integers too; `rtn` rounds to nearest, without calibration.
+    nearest; `gptq` uses GPTQ for 8 bits too; `rtn` rounds to nearest, without calibration.
     An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
     rounded to nearest, which the summary and the rows of the output say."""
     scale: str | None = choice(
@@ -43,7 +49,7 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         unset="the recipe's, or mse",
     )  # fmt: skip
     """`mse` is the scale with the least squared rounding error, `absmax` the smallest scale that
-    clips no value."""
+    clips no value. Scales of FP8 are not searched."""
     samples: int = integer("Number of calibration records", 256, least=1, group="Data")
     """They are a uniform random sample of the input; `--seed` determines it."""
     held_out: int = integer("Records held out to compare the models on", 64, least=0, group="Data")

@@ -61,8 +61,9 @@ def ops_as_served(backend: str, spec: ModelSpec) -> Ops:
     says; those of `load_ops` for other models. UsageError where the backend does not."""
     formats = input_formats(spec)
     if formats and backend != "torch":
+        label = min(form.rule.label() for form in formats.values())
         raise UsageError(
-            f"--backend: {backend} does not round activations to {min(formats.values())}, as "
+            f"--backend: {backend} does not round activations to {label}, as "
             "servers of this quantized model do (expected torch)"
         )
     return build_ops(backend, record=RoundedInputs(formats) if formats else None)

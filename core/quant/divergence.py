@@ -4,7 +4,7 @@ The inputs of products are rounded where the format of the weights says so (`ops
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,8 @@ class Comparison:
     """Two models on the same tokens, layer by layer, with activations rounded where `linears`
     require it.
 
-    sources: of each row of the batches, in the order of `hessians.batches`.
+    sources: of each row of the batches, in the order of `hessians.batches`. input_scales: static
+    scales of inputs by parameter.
     """
 
     def __init__(
@@ -65,18 +66,25 @@ class Comparison:
         linears: Sequence[Linear],
         batches: Sequence[Batch],
         sources: Sequence[str] = (),
+        input_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.spec, self.batches, self.sources = spec, batches, sources
-        formats: dict[str, InputFormat] = {
-            tensor.name: "fp8" if x.scheme.type == "float" else "int8"
+        # static scales of inputs are set when a part of the model is compared
+        self.formats: dict[str, InputFormat] = {
+            tensor.name: InputFormat(x.scheme.inputs, (input_scales or {}).get(tensor.name))
             for x in linears
-            if x.scheme.dynamic_activations
+            if x.scheme.inputs is not None
             for tensor in x.tensors
         }
-        self.rules = None, RoundedInputs(formats)
+        self.rules = None, RoundedInputs(self.formats)
         # of both models and each batch, the input states [B, T, D] of the next layer
         self.states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.result: Divergence | None = None
+
+    def set_input_scales(self, scales: Mapping[str, float]) -> None:
+        """Set the static scales of the inputs of parameters."""
+        for name, scale in scales.items():
+            self.formats[name] = replace(self.formats[name], scale=scale)
 
     def begin(self, original: Mapping[str, Any], quantized: Mapping[str, Any]) -> None:
         """Compute the embeddings; original, quantized: backend arrays in float32."""
@@ -134,9 +142,10 @@ def divergence(
     linears: Sequence[Linear],
     batches: Sequence[Batch],
     sources: Sequence[str] = (),
+    input_scales: Mapping[str, float] | None = None,
 ) -> Divergence:
     """Compare whole models, see Comparison."""
-    comparison = Comparison(spec, linears, batches, sources)
+    comparison = Comparison(spec, linears, batches, sources, input_scales)
     with torch.inference_mode():
         comparison.begin(original, quantized)
         for layer in (*range(len(spec.layers)), None):

@@ -15,7 +15,9 @@ import torch
 
 from sabia.core import notes
 from sabia.core.errors import Failed
-from sabia.core.numerics import integers
+from sabia.core.numerics.nearest_torch import nearest
+from sabia.core.numerics.scales import Method, Scales, choose_scales, steps, whole_scale
+from sabia.core.numerics.schemes import Scheme
 
 BLOCK = 128
 _RETRIES = 3
@@ -23,19 +25,20 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class GptqConfig:
-    """bits and group size of the codes; scale, order and damping as in a recipe."""
+    """scheme: the format of the codes. scale, order and damping as in a recipe; whole: the scale of
+    the matrix (core.numerics.scales), by default that of this matrix alone."""
 
-    bits: int
-    group: int | None
-    scale: integers.Method = "mse"
+    scheme: Scheme
+    scale: Method = "mse"
     order: str = "static"
     damping: float = 0.01
+    whole: np.float32 | None = None
 
 
 def gptq(
     weight: np.ndarray, hessian: torch.Tensor, config: GptqConfig, name: str = ""
-) -> tuple[np.ndarray, np.ndarray]:
-    """(codes[O, I] int8, scales[O, groups]) of weight[O, I] for hessian[I, I] (float64).
+) -> tuple[np.ndarray, Scales]:
+    """(codes[O, I], scales) of weight[O, I] for hessian[I, I] (float64).
 
     `name` is for messages. Raises Failed if H cannot be factored with more damping either.
     """
@@ -45,25 +48,23 @@ def gptq(
     dead = diagonal == 0  # columns without inputs
     diagonal[dead] = 1
     w[:, dead] = 0  # their weights do not affect the output
-    group = config.group or w.shape[1]
-    integers.group_width(w.shape[1], group)
+    scheme = config.scheme
+    live = w.cpu().numpy()
+    whole = config.whole
+    if whole is None:
+        whole = whole_scale(float(np.abs(live).max(initial=0)), scheme)
+    scales = choose_scales(live, scheme, config.scale, whole)
+    order = torch.arange(w.shape[1], device=h.device)
+    updated = None  # groups whose scales are chosen from updated weights
     if config.order == "static":
         order = torch.argsort(diagonal, descending=True, stable=True)  # [I], largest H_ii first
-        scale = _scales(w, config)
-    else:
-        order, scale = torch.arange(w.shape[1], device=h.device), None
+    elif scheme.group:
+        updated = scales
     factor = _inverse_factor(h[order][:, order], config.damping, name).float()  # U, [I, I]
-    codes, scale = _rounded(w[:, order], factor, order // group, scale, config)
-    restored = torch.empty_like(codes)
-    restored[:, order] = codes  # the stored order of columns
-    return restored.cpu().numpy(), scale.cpu().numpy()
-
-
-def _scales(weight: torch.Tensor, config: GptqConfig, group: int | None = None) -> torch.Tensor:
-    chosen = integers.choose_scales(
-        weight.cpu().numpy(), config.bits, group or config.group, config.scale
-    )
-    return torch.from_numpy(chosen).to(weight.device)
+    values = _rounded(w[:, order], factor, order, scales, updated, config)
+    restored = torch.empty_like(values)
+    restored[:, order] = values  # the stored order of columns
+    return scheme.codes.encode(restored.cpu().numpy()), scales
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float, name: str) -> torch.Tensor:
@@ -89,35 +90,56 @@ def _inverse_factor(hessian: torch.Tensor, damping: float, name: str) -> torch.T
 def _rounded(
     w: torch.Tensor,
     factor: torch.Tensor,
-    group_of: torch.Tensor,
-    scale: torch.Tensor | None,
+    order: torch.Tensor,
+    scales: Scales,
+    updated: Scales | None,
     config: GptqConfig,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes[O, I], scales[O, groups]) of w[O, I], columns in the order given; w is modified."""
-    low, high = integers.code_range(config.bits)
-    codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
-    groups = group_of.tolist()
-    scales: torch.Tensor = (
-        torch.ones(len(w), max(groups) + 1, device=w.device) if scale is None else scale
-    )
-    step = _block(config.group)
-    for start in range(0, w.shape[1], step):
-        block, end = w[:, start : start + step], min(start + step, w.shape[1])
-        errors = torch.empty_like(block)  # E, [O, step]
+) -> torch.Tensor:
+    """Values[O, I] of the codes of w[O, I], columns in the given order; w is modified.
+
+    updated: the scales, if those of a group are chosen (and replaced) at its first column.
+    """
+    scheme = config.scheme
+    values = torch.empty_like(w)
+    step, zero = (x[:, order] for x in _columns(scales, scheme, w))
+    size = _block(scheme.group)
+    for start in range(0, w.shape[1], size):
+        block, end = w[:, start : start + size], min(start + size, w.shape[1])
+        errors = torch.empty_like(block)  # E, [O, size]
         triangle = factor[start:end, start:end]
         for i in range(end - start):
-            column, group = start + i, groups[start + i]
-            if scale is None and (column == 0 or groups[column - 1] != group):
-                width = config.group or w.shape[1]
-                scales[:, group] = _scales(w[:, column : column + width], config, width)[:, 0]
-            s = scales[:, group]  # [O]
-            code = torch.clamp(torch.round(block[:, i] / s), low, high)  # q_i / s, [O]
-            codes[:, column] = code.to(torch.int8)
+            column = start + i
+            if updated is not None and scheme.group and column % scheme.group == 0:
+                here = slice(column, column + scheme.group)
+                chosen = choose_scales(
+                    w[:, here].cpu().numpy(), scheme, config.scale, updated.whole
+                )
+                _replace(updated, chosen, column // scheme.group)
+                step[:, here], zero[:, here] = _columns(chosen, scheme, w[:, here])
+            s, z = step[:, column], zero[:, column]  # [O]
+            value = nearest(scheme.codes, block[:, i] / s + z)  # q_i / s, [O]
+            values[:, column] = value
             # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
-            errors[:, i] = (block[:, i] - code * s) / triangle[i, i]
+            errors[:, i] = (block[:, i] - (value - z) * s) / triangle[i, i]
             block[:, i + 1 :] -= torch.outer(errors[:, i], triangle[i, i + 1 :])
         w[:, end:] -= errors @ factor[start:end, end:]  # the lazy batch update of algorithm 1
-    return codes, scales
+    return values
+
+
+def _replace(scales: Scales, chosen: Scales, group: int) -> None:
+    scales.stored[:, group] = chosen.stored[:, 0]
+    if scales.zero is not None and chosen.zero is not None:
+        scales.zero[:, group] = chosen.zero[:, 0]
+
+
+def _columns(
+    scales: Scales, scheme: Scheme, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps and zero points of the elements of like[O, I]."""
+    step, zero = steps(scales, scheme, tuple(like.shape))
+    pair = (step, np.float32(0) if zero is None else zero)
+    one, other = (np.broadcast_to(x, like.shape) for x in pair)
+    return torch.tensor(one, device=like.device), torch.tensor(other, device=like.device)
 
 
 def _block(group: int | None) -> int:

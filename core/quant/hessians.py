@@ -90,10 +90,15 @@ Key = tuple[str, int | None]  # parameter name, expert number or None
 
 @dataclass
 class _Sum:
-    """Σ x xᵀ [I, I] in float64 over some tokens; one for all matrices with these inputs."""
+    """Σ x xᵀ [I, I] in float64 over some tokens; one for all matrices with these inputs.
+
+    largest: max |x|. sizes: Σ |x| of each column, [I].
+    """
 
     total: torch.Tensor
-    tokens: int
+    sizes: torch.Tensor
+    tokens: int = 0
+    largest: float = 0.0
 
 
 class Hessians(Rule):
@@ -145,15 +150,23 @@ class Hessians(Rule):
         product = flat.T @ flat  # Σ x xᵀ, [I, I]
         known = self.sums.get((names[0], expert))
         if known is None:
-            known = _Sum(torch.zeros_like(product), 0)
+            known = _Sum(torch.zeros_like(product), torch.zeros_like(product[0]))
             self.sums |= {(name, expert): known for name in names}
         known.total += product
         known.tokens += len(x)
+        size = flat.abs()
+        known.sizes += size.sum(0)
+        known.largest = max(known.largest, float(size.max()))
 
     def of(self, name: str, expert: int | None = None) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
         known = self.sums.get((name, expert))
         return None if known is None else known.total * (2 / known.tokens)
+
+    def largest(self, name: str, expert: int | None = None) -> float:
+        """max |x| of the inputs of a parameter; 0 if it had none."""
+        known = self.sums.get((name, expert))
+        return 0.0 if known is None else known.largest
 
     def tokens(self, name: str, expert: int | None = None) -> int:
         """The number of inputs of a parameter."""

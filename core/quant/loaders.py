@@ -1,9 +1,11 @@
 """What loads a quantized directory as it was measured, what refuses it, what loads other values.
 
 transformers 5.19 to 5.23 with compressed-tensors 0.19 hold the experts of a layer in one parameter,
-which a conversion of the checkpoint's tensors fills: it decodes packed integers and E4M3, all
-experts by one group of the configuration, and rounds no inputs of experts. GPT-OSS has no such
-conversion. `dequantize=True` decodes all other matrices by one group too.
+which a conversion of the checkpoint's tensors fills: it decodes packed integers, E4M3 and E2M1, all
+experts by one group of the configuration, without scales of whole matrices (NVFP4), zero points or
+scales of E4M3 in powers of two, and rounds no inputs of experts. GPT-OSS has no such conversion.
+Packed zero points fit no parameter of other modules. `dequantize=True` decodes all other matrices
+by one group, zero points included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from sabia.core.quant.recipe import Linear
 from sabia.core.spec import ModelSpec
 
 WITHOUT_CONVERSION = ("gpt_oss",)
+WITHOUT_EXPERTS = ("int-quantized", "mxfp8-quantized")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ def loaders(
     usual = _experts(spec, linears, config)
     dense = {x.scheme for x in linears if x.index is None and x.scheme.quantizes}
     decoded = Loader("transformers dequantize=True", usual.result, usual.why)
-    if usual.result == "loads" and len(dense) > 1:
+    if usual.result == "loads" and not all(scheme.symmetric for scheme in dense):
+        usual = Loader(usual.loader, "refuses", "it has no place for packed zero points")
+    if decoded.result == "loads" and len(dense) > 1:
         why = f"it decodes matrices of {_labels(dense)} by one of these formats"
         decoded = Loader(decoded.loader, "refuses or loads wrongly", why)
     return usual, decoded
@@ -64,9 +69,12 @@ def _experts(spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, An
     if quantized and quantized[0].config_group(chosen["targets"]) != chosen:
         why = f"it decodes experts of {_labels(quantized)} as {chosen['targets'][0]}"
         return Loader(name, "refuses or loads wrongly", why)
-    if quantized and quantized[0].format == "int-quantized":
+    if quantized and (not quantized[0].symmetric or quantized[0].format in WITHOUT_EXPERTS):
         return Loader(name, "refuses", f"it reads no experts of {_labels(quantized)}")
-    rounds = any(scheme.dynamic_activations for scheme in quantized)
+    if quantized and quantized[0].scale == "e4m3":
+        why = f"it drops the scales of whole matrices of experts in {_labels(quantized)}"
+        return Loader(name, "loads wrongly", why)
+    rounds = any(scheme.inputs is not None for scheme in quantized)
     return Loader(name, "loads", "without rounding the inputs of experts" if rounds else "")
 
 

@@ -19,7 +19,10 @@ import torch
 from sabia.core import stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage.fused_tensors import read_part
-from sabia.core.numerics.floats import round_bfloat16
+from sabia.core.numerics.compressed import input_dtype
+from sabia.core.numerics.floats import E4M3, numpy_dtype, round_bfloat16
+from sabia.core.numerics.scales import whole_scale
+from sabia.core.numerics.schemes import ELEMENTS
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import Comparison, embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block
@@ -30,6 +33,9 @@ from sabia.core.spec import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 
 LEAST_TOKENS = 32
+SERVED_TOGETHER = tuple(
+    frozenset(names.split()) for names in ("q k v", "gate up", "q_down kv_down")
+)  # matrices with the same inputs, whose rows servers join: they need one scale as wholes
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class QuantizedModel:
 
     spec: with the names of the quantized files. linears: every matrix with its scheme. stored: the
     quantized matrices, by key. params: all parameters as float32 NumPy arrays. rows: the errors of
-    each quantized matrix.
+    each quantized matrix. input_scales: static scales of the inputs, by parameter.
     """
 
     spec: ModelSpec
@@ -46,6 +52,7 @@ class QuantizedModel:
     stored: dict[Key, Stored]
     params: dict[str, np.ndarray]
     rows: list[dict[str, Any]]
+    input_scales: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,15 @@ class Part:
     """A layer, or what is outside of the layers, quantized.
 
     stored: the quantized matrices, by key. values: all its parameters as float32 NumPy arrays with
-    the stored values. rows: the errors of each quantized matrix.
+    the stored values. rows: the errors of each quantized matrix. input_scales: static scales of
+    the inputs, by parameter; the experts of a layer have one.
     """
 
     layer: int | None
     stored: dict[Key, Stored]
     values: dict[str, np.ndarray]
     rows: list[dict[str, Any]]
+    input_scales: dict[str, float]
 
 
 def quantize(
@@ -79,13 +88,14 @@ def quantize(
         return {t.name: params[t.name] for t in spec.tensors() if t.layer == layer}
 
     work = Rounding(spec, read, recipe, ops, calibration)
-    made = QuantizedModel(work.form, work.linears, {}, {}, [])
+    made = QuantizedModel(work.form, work.linears, {}, {}, [], {})
     work.begin()
     for layer in (*range(len(spec.layers)), None):
         part = work.part(layer)
         made.stored.update(part.stored)
         made.params.update(part.values)
         made.rows.extend(part.rows)
+        made.input_scales.update(part.input_scales)
     return made
 
 
@@ -114,6 +124,12 @@ class Rounding:
                 "--rounding: gptq needs calibration inputs (expected calibration records as INPUT, "
                 "or --rounding auto)"
             )
+        static = {x.scheme.name for x in self.linears if x.scheme.inputs and x.scheme.inputs.part}
+        if static and not calibration:
+            raise UsageError(
+                f"recipe {recipe.name}: format {min(static)} stores scales of inputs, which are "
+                "measured on calibration inputs (expected calibration records as INPUT)"
+            )
         self.quantized = {t.name for x in self.linears if x.scheme.quantizes for t in x.tensors}
         # of each batch, the input states [B, T, D] of the next layer
         self.states: list[torch.Tensor] = []
@@ -134,16 +150,20 @@ class Rounding:
         with torch.inference_mode():
             original, values = self._values(layer)
             params = self.ops.to_device(values, "float32")
-            part = Part(layer, {}, values, [])
-            linears = [x for x in self.linears if x.tensor.layer == layer]
+            part = Part(layer, {}, values, [], {})
+            linears = [x for x in self.linears if x.tensor.layer == layer and x.scheme.quantizes]
+            wholes, largest = _whole_scales(linears, values), dict[str, float]()
             for experts in _windows(linears):
                 dense = experts.start == 0
                 hessians = self._hessians(params, layer, experts, dense)
                 for linear in linears:
-                    wanted = dense if linear.index is None else linear.index in experts
-                    if wanted and linear.scheme.quantizes:
+                    name, index = linear.key
+                    if dense if index is None else index in experts:
                         stop.check()
-                        part.rows.append(self._rounded(linear, part, hessians))
+                        whole = wholes.get(linear.key)
+                        part.rows.append(self._rounded(linear, part, hessians, whole))
+                        largest[name] = max(largest.get(name, 0), hessians.largest(name, index))
+            _set_input_scales(linears, part, largest)
             fresh = _decoded(linears, part)
             values.update(fresh)
             params |= self.ops.to_device(fresh, "float32")
@@ -153,6 +173,7 @@ class Rounding:
                     for batch, states in zip(self.calibration, self.states, strict=True)
                 ]
             if self.comparison is not None:
+                self.comparison.set_input_scales(part.input_scales)
                 before = self.ops.to_device(original, "float32")
                 self.comparison.advance(layer, before, params)
             return part
@@ -190,12 +211,14 @@ class Rounding:
             for name, array in original.items()
         }
 
-    def _rounded(self, linear: Linear, part: Part, hessians: Hessians) -> dict[str, Any]:
+    def _rounded(
+        self, linear: Linear, part: Part, hessians: Hessians, whole: np.float32 | None
+    ) -> dict[str, Any]:
         name, index = linear.key
         weight = linear.weight(part.values)  # [O, I]
         tokens = hessians.tokens(name, index)
         hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
-        stored = store(weight, linear.scheme, self.recipe, hessian, name)
+        stored = store(weight, linear.scheme, self.recipe, hessian, name, whole)
         errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
         part.stored[linear.key] = stored
         tensor, scheme = linear.tensor, linear.scheme
@@ -211,12 +234,42 @@ class Rounding:
         } | errors
 
 
+def _whole_scales(
+    linears: Sequence[Linear], values: Mapping[str, np.ndarray]
+) -> dict[Key, np.float32]:
+    """Scales of matrices as wholes, where formats have them; one for those that servers join."""
+    together: dict[tuple[str, frozenset[str], int | None], list[Linear]] = {}
+    for linear in linears:
+        if linear.scheme.scale == "e4m3":
+            layer, _, name = linear.tensor.name.rpartition(".")
+            names = next((group for group in SERVED_TOGETHER if name in group), frozenset({name}))
+            together.setdefault((layer, names, linear.index), []).append(linear)
+    wholes = dict[Key, np.float32]()
+    for members in together.values():
+        largest = max(float(np.abs(x.weight(values)).max()) for x in members)
+        wholes |= {x.key: whole_scale(largest, x.scheme) for x in members}
+    return wholes
+
+
+def _set_input_scales(linears: Sequence[Linear], part: Part, largest: Mapping[str, float]) -> None:
+    """Store the static scales of inputs, by the largest of each parameter's."""
+    for linear in linears:
+        rule = linear.scheme.inputs
+        if rule is None or rule.part is None:
+            continue
+        size, top = np.float32(largest[linear.tensor.name] or 1), ELEMENTS[rule.element].max
+        scale = size / np.float32(top)
+        if rule.dynamic == "local":  # the largest group gets the largest E4M3 scale
+            scale = np.float32(E4M3.max * top) / size
+        array = np.array([scale]).astype(numpy_dtype(input_dtype(rule.part)))
+        part.stored[linear.key].parts[rule.part] = array
+        part.input_scales.update({tensor.name: float(array[0]) for tensor in linear.tensors})
+
+
 def _decoded(linears: Sequence[Linear], part: Part) -> dict[str, np.ndarray]:
     """The decoded values of the parameters whose matrices are quantized."""
     values: dict[str, np.ndarray] = {}
     for linear in linears:
-        if not linear.scheme.quantizes:
-            continue
         name, decoded = linear.tensor.name, part.stored[linear.key].decoded
         if linear.index is not None:
             empty = np.empty_like(part.values[name])

@@ -20,7 +20,9 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.model.storage.fused_tensors import write_parts
-from sabia.core.numerics.integers import Method, group_width
+from sabia.core.numerics.compressed import stored_bytes
+from sabia.core.numerics.integers import group_width
+from sabia.core.numerics.scales import Method
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
@@ -36,10 +38,11 @@ NEVER = ("embedding", "norm", "router")  # inference kernels do not read these i
 _FEED_FORWARD = ("mlp", "expert", "shared_expert")
 BUILT_IN: dict[str, dict[str, str]] = {
     "w8": dict.fromkeys(("attention", "head", *_FEED_FORWARD), "w8a16"),
-    "w8a8": dict.fromkeys(("attention", *_FEED_FORWARD), "w8a8"),
     "w4": dict.fromkeys(("attention", *_FEED_FORWARD), "w4a16") | {"head": "w8a16"},
-    "fp8": dict.fromkeys(("attention", *_FEED_FORWARD), "fp8"),
     "mixed": dict.fromkeys(("attention", "head"), "w8a16") | dict.fromkeys(_FEED_FORWARD, "w4a16"),
+}
+BUILT_IN |= {
+    name: dict.fromkeys(("attention", *_FEED_FORWARD), name) for name in SCHEMES if name != "bf16"
 }
 
 
@@ -84,9 +87,10 @@ class Recipe:
                 f"recipe {self.name}: format {name} for {tensor.name} (expected bf16 for "
                 f"every tensor of component {tensor.component})"
             )
-        if scheme.group is None:
-            return scheme
-        return replace(scheme, group=_group_size(group, tensor))
+        if scheme.sizes_groups:
+            return scheme.with_group(_group_size(group, tensor))
+        _check_tiles(scheme, tensor)
+        return scheme
 
 
 def component_of(tensor: TensorSpec) -> str:
@@ -97,6 +101,17 @@ def component_of(tensor: TensorSpec) -> str:
         if part in tensor.name:
             return component
     return "mlp"
+
+
+def _check_tiles(scheme: Scheme, tensor: TensorSpec) -> None:
+    """Raise UsageError where the groups of the weights or the inputs do not divide the columns."""
+    sizes = {scheme.group or 1, (scheme.inputs.group if scheme.inputs else None) or 1}
+    wrong = [size for size in sizes if tensor.shape[-1] % size]
+    if wrong:
+        raise UsageError(
+            f"{tensor.name}: format {scheme.name} has groups of {wrong[0]}, which do not divide "
+            f"{tensor.shape[-1]} columns (expected a rule with another format for it)"
+        )
 
 
 def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
@@ -210,11 +225,8 @@ class Linear:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a quantized matrix: codes, scales in 16 bits, and its shape if it is stored."""
-        rows, columns = self.matrix
-        codes = rows * -(-columns * self.scheme.bits // 32) * 4  # rows of whole int32 words
-        shape = 16 if self.scheme.format == "pack-quantized" else 0
-        return codes + 2 * rows * (columns // (self.scheme.group or columns)) + shape
+        """Bytes of a quantized matrix in the files."""
+        return stored_bytes(self.scheme, *self.matrix)
 
     @property
     def key(self) -> tuple[str, int | None]:

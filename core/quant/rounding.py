@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.numerics import floats, integers
 from sabia.core.numerics.compressed import encode_weight
+from sabia.core.numerics.scales import choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
 from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error
 from sabia.core.quant.recipe import Recipe
@@ -28,29 +28,24 @@ def store(
     recipe: Recipe,
     hessian: torch.Tensor | None = None,
     name: str = "",
+    whole: np.float32 | None = None,
 ) -> Stored:
-    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages."""
+    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages.
+
+    whole: the scale of the matrix (core.numerics.scales), by default its own.
+    """
     method = "rtn"
-    if scheme.type == "float":
-        largest = np.abs(weight).max(1, keepdims=True)  # [O, 1]
-        scale = floats.round_bfloat16(largest / floats.E4M3.max)
-        scale = np.where(scale > 0, scale, np.float32(1))
-        codes = floats.E4M3.encode(weight / scale)  # [O, I], uint8
-        decoded = floats.E4M3.decode(codes) * scale
+    if hessian is not None and (
+        recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
+    ):
+        method = "gptq"
+        config = GptqConfig(scheme, recipe.scale, recipe.order, recipe.damping, whole)
+        codes, scales = gptq(weight, hessian, config, name)
     else:
-        if hessian is not None and (
-            recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
-        ):
-            method = "gptq"
-            config = GptqConfig(
-                scheme.bits, scheme.group, recipe.scale, recipe.order, recipe.damping
-            )
-            codes, scale = gptq(weight, hessian, config, name)
-        else:
-            scale = integers.choose_scales(weight, scheme.bits, scheme.group, recipe.scale)
-            codes = integers.encode(weight, scale, scheme.bits)  # [O, I], int8
-        decoded = integers.decode(codes, scale)
-    return Stored(encode_weight(codes, scale, scheme), decoded, method)
+        scales = choose_scales(weight, scheme, recipe.scale, whole)
+        codes = encode(weight, scales, scheme)
+    parts = encode_weight(codes, scales, scheme)
+    return Stored(parts, decode(codes, scales, scheme), method)
 
 
 def errors_of(
@@ -73,7 +68,7 @@ def errors_of(
     errors["output_error"] = relative_output_error(weight, stored.decoded, hessian)
     errors["output_error_rtn"] = errors["output_error"]
     if stored.method == "gptq":
-        scale = integers.choose_scales(weight, scheme.bits, scheme.group, recipe.scale)
-        nearest = integers.decode(integers.encode(weight, scale, scheme.bits), scale)
+        scales = choose_scales(weight, scheme, recipe.scale)
+        nearest = decode(encode(weight, scales, scheme), scales, scheme)
         errors["output_error_rtn"] = relative_output_error(weight, nearest, hessian)
     return errors

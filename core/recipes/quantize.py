@@ -151,9 +151,13 @@ def _memory_bytes(spec: ModelSpec, tokens: int) -> int:
 def _recipe(options: QuantizeOptions) -> Recipe:
     """The recipe with the options' settings; UsageError where no format of it uses one."""
     recipe = load_recipe(options.recipe)
-    names = [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
-    bits = [scheme.bits for scheme in map(scheme_named, names) if scheme.type == "int"]
-    for name, used in (("group_size", 4 in bits), ("rounding", bits), ("scale", bits)):
+    schemes = [scheme_named(name) for name in _format_names(recipe)]
+    used_by = {
+        "group_size": any(scheme.sizes_groups for scheme in schemes),
+        "rounding": any(scheme.quantizes for scheme in schemes),
+        "scale": any(scheme.searches for scheme in schemes),
+    }
+    for name, used in used_by.items():
         if name in options.given and not used:
             flag = options.table[name].flag
             raise UsageError(f"{flag}: recipe {recipe.name} has no format that uses it")
@@ -162,9 +166,15 @@ def _recipe(options: QuantizeOptions) -> Recipe:
     )
 
 
+def _format_names(recipe: Recipe) -> list[str]:
+    return [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
+
+
 def _with_inputs(job: Job, recipe: Recipe) -> Job:
     """The job, reading stdin where it is a pipe or a file and no INPUT is named."""
-    if job.inputs or recipe.rounding == "rtn":
+    schemes = map(scheme_named, _format_names(recipe))
+    static = any(scheme.inputs and scheme.inputs.part for scheme in schemes)
+    if job.inputs or (recipe.rounding == "rtn" and not static):
         return job
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):

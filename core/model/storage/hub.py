@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,19 @@ def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]
     Raises UsageError for an unsupported configuration, BadData for missing or unknown tensors and
     for wrong shapes.
     """
-    spec = load_spec(directory)
-    return spec, from_hf(spec, decoded(spec, read_checkpoint(directory)))
+    spec, tensors = load_spec(directory), read_checkpoint(directory)
+    return with_input_scales(spec, tensors), from_hf(spec, decoded(spec, tensors))
+
+
+def with_input_scales(spec: ModelSpec, tensors: Arrays) -> ModelSpec:
+    """The spec with the static scales of inputs (compressed-tensors) in its configuration."""
+    quantization = spec.config.get("quantization_config")
+    if not quantization or quantization.get("quant_method") != "compressed-tensors":
+        return spec
+    from sabia.core.numerics.compressed import STATIC_SCALES, input_scales
+
+    made = quantization | {STATIC_SCALES: input_scales(tensors)}
+    return replace(spec, config={**spec.config, "quantization_config": made})
 
 
 def decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,7 +9,9 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
-from sabia.core.numerics import hadamard, integers, tiles
+from sabia.core.numerics import hadamard, tiles
+from sabia.core.numerics.scales import choose_scales, decode, encode
+from sabia.core.numerics.schemes import SCHEMES
 from sabia.core.ops import precision as p
 from sabia.core.ops.product import Matrix, Product
 from sabia.core.parallel.build_ops import build_ops
@@ -192,14 +194,20 @@ def test_chance_repeats_and_depends_on_step_part_and_name(ops: Any) -> None:
         assert (first != other).mean() > 0.5
 
 
+def stored(w: np.ndarray, bits: int, group: int | None) -> np.ndarray:
+    """The values of w[O, I] as `sabia quantize` stores them."""
+    scheme = SCHEMES[f"w{bits}a16"].with_group(group)
+    chosen = choose_scales(w, scheme, "absmax")
+    return decode(encode(w, chosen, scheme), chosen, scheme)
+
+
 @pytest.mark.parametrize(("name", "bits", "group"), [("qat-int8", 8, None), ("qat-int4", 4, 32)])
 def test_trained_for_integers(ops: Any, name: str, bits: int, group: int | None) -> None:
     low = lowered(ops, name, group)
     x, w, dy = matrices(24, 64, 40)
     w[3] = 0
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
-    scale = integers.choose_scales(w, bits, group, "absmax")
-    seen = integers.decode(integers.encode(w, scale, bits), scale)
+    seen = stored(w, bits, group)
     wanted = times(x, seen.T), times(dy, seen), times(dy.T, x)
     for mine, theirs in zip(found, wanted, strict=True):
         close(mine, theirs)
@@ -221,8 +229,7 @@ def test_fake_integers_have_the_bits_of_the_codec(ops: Any, bits: int) -> None:
         from sabia.core.numerics.integers_jax import fake as faked
 
         found = np.asarray(jax.jit(faked, static_argnums=(1, 2))(w, bits, 32))
-    scale = integers.choose_scales(w, bits, 32, "absmax")
-    np.testing.assert_array_equal(found, integers.decode(integers.encode(w, scale, bits), scale))
+    np.testing.assert_array_equal(found, stored(w, bits, 32))
 
 
 def test_qat_nvfp4_computes_with_the_quantized_weights(ops: Any) -> None:

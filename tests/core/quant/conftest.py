@@ -11,12 +11,20 @@ pytest.importorskip("torch")
 @pytest.fixture(scope="session")
 def tiny() -> tuple[Any, dict[str, np.ndarray]]:
     """(spec, fp32 parameters) of 3 layers whose weights have a few large columns."""
+    return _model(hidden=64, layers=3, heads=4, kv_heads=2, ffn=160)
+
+
+@pytest.fixture(scope="session")
+def wide() -> tuple[Any, dict[str, np.ndarray]]:
+    """The same with 2 layers whose widths all groups of number formats divide."""
+    return _model(hidden=128, layers=2, heads=4, kv_heads=2, ffn=256)
+
+
+def _model(**shape: int) -> tuple[Any, dict[str, np.ndarray]]:
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config, new_config
 
-    spec = from_config(
-        new_config(hidden=64, layers=3, heads=4, kv_heads=2, ffn=160, vocab=300, tied=False)
-    )
+    spec = from_config(new_config(**shape, vocab=300, tied=False))
     rng = np.random.default_rng(0)
     params = {}
     for name, array in hub.init_params(spec, 0).items():

@@ -71,7 +71,7 @@ def test_experts_are_components_of_their_own(moe: Any, tmp_path: Path) -> None:
 def test_keys_without_a_tensor_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(text)
     tied = "tied" in message or "embedding" in message
-    spec = from_config(new_config(hidden=32, layers=1, heads=2, vocab=50, tied=tied))
+    spec = from_config(new_config(hidden=128, layers=1, heads=2, ffn=256, vocab=50, tied=tied))
     with pytest.raises(UsageError, match=message):
         recipe.plan(spec, recipe.load_recipe(str(tmp_path / "r.toml")))
     for name in recipe.BUILT_IN:

@@ -5,7 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.numerics import integers  # noqa: E402
+from sabia.core.numerics.scales import choose_scales, decode, encode  # noqa: E402
+from sabia.core.numerics.schemes import SCHEMES, Scheme  # noqa: E402
 from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error  # noqa: E402
 
 
@@ -28,53 +29,73 @@ def textbook(weight: np.ndarray, hessian: np.ndarray, config: GptqConfig):
     h[dead, dead] = 1
     w[:, dead] = 0
     columns = w.shape[1]
-    group = config.group or columns
+    scheme, group = config.scheme, config.scheme.group or columns
     order = np.arange(columns)
-    scale = integers.choose_scales(w.astype(np.float32), config.bits, config.group, config.scale)
+    scale = choose_scales(w.astype(np.float32), scheme, config.scale)
+    step, zero = scale.stored / scale.whole, scale.zero
     if config.order == "static":
         order = np.argsort(-np.diag(h), kind="stable")
     h += np.eye(columns) * config.damping * np.diag(h).mean()
     inverse = np.linalg.inv(h)
-    low, high = integers.code_range(config.bits)
-    codes = np.zeros(w.shape, np.int8)
+    codes = np.zeros(w.shape, np.uint8 if scheme.element[0] == "e" else np.int8)
     for c in order:
         if config.order == "natural" and c % group == 0:
             part = w[:, c : c + group].astype(np.float32)
-            scale[:, c // group] = integers.choose_scales(part, config.bits, group, config.scale)[
-                :, 0
-            ]
-        s = scale[:, c // group]
-        codes[:, c] = np.clip(np.rint(w[:, c] / s), low, high)
-        error = (w[:, c] - codes[:, c] * s) / inverse[c, c]
+            chosen = choose_scales(part, scheme.with_group(None), config.scale, scale.whole)
+            step[:, c // group] = chosen.stored[:, 0] / chosen.whole
+            if zero is not None and chosen.zero is not None:
+                zero[:, c // group] = chosen.zero[:, 0]
+        s, z = step[:, c // group], 0 if zero is None else zero[:, c // group]
+        codes[:, c] = scheme.codes.encode((w[:, c] / s + z).astype(np.float32))
+        error = (w[:, c] - (scheme.codes.decode(codes[:, c]) - z) * s) / inverse[c, c]
         w -= np.outer(error, inverse[c])
         inverse -= np.outer(inverse[:, c], inverse[c]) / inverse[c, c]
-    return codes, scale
+    return codes, step
+
+
+FOUR = SCHEMES["w4a16"]
 
 
 @pytest.mark.parametrize("order", ["static", "natural"])
-@pytest.mark.parametrize(("columns", "group"), [(96, 32), (160, 32), (64, None), (256, 256)])
+@pytest.mark.parametrize(
+    ("columns", "scheme"),
+    [
+        (96, FOUR.with_group(32)),
+        (160, FOUR.with_group(32)),
+        (64, FOUR.with_group(None)),
+        (256, FOUR.with_group(256)),
+        (96, SCHEMES["w4a16-asym"].with_group(32)),
+        (160, SCHEMES["nvfp4"]),
+        (96, SCHEMES["mxfp4"]),
+        (96, SCHEMES["fp8"]),
+    ],
+    ids=str,
+)
 def test_blocks_and_cholesky_give_the_textbook_codes(
-    order: str, columns: int, group: int | None
+    order: str, columns: int, scheme: Scheme
 ) -> None:
     weight, x = correlated(24, columns, 600)
     x[:, 5] = 0
-    config = GptqConfig(4, group, "absmax", order)
+    config = GptqConfig(scheme, "absmax", order)
     codes, scale = gptq(weight, hessian_of(x), config)
     theirs, their_scale = textbook(weight, hessian_of(x).numpy(), config)
-    same = (codes == theirs).mean()
+    same = ((codes == theirs) | (codes % 8 == theirs % 8) & (codes % 8 == 0)).mean()  # -0 is 0
     assert same > 0.995, same  # float32 against float64: a rare tie may fall the other way
-    np.testing.assert_allclose(scale, their_scale, rtol=0.01)
-    assert (codes[:, 5] == 0).all()
+    np.testing.assert_allclose(scale.stored / scale.whole, their_scale, rtol=0.01)
+    assert (decode(codes, scale, scheme)[:, 5] == 0).all()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("group", [32, None])
-def test_gptq_beats_rounding_to_nearest_on_correlated_inputs(bits: int, group: int | None) -> None:
+FORMATS = [scheme for scheme in SCHEMES.values() if scheme.quantizes]
+FORMATS += [SCHEMES[name].with_group(32) for name in ("w4a16", "w4a16-asym", "w8a16")]
+
+
+@pytest.mark.parametrize("scheme", FORMATS, ids=lambda scheme: scheme.label())
+def test_gptq_beats_rounding_to_nearest_on_correlated_inputs(scheme: Scheme) -> None:
     weight, x = correlated(48, 128, 2000, seed=1)
     h = hessian_of(x)
-    scale = integers.choose_scales(weight, bits, group)
-    nearest = integers.decode(integers.encode(weight, scale, bits), scale)
-    ours = integers.decode(*gptq(weight, h, GptqConfig(bits, group)))
+    scale = choose_scales(weight, scheme)
+    nearest = decode(encode(weight, scale, scheme), scale, scheme)
+    ours = decode(*gptq(weight, h, GptqConfig(scheme)), scheme)
     error = relative_output_error(weight, ours, h)
     assert error < 0.6 * relative_output_error(weight, nearest, h)
     direct = np.linalg.norm(x @ (ours - weight).T) / np.linalg.norm(x @ weight.T)
@@ -83,11 +104,13 @@ def test_gptq_beats_rounding_to_nearest_on_correlated_inputs(bits: int, group: i
 
 def test_without_correlation_nothing_is_moved() -> None:
     weight = np.random.default_rng(2).standard_normal((8, 64)).astype(np.float32)
-    codes, scale = gptq(weight, torch.eye(64, dtype=torch.float64), GptqConfig(4, 32))
-    np.testing.assert_array_equal(codes, integers.encode(weight, scale, 4))
+    for scheme in FORMATS:
+        if (scheme.group or 1) <= 64:
+            codes, scale = gptq(weight, torch.eye(64, dtype=torch.float64), GptqConfig(scheme))
+            np.testing.assert_array_equal(codes, encode(weight, scale, scheme))
 
 
 def test_fewer_inputs_than_columns_are_damped() -> None:
     weight, x = correlated(8, 128, 20, seed=3)
-    codes, scale = gptq(weight, hessian_of(x), GptqConfig(4, 64))
-    assert np.isfinite(integers.decode(codes, scale)).all()
+    scheme = FOUR.with_group(64)
+    assert np.isfinite(decode(*gptq(weight, hessian_of(x), GptqConfig(scheme)), scheme)).all()

@@ -1,5 +1,6 @@
 """Activations as servers round them: the rule, which matrices it meets, scores of such models."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ torch = pytest.importorskip("torch")
 from sabia.core.bench.loglikelihood import Row, Scorer  # noqa: E402
 from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
+from sabia.core.numerics import floats  # noqa: E402
+from sabia.core.numerics.schemes import FP8_TOKENS, INT8_TOKENS, SCHEMES  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.product import Matrix, Product  # noqa: E402
-from sabia.core.ops.served_inputs import RoundedInputs, input_formats  # noqa: E402
+from sabia.core.ops.served_inputs import InputFormat, RoundedInputs, input_formats  # noqa: E402
 from sabia.core.parallel.build_ops import ops_as_served  # noqa: E402
 from sabia.core.quant import export, recipe  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
@@ -24,29 +27,51 @@ from sabia.core.spec import from_config, new_config  # noqa: E402
 OPS = load_ops("torch")
 
 
-def rounded(x: np.ndarray, form: str) -> np.ndarray:
-    """The rule in NumPy, one token at a time."""
-    import ml_dtypes
-
-    out = np.zeros_like(x)
+def rounded(x: np.ndarray, form: InputFormat) -> np.ndarray:
+    """The rule in NumPy, one token, or group of a token, at a time."""
+    out, rule = np.zeros_like(x), form.rule
+    width = rule.group or x.shape[-1]
     for token in np.ndindex(*x.shape[:-1]):
-        row = x[token]
-        largest = max(np.abs(row).max(), np.float32(1e-30))
-        if form == "int8":
-            scale = np.float32(largest / np.float32(127.5))
-            out[token] = np.clip(np.round(row / scale), -128, 127) * scale
-        else:
-            scale = np.float32(largest / np.float32(448))
-            out[token] = (row / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+        for start in range(0, x.shape[-1], width):
+            at = (*token, slice(start, start + width))
+            out[at] = _rounded(x[at], form)
     return out
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8"])
+def _rounded(row: np.ndarray, form: InputFormat) -> np.ndarray:
+    import ml_dtypes
+
+    element, scale = form.rule.element, np.float32(form.scale or 1)
+    largest = np.float32(max(np.abs(row).max(), np.float32(1e-30)))
+    top = np.float32({"int8": 127.5, "e4m3": 448, "e2m1": 6}[element])
+    if form.rule.dynamic == "local":
+        small = min(scale * (largest / top), np.float32(448))
+        step = max(np.float32(ml_dtypes.float8_e4m3fn(small)), np.float32(2**-9)) / scale
+    elif not form.rule.dynamic:
+        step = scale
+    elif form.rule.scale == "e8m0":  # up to 1.75 times a power of two
+        power = math.floor(math.log2(float(largest)))
+        power += float(largest) / 2.0**power >= 1.75
+        step = np.float32(2.0 ** (power - math.floor(math.log2(top))))
+    else:
+        step = np.float32(largest / top)
+    scaled = row / step
+    if element == "int8":
+        return np.clip(np.round(scaled), -128, 127) * step
+    codes = floats.FORMATS[element]
+    return codes.decode(codes.encode(scaled)) * step
+
+
+RULES = [scheme.inputs for scheme in SCHEMES.values() if scheme.inputs]
+FORMS = [InputFormat(rule, {False: 0.05, "local": 70.0}.get(rule.dynamic)) for rule in RULES]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.rule.label() + form.rule.scale)
 def test_the_rule(form: Any) -> None:
     ops, draw = OPS, np.random.default_rng(3)
-    x = (draw.standard_normal((2, 7, 24)) * 10.0 ** draw.integers(-4, 4, (2, 7, 1))).astype("f4")
+    x = (draw.standard_normal((2, 7, 256)) * 10.0 ** draw.integers(-4, 4, (2, 7, 1))).astype("f4")
     x[0, 3] = 0
-    weights = draw.standard_normal((3, 5, 24)).astype("f4")
+    weights = (draw.standard_normal((3, 5, 256)) / 16).astype("f4")
     arrays = ops.to_device({"x": x, **{f"w{n}": w for n, w in enumerate(weights)}}, "float32")
     formats: dict[str, Any] = {"w0": form, "w2": form}
     matrices = tuple(Matrix(f"w{n}", arrays[f"w{n}"]) for n in range(3))
@@ -54,7 +79,8 @@ def test_the_rule(form: Any) -> None:
     results = rule.apply(Product(arrays["x"], matrices), ops.kernel)
     for n, result in enumerate(results):
         seen = rounded(x, form) if n != 1 else x
-        np.testing.assert_allclose(np.asarray(result), seen @ weights[n].T, rtol=2e-5, atol=2e-5)
+        bound = 2e-6 * np.abs(x).max()
+        np.testing.assert_allclose(np.asarray(result), seen @ weights[n].T, rtol=2e-5, atol=bound)
 
 
 def test_which_matrices(tmp_path: Path) -> None:
@@ -67,7 +93,7 @@ def test_which_matrices(tmp_path: Path) -> None:
     export.export(tmp_path / "q", made, None)
     read, _ = hub.load_model(tmp_path / "q")
     assert input_formats(read) == {
-        t.name: "int8" if t.component == "attention" else "fp8"
+        t.name: InputFormat(INT8_TOKENS if t.component == "attention" else FP8_TOKENS)
         for t in spec.tensors()
         if t.component in ("attention", "mlp") and len(t.shape) > 1
     }
@@ -77,7 +103,7 @@ def test_which_matrices(tmp_path: Path) -> None:
 def test_targets_of_other_programs(capsys: pytest.CaptureFixture) -> None:
     spec = from_config(new_config(hidden=64, layers=1, heads=2, vocab=300, tied=False))
     token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    static = token | {"strategy": "tensor", "dynamic": False}
+    static = token | {"symmetric": False}
 
     def formats(targets: list[str], ignore: list[str], arguments: dict[str, Any]) -> set[str]:
         group = {"targets": targets, "input_activations": arguments}
@@ -94,19 +120,22 @@ def test_targets_of_other_programs(capsys: pytest.CaptureFixture) -> None:
     assert formats(["model.layers.0.mlp.up_proj"], [], token) == {"layers.0.mlp.up"}
     assert capsys.readouterr().err == ""
     assert formats(["Linear"], [], static) == set()
-    assert "are not rounded here to int8 (static, tensor)" in capsys.readouterr().err
+    assert "are not rounded here to int8 (dynamic, token)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["w8a8", "fp8"])
+WITH_INPUTS = [scheme.name for scheme in SCHEMES.values() if scheme.inputs]
+
+
+@pytest.mark.parametrize("name", WITH_INPUTS)
 def test_scores_are_those_of_the_served_model(
-    tiny: Any, token_rows: list[list[int]], name: str, tmp_path: Path
+    wide: Any, token_rows: list[list[int]], name: str, tmp_path: Path
 ) -> None:
-    spec, params = tiny
+    spec, params = wide
     rows = token_rows[:6]
-    made = quantize(spec, params, recipe.load_recipe(name), OPS)
+    made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(token_rows))
     export.export(tmp_path / "q", made, None)
     pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
-    expected = divergence(spec, *pair, made.linears, batches(rows))
+    expected = divergence(spec, *pair, made.linears, batches(rows), (), made.input_scales)
     served, values = hub.load_model(tmp_path / "q")
     plain = Scorer(from_config({k: v for k, v in served.config.items()
                                 if k != "quantization_config"}), values)  # fmt: skip
@@ -118,3 +147,26 @@ def test_scores_are_those_of_the_served_model(
     assert abs(losses[1] - losses[0]) > 1e-6
     with pytest.raises(UsageError, match="--backend: jax does not round activations to"):
         ops_as_served("jax", served)
+
+
+def test_static_scales_of_experts_are_one(tmp_path: Path) -> None:
+    """The largest of all experts, which servers take; with few tokens there is one too."""
+    shape: dict[str, Any] = {"hidden": 128, "layers": 1, "heads": 4, "vocab": 300, "tied": False}
+    config = new_config("qwen3_moe", **shape, experts=8, chosen=1, expert_ffn=128)
+    spec = from_config(config)
+    params = hub.init_params(spec, 0)
+    rows = [[1, 2, 3]]
+    for name, suffix in (("fp8-static", "input_scale"), ("nvfp4", "input_global_scale")):
+        made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(rows))
+        found = {
+            float(stored.parts[suffix][0])
+            for (name, index), stored in made.stored.items()
+            if name == "layers.0.mlp.experts.down"
+        }
+        assert len(found) == 1 and found == {made.input_scales["layers.0.mlp.experts.down"]}
+        export.export(tmp_path / name, made, None)
+        read, _ = hub.load_model(tmp_path / name)
+        scales = {n: form.scale for n, form in input_formats(read).items()}
+        assert scales == made.input_scales
+        with pytest.raises(UsageError, match="stores scales of inputs, which are measured on"):
+            quantize(spec, params, recipe.load_recipe(name), OPS)

@@ -69,26 +69,28 @@ def matrix(shape: str, name: str, device: Device) -> Figures:
     """Seconds of the Hessian, of GPTQ and within it of the scales, for one matrix."""
     import torch
 
-    from sabia.core.numerics import integers
+    from sabia.core.numerics.scales import choose_scales, decode, encode
+    from sabia.core.numerics.schemes import SCHEMES
     from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error
 
     spec = shape_spec(shape, device, 1)
     source = RandomParameters(spec, device)
     chosen = next(n for n in source if n.endswith(f"mlp.{name}") and source[n].ndim == 2)
     weight = source[chosen]
-    config = GptqConfig(4, 128 if weight.shape[1] % 128 == 0 else 32)
+    scheme = SCHEMES["w4a16"].with_group(128 if weight.shape[1] % 128 == 0 else 32)
+    config = GptqConfig(scheme)
     reset_peak(device)
     clock = _Clock(device)
     with torch.inference_mode():
         hessian = _hessian(weight.shape[1], device, clock)
         codes, scales = gptq(weight, hessian, config, name)
         clock.mark("gptq_s")
-        nearest_scales = integers.choose_scales(weight, config.bits, config.group, config.scale)
+        nearest_scales = choose_scales(weight, scheme, config.scale)
         clock.mark("scales_s")
-        nearest = integers.encode(weight, nearest_scales, config.bits)
+        nearest = encode(weight, nearest_scales, scheme)
         clock.mark("nearest_s")
         pairs = ((codes, scales), (nearest, nearest_scales))
-        errors = [relative_output_error(weight, integers.decode(*pair), hessian) for pair in pairs]
+        errors = [relative_output_error(weight, decode(*pair, scheme), hessian) for pair in pairs]
         clock.mark("errors_s")
     figures: Figures = {"shape": list(weight.shape), **clock.seconds, **peak(device)}
     return _judged({name: (errors[0], errors[1])}, figures)
