@@ -66,12 +66,12 @@ def choose_scales(
     rows, columns = weight.shape
     width = group_width(columns, scheme.group)
     step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
-    found = [
+    pieces = [
         _of_groups(weight[start : start + step].reshape(-1, columns // width, width), scheme,
                    method if scheme.searches else "absmax", whole)
         for start in range(0, rows, step)
     ]  # fmt: skip
-    stored, zero = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    stored, zero = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return Scales(stored, None if scheme.symmetric else zero.astype(np.int8), whole)
 
 

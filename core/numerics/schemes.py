@@ -253,12 +253,12 @@ def group_of(config: Mapping[str, Any], module: str) -> Mapping[str, Any] | None
     """
     if matches(module, config.get("ignore") or ()) is not None:
         return None
-    found: list[tuple[int, Mapping[str, Any]]] = []
+    named: list[tuple[int, Mapping[str, Any]]] = []
     for group in (config.get("config_groups") or {}).values():
         rank = matches(module, group.get("targets") or ())
         if rank is not None:
-            found.append((rank, group))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+            named.append((rank, group))
+    return min(named, key=lambda pair: pair[0])[1] if named else None
 
 
 def matches(module: str, targets: Sequence[str]) -> int | None:
