@@ -203,7 +203,7 @@ def scheme_named(name: str) -> Scheme:
 def read_scheme(group: Mapping[str, Any], format: str) -> Scheme:
     """The format of an entry of `config_groups`; format: that of the configuration as a whole.
 
-    Its name is that of the entry's elements. Raises BadData for what is not read here.
+    Its name is that of its elements. Raises BadData for what is not read here.
     """
     weights, form = group["weights"], group.get("format") or format
     tiles: dict[Any, tuple[int | None, int | None]] = {
@@ -223,7 +223,8 @@ def read_scheme(group: Mapping[str, Any], format: str) -> Scheme:
             f"(expected {', '.join(ELEMENTS)} by {', '.join(tiles)})"
         )
     scale, symmetric = _SCALE_OF_FORMAT.get(form, "bf16"), weights.get("symmetric", True)
-    return Scheme(element, element, form, tiles[strategy], scale, symmetric)
+    inputs = read_inputs(group.get("input_activations") or {})
+    return Scheme(element, element, form, tiles[strategy], scale, symmetric, inputs)
 
 
 def read_inputs(arguments: Mapping[str, Any]) -> Inputs | None:

@@ -14,11 +14,20 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     )
     """Without it a pipe or a file on standard input is read; from a terminal nothing is read, and
     there is no calibration."""
-    out: str | None = changed(
-        Output.out, help="Model directory to write", metavar="DIR", required=True
-    )
-    """It is written completely or not at all."""
+    out: str | None = changed(Output.out, help="Model directory to write", metavar="DIR")
+    """Required without `--verify`. It is written completely or not at all."""
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
+    verify: str = text(
+        "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
+        excludes=("out", "recipe", "group_size", "rounding", "scale", "samples", "force",
+                  "dry_run"),
+    )  # fmt: skip
+    """Any compressed-tensors directory of the same architecture, from any program. Its matrices
+    are decoded and compared with those of `--model`, which the rows of the output list; tensors
+    that no module takes and that are missing are named, and are an error (65). With INPUT, the
+    divergence is measured on `--held-out` records, with activations rounded as servers do. Where
+    transformers and compressed-tensors are installed, it is said whether they load the directory,
+    and how far their logits are from those computed here."""
     recipe: str = text(
         "Recipe: mixed, w8, w4, a number format such as nvfp4, or a TOML file", "NAME|FILE.toml",
         default="mixed", common=True,
@@ -61,5 +70,7 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     def check(self) -> None:
         """The output must be a directory. UsageError."""
         super().check()
+        if not self.out and not self.verify:
+            raise UsageError("--out: is missing (expected DIR)")
         if self.out == "-":
             raise UsageError("--out: '-' (expected a directory)")

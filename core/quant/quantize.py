@@ -230,7 +230,7 @@ class Rounding:
             "bits": scheme.bits,
             "method": stored.method,
             "tokens": tokens,
-            "size_bytes": sum(array.nbytes for array in stored.parts.values()),
+            "size_bytes": linear.stored_bytes,
         } | errors
 
 

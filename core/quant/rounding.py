@@ -48,6 +48,16 @@ def store(
     return Stored(parts, decode(codes, scales, scheme), method)
 
 
+def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
+    """mse, and relative_error |W'-W|/|W|, of decoded values W'[O, I] of W."""
+    off = decoded.astype(np.float64) - weight
+    size = float(np.square(weight, dtype=np.float64).sum())  # |W|²
+    return {
+        "mse": float(np.square(off).mean()),
+        "relative_error": (float(np.square(off).sum()) / size) ** 0.5 if size else 0.0,
+    }
+
+
 def errors_of(
     weight: np.ndarray, stored: Stored, scheme: Scheme, recipe: Recipe, hessian: Any
 ) -> dict[str, float | None]:
@@ -55,11 +65,8 @@ def errors_of(
 
     output_error_rtn is the output_error of rounding to nearest, for comparison with GPTQ.
     """
-    off = stored.decoded.astype(np.float64) - weight  # W' - W, [O, I]
-    size = float(np.square(weight, dtype=np.float64).sum())  # |W|²
     errors: dict[str, float | None] = {
-        "mse": float(np.square(off).mean()),
-        "relative_error": (float(np.square(off).sum()) / size) ** 0.5 if size else 0.0,
+        **weight_errors(weight, stored.decoded),
         "output_error": None,
         "output_error_rtn": None,
     }

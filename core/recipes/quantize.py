@@ -13,13 +13,10 @@ import os
 import shutil
 import stat
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
 from sabia.core import notes, units
@@ -32,13 +29,13 @@ from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
 from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
+from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
-from sabia.core.shards.outputs import open_stdout
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.model import check_predicts
@@ -47,23 +44,19 @@ from sabia.core.train.peak import measure_peak_flops
 
 RECORD = "quantization.json"
 PROCESS_BYTES = 350 << 20  # of Python and torch
-SCHEMA = pa.schema(
-    [("layer", pa.int64()), ("component", pa.string()), ("module", pa.string()),
-     ("scheme", pa.string()), ("bits", pa.int64()), ("method", pa.string()),
-     ("mse", pa.float64()), ("relative_error", pa.float64()), ("output_error", pa.float64()),
-     ("output_error_rtn", pa.float64()), ("kl_nats", pa.float64()), ("kl_99_nats", pa.float64()),
-     ("kl_max_nats", pa.float64()), ("same_top_share", pa.float64()),
-     ("perplexity_before", pa.float64()), ("perplexity_after", pa.float64()),
-     ("tokens", pa.int64()), ("size_bytes", pa.int64())]
-)  # fmt: skip
 
 
 def run(job: Job, options: QuantizeOptions) -> None:
-    """Quantize by the options; writes rows of errors, or with --json a report, to stdout.
+    """Quantize or verify by the options; writes rows of errors, or with --json a report.
 
     Raises UsageError for options that do not fit, BadData for inputs that cannot be read, Failed
     where the written model is not the measured one.
     """
+    if options.verify:
+        from sabia.core.recipes.quantize_verify import verify
+
+        verify(job, options)
+        return
     out, model = Path(str(job.out)), model_fingerprint(options.model)
     if out.exists() and os.path.samefile(out, options.model):
         raise UsageError(f"--out: {out} is the model itself; give another directory")
@@ -101,7 +94,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
             )
         command = "sabia eval --model ORIGINAL --model QUANTIZED"
         notes.note(f"{line}; loads back exactly; next: {command}")
-    _write(job, report)
+    write_report(job, report)
 
 
 def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> None:
@@ -279,50 +272,3 @@ def _with_rows(fingerprint: str, read: CalibrationRows) -> str:
     """The fingerprint of a run on these tokens, which a pipe may give anew each time."""
     rows = [[(row.ids, row.source) for row in part] for part in (read.rows, read.held_out)]
     return str(xxh3_128_hexdigest(json.dumps([fingerprint, rows]).encode()))
-
-
-def how_rounded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each component: number format, method, and which matrices had too few tokens."""
-    for component in dict.fromkeys(row["component"] for row in rows):
-        own = [row for row in rows if row["component"] == component]
-        methods = Counter((row["scheme"], row["method"]) for row in own)
-        parts = [
-            f"{count:,} {scheme} {_METHODS[method]}" for (scheme, method), count in methods.items()
-        ]
-        line = f"{component}: {', '.join(parts)}"
-        nearest = [row for row in own if row["method"] == "rtn"]
-        if len(nearest) < len(own) and nearest:
-            names = [f"{row['module']} ({row['tokens']})" for row in nearest[:3]]
-            more = f" and {len(nearest) - 3} more" if len(nearest) > 3 else ""
-            line += f"; few tokens reached {', '.join(names)}{more}"
-        yield line
-
-
-_METHODS = {"gptq": "by GPTQ", "rtn": "to nearest"}
-
-
-def _write(job: Job, report: dict[str, Any]) -> None:
-    """Write the report as JSON, or its rows, those of the held-out tokens by source and by length,
-    and a last one for the whole model."""
-    if job.json:
-        print(json.dumps(report, indent=1))
-        return
-    measured = report.get("divergence") or {}
-    parts = [
-        {"component": kind, "module": name} | group
-        for kind in ("source", "length")
-        for name, group in measured.get(f"by_{kind}", {}).items()
-    ]
-    whole = measured | {
-        "component": "model",
-        "scheme": report["recipe"]["name"],
-        "tokens": measured.get("tokens"),
-        "size_bytes": report["size_after_bytes"],
-    }
-    for name in ("before", "after") if measured else ():
-        whole[f"perplexity_{name}"] = math.exp(measured[f"loss_{name}_nats"])
-    everything = [*report["layers"], *parts, whole]
-    rows = [{name: row.get(name) for name in SCHEMA.names} for row in everything]
-    made = {"command": job.command}
-    with open_stdout(job, SCHEMA, made | run_record.run_metadata(job, made)) as writer:
-        writer.write(pa.RecordBatch.from_pylist(rows, SCHEMA))

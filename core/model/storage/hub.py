@@ -131,15 +131,20 @@ def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
 
 def check_names(spec: ModelSpec, remaining: Iterable[str]) -> None:
     """Raise BadData if a tensor of the files, beside the spec's own, is unknown to the family."""
-    expected = spec.ignored + spec.kept
-    if spec.tied:  # some files store the head too, although it is the embedding
-        expected += (re.escape(str(spec.names["head"])),)
-    unknown = [n for n in remaining if not any(re.fullmatch(p, n) for p in expected)]
+    unknown = unknown_names(spec, remaining)
     if unknown:
         raise BadData(
             f"model: tensor {unknown[0]} is unknown to the {spec.family} family "
             f"({len(unknown)} unknown tensors; expected those of config.json)"
         )
+
+
+def unknown_names(spec: ModelSpec, remaining: Iterable[str]) -> list[str]:
+    """The names of tensors of the files, beside the spec's own, that the family does not ignore."""
+    expected = spec.ignored + spec.kept
+    if spec.tied:  # some files store the head too, although it is the embedding
+        expected += (re.escape(str(spec.names["head"])),)
+    return [n for n in remaining if not any(re.fullmatch(p, n) for p in expected)]
 
 
 def take(tensor: TensorSpec, remaining: dict[str, np.ndarray]) -> np.ndarray:

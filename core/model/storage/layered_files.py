@@ -17,8 +17,11 @@ from sabia.core.spec.tensors import TensorSpec
 class LayeredFiles:
     """The parameters of a directory by layer; quantized matrices are decoded."""
 
-    def __init__(self, directory: str | Path) -> None:
-        """Raises what `hub.load_model` raises, for a tensor's absence or shape when it is read."""
+    def __init__(self, directory: str | Path, any_names: bool = False) -> None:
+        """Raises what `hub.load_model` raises, for a tensor's absence or shape when it is read.
+
+        any_names: whether tensors that the family does not know are no error.
+        """
         self.spec = load_spec(directory)
         self.tensors = hub.read_checkpoint(directory)
         self.size_bytes = sum(array.nbytes for array in self.tensors.values())
@@ -26,7 +29,8 @@ class LayeredFiles:
         for name in self.tensors:
             self.modules.setdefault(name.rpartition(".")[0], []).append(name)
         own = {name for tensor in self.spec.tensors() for name in self._names(tensor)}
-        hub.check_names(self.spec, (name for name in self.tensors if name not in own))
+        if not any_names:
+            hub.check_names(self.spec, (name for name in self.tensors if name not in own))
 
     def read(self, layer: int | None) -> dict[str, np.ndarray]:
         """The parameters of a layer by our names; None: those outside of the layers.

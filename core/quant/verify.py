@@ -1,0 +1,193 @@
+"""A quantized directory, from any program, compared with its original model.
+
+Both are read layer by layer. The directory is decoded by `core.numerics.compressed`; the names of
+its tensors are compared with the parts that the format of each module has. Where transformers and
+compressed-tensors are installed, their logits are compared with ours.
+"""
+
+import contextlib
+import importlib.util
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core import stop
+from sabia.core.errors import UsageError
+from sabia.core.model import forward
+from sabia.core.model.storage import hub
+from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.numerics import compressed
+from sabia.core.numerics.floats import round_bfloat16
+from sabia.core.numerics.schemes import Scheme, group_of, read_scheme
+from sabia.core.ops.backend import load_ops
+from sabia.core.ops.served_inputs import input_formats
+from sabia.core.parallel.build_ops import ops_as_served
+from sabia.core.progress import progress
+from sabia.core.quant.divergence import Comparison
+from sabia.core.quant.hessians import Batch
+from sabia.core.quant.recipe import component_of
+from sabia.core.quant.rounding import weight_errors
+from sabia.core.spec.tensors import TensorSpec
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """rows: the errors of each quantized matrix, and of other tensors that differ by more than
+    rounding to BF16. unused: tensors that no module takes; missing: those that a module lacks.
+    divergence: the entries of a Divergence, or None."""
+
+    rows: list[dict[str, Any]]
+    unused: list[str]
+    missing: list[str]
+    divergence: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What transformers does with a directory.
+
+    error: why it does not load it. difference: max |its logits - ours| / max |ours|, with weights
+    in BF16 and arithmetic in float32. unused, missing: tensors by its own account.
+    """
+
+    error: str = ""
+    difference: float | None = None
+    unused: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+def verify_directory(
+    original: LayeredFiles,
+    made: LayeredFiles,
+    batches: Sequence[Batch] = (),
+    sources: Sequence[str] = (),
+) -> Verified:
+    """Compare `made` with `original`; batches: tokens to compare the models on, and their sources.
+
+    Raises UsageError for models of other shapes, BadData for a matrix that cannot be decoded.
+    """
+    spec = made.spec
+    shapes = [{t.name: t.shape for t in files.spec.tensors()} for files in (original, made)]
+    if shapes[0] != shapes[1]:
+        raise UsageError("--verify: the models have different shapes (expected one architecture)")
+    schemes = dict(_schemes(made))
+    expected = {
+        f"{module}.{part}"
+        for module, scheme in schemes.items()
+        for part in compressed.layout(scheme, 1, scheme.group or 1)
+    }
+    plain = {n for t in spec.tensors() for n in t.files if n.removesuffix(".weight") not in schemes}
+    optional = {f"{module}.weight_g_idx" for module in schemes}
+    unused = hub.unknown_names(spec, made.tensors.keys() - expected - plain - optional)
+    missing = sorted(name for name in expected | plain if name not in made.tensors)
+    if missing:
+        return Verified([], sorted(unused), missing, None)
+    comparison = Comparison(spec, (), batches, sources) if batches else None
+    ops, rows = load_ops("torch"), list[dict[str, Any]]()
+
+    def arrays(files: LayeredFiles, layer: int | None) -> Arrays:
+        return {name: np.array(x, np.float32) for name, x in files.read(layer).items()}
+
+    parts: list[int | None] = [*range(len(spec.layers)), None]
+    with torch.inference_mode(), progress(len(parts), "verify", "layers") as bar:
+        if comparison is not None:
+            comparison.formats.update(input_formats(hub.with_input_scales(spec, made.tensors)))
+            pair = (ops.to_device(arrays(files, None), "float32") for files in (original, made))
+            comparison.begin(*pair)
+        for layer in parts:
+            stop.check()
+            before, after = arrays(original, layer), arrays(made, layer)
+            for tensor in spec.tensors():
+                if tensor.layer == layer:
+                    rows += _rows(tensor, before[tensor.name], after[tensor.name], schemes, made)
+            if comparison is not None:
+                comparison.advance(
+                    layer, ops.to_device(before, "float32"), ops.to_device(after, "float32")
+                )
+            bar.advance(layer=layer)
+    result = comparison.result if comparison is not None else None
+    return Verified(rows, sorted(unused), [], None if result is None else asdict(result))
+
+
+def _schemes(made: LayeredFiles) -> Iterator[tuple[str, Scheme]]:
+    """The format of each module that the configuration quantizes."""
+    config = made.spec.config["quantization_config"]
+    for tensor in made.spec.tensors():
+        for name in tensor.files if tensor.linear else ():
+            module = name.removesuffix(".weight")
+            group = group_of(config, module)
+            if group is not None and group.get("weights") is not None:
+                yield module, read_scheme(group, str(config.get("format")))
+
+
+def _rows(
+    tensor: TensorSpec,
+    before: np.ndarray,
+    after: np.ndarray,
+    schemes: dict[str, Scheme],
+    made: LayeredFiles,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a tensor, one for each expert that the files hold by itself."""
+    alone = isinstance(tensor.hf, tuple)
+    for index, name in enumerate(tensor.files):
+        module = name.removesuffix(".weight")
+        scheme, old, new = schemes.get(module), before, after
+        if alone:
+            old, new = before[index], after[index]
+        if scheme is None and np.array_equal(round_bfloat16(old), round_bfloat16(new)):
+            continue
+        own = (made.tensors[key] for key in made.modules.get(module, ()))
+        yield {
+            "layer": tensor.layer,
+            "component": component_of(tensor),
+            "module": module,
+            "scheme": "bf16" if scheme is None else f"{scheme.element} by {scheme.strategy}",
+            "bits": 16 if scheme is None else scheme.bits,
+            "size_bytes": sum(array.nbytes for array in own) or None,
+            **weight_errors(old, new),
+        }
+
+
+def with_transformers(directory: str | Path, ids: np.ndarray) -> Peer | None:
+    """Load the directory by transformers and compare logits for ids[B, T]; None where transformers
+    or compressed-tensors is not installed."""
+    if not all(map(importlib.util.find_spec, ("transformers", "compressed_tensors"))):
+        return None
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress and its table of names
+        try:
+            theirs, info = _their_logits(directory, ids)
+        except Exception as error:  # whatever it does not load, for any reason
+            lines = str(error).strip().splitlines() or [""]
+            return Peer(error=f"{type(error).__name__}: {lines[0]}")
+    spec, params = hub.load_model(directory)
+    ops = ops_as_served("torch", spec)
+    rounded = {name: round_bfloat16(np.array(x, np.float32)) for name, x in params.items()}
+    with torch.inference_mode():
+        weights = ops.to_device(rounded, "float32")
+        hidden = forward.hidden(spec, weights, ids, ops)
+        ours = forward.logits(spec, weights, hidden, ops).cpu().numpy()
+    return Peer(
+        "",
+        float(np.abs(theirs - ours).max() / np.abs(ours).max()),
+        sorted(info["unexpected_keys"]),
+        sorted(info["missing_keys"]),
+    )
+
+
+def _their_logits(directory: str | Path, ids: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model, info = load(str(directory), dtype=torch.bfloat16, output_loading_info=True)
+    tokens = torch.from_numpy(ids)
+    with torch.inference_mode():
+        model(tokens)  # the first pass decodes the weights
+        return torch.nn.Module.float(model)(tokens).logits.numpy(), info
