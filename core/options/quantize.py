@@ -19,7 +19,7 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
-        excludes=("out", "recipe", "group_size", "rounding", "scale", "samples", "force",
+        excludes=("out", "recipe", "group_size", "rounding", "smooth", "scale", "samples", "force",
                   "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
@@ -53,6 +53,16 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     nearest; `gptq` uses GPTQ for 8 bits too; `rtn` rounds to nearest, without calibration.
     An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
     rounded to nearest, which the summary and the rows of the output say."""
+    smooth: str | None = choice(
+        "Move scales of channels from inputs into matrices first", "none", "awq", "smoothquant",
+        default=None, unset="the recipe's, or none",
+    )  # fmt: skip
+    """Norms are divided by factors and the matrices that read them multiplied, and in MLPs the
+    matrix `up` and `down`, which changes no result but that of rounding. `awq` searches the factors
+    with the least error of the outputs after rounding the weights; `smoothquant` makes the largest
+    activations smaller, for formats that round activations (`alpha` in a recipe file, 0.5, is the
+    share of their size that is moved). Both need calibration records, and work with each
+    `--rounding`."""
     scale: str | None = choice(
         "Scale of a group: least squared error, or largest value", "mse", "absmax", default=None,
         unset="the recipe's, or mse",

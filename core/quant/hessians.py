@@ -92,13 +92,13 @@ Key = tuple[str, int | None]  # parameter name, expert number or None
 class _Sum:
     """Σ x xᵀ [I, I] in float64 over some tokens; one for all matrices with these inputs.
 
-    largest: max |x|. sizes: Σ |x| of each column, [I].
+    sizes: Σ |x| of each column, peaks: max |x|, both [I].
     """
 
     total: torch.Tensor
     sizes: torch.Tensor
+    peaks: torch.Tensor
     tokens: int = 0
-    largest: float = 0.0
 
 
 class Hessians(Rule):
@@ -150,13 +150,14 @@ class Hessians(Rule):
         product = flat.T @ flat  # Σ x xᵀ, [I, I]
         known = self.sums.get((names[0], expert))
         if known is None:
-            known = _Sum(torch.zeros_like(product), torch.zeros_like(product[0]))
+            none = torch.zeros_like(product[0])
+            known = _Sum(torch.zeros_like(product), none, none.clone())
             self.sums |= {(name, expert): known for name in names}
         known.total += product
         known.tokens += len(x)
         size = flat.abs()
         known.sizes += size.sum(0)
-        known.largest = max(known.largest, float(size.max()))
+        known.peaks = torch.maximum(known.peaks, size.amax(0))
 
     def of(self, name: str, expert: int | None = None) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
@@ -166,7 +167,18 @@ class Hessians(Rule):
     def largest(self, name: str, expert: int | None = None) -> float:
         """max |x| of the inputs of a parameter; 0 if it had none."""
         known = self.sums.get((name, expert))
-        return 0.0 if known is None else known.largest
+        return 0.0 if known is None else float(known.peaks.max())
+
+    def peaks(self, name: str) -> np.ndarray:
+        """max |x| of each column [I] of the inputs of a parameter that had some."""
+        peaks: np.ndarray = self.sums[name, None].peaks.float().cpu().numpy()
+        return peaks
+
+    def means(self, name: str) -> np.ndarray:
+        """The mean |x| of each column [I] of the inputs of a parameter that had some."""
+        known = self.sums[name, None]
+        means: np.ndarray = (known.sizes / known.tokens).float().cpu().numpy()
+        return means
 
     def tokens(self, name: str, expert: int | None = None) -> int:
         """The number of inputs of a parameter."""

@@ -29,6 +29,7 @@ from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, ru
 from sabia.core.quant.memory_bounds import HESSIAN_BYTES
 from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
 from sabia.core.quant.rounding import Stored, errors_of, store
+from sabia.core.quant.smoothing import smooth
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 
@@ -130,6 +131,11 @@ class Rounding:
                 f"recipe {recipe.name}: format {min(static)} stores scales of inputs, which are "
                 "measured on calibration inputs (expected calibration records as INPUT)"
             )
+        if recipe.smooth != "none" and not calibration:
+            raise UsageError(
+                f"--smooth: {recipe.smooth} needs calibration inputs (expected calibration records "
+                "as INPUT)"
+            )
         self.quantized = {t.name for x in self.linears if x.scheme.quantizes for t in x.tensors}
         # of each batch, the input states [B, T, D] of the next layer
         self.states: list[torch.Tensor] = []
@@ -150,21 +156,25 @@ class Rounding:
         with torch.inference_mode():
             original, values = self._values(layer)
             params = self.ops.to_device(values, "float32")
+            own = [x for x in self.linears if x.tensor.layer == layer and x.scheme.quantizes]
+            if self.recipe.smooth != "none" and layer is not None:
+                hessians = self._hessians(params, layer, range(0), True)
+                smooth(self.form, layer, values, own, self.recipe, hessians)
+                params = self.ops.to_device(values, "float32")
             part = Part(layer, {}, values, [], {})
-            linears = [x for x in self.linears if x.tensor.layer == layer and x.scheme.quantizes]
-            wholes, largest = _whole_scales(linears, values), dict[str, float]()
-            for experts in _windows(linears):
+            wholes, largest = _whole_scales(own, values), dict[str, float]()
+            for experts in _windows(own):
                 dense = experts.start == 0
                 hessians = self._hessians(params, layer, experts, dense)
-                for linear in linears:
+                for linear in own:
                     name, index = linear.key
                     if dense if index is None else index in experts:
                         stop.check()
                         whole = wholes.get(linear.key)
                         part.rows.append(self._rounded(linear, part, hessians, whole))
                         largest[name] = max(largest.get(name, 0), hessians.largest(name, index))
-            _set_input_scales(linears, part, largest)
-            fresh = _decoded(linears, part)
+            _set_input_scales(own, part, largest)
+            fresh = _decoded(own, part)
             values.update(fresh)
             params |= self.ops.to_device(fresh, "float32")
             if layer is not None:  # run the layer again, with its rounded weights

@@ -28,12 +28,14 @@ from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
 Rounding = Literal["auto", "gptq", "rtn"]
+Smooth = Literal["none", "awq", "smoothquant"]
 GROUPS = (128, 64, 32)
 COMPONENTS = (
     "embedding", "norm", "router", "attention", "head", "mlp", "expert", "shared_expert",
 )  # fmt: skip
 KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
 KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
+KEYS |= {"smooth": str, "alpha": float}
 NEVER = ("embedding", "norm", "router")  # inference kernels do not read these in integers
 _FEED_FORWARD = ("mlp", "expert", "shared_expert")
 BUILT_IN: dict[str, dict[str, str]] = {
@@ -62,6 +64,7 @@ class Recipe:
     rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest. scale: how
     scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by activation,
     with groups in the stored order) or `natural`. damping: see core.quant.gptq.
+    smooth and its alpha: see core.quant.smoothing.
     """
 
     name: str
@@ -72,6 +75,8 @@ class Recipe:
     scale: Method = "mse"
     order: str = "static"
     damping: float = 0.01
+    smooth: Smooth = "none"
+    alpha: float = 0.5
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
         """The scheme of a matrix with its group size; bf16 for vectors."""
@@ -170,12 +175,14 @@ def checked(recipe: Recipe) -> Recipe:
         ("rounding", recipe.rounding, ("auto", "gptq", "rtn")),
         ("scale", recipe.scale, ("mse", "absmax")),
         ("order", recipe.order, ("static", "natural")),
+        ("smooth", recipe.smooth, ("none", "awq", "smoothquant")),
     )
     for key, given, allowed in choices:
         if given not in allowed:
             raise UsageError(f"recipe: {key} is {given!r} (expected {' or '.join(allowed)})")
-    if not 0 < recipe.damping < 1:
-        raise UsageError(f"recipe: damping is {recipe.damping} (expected between 0 and 1)")
+    for name, fraction in (("damping", recipe.damping), ("alpha", recipe.alpha)):
+        if not 0 < fraction < 1:
+            raise UsageError(f"recipe: {name} is {fraction} (expected between 0 and 1)")
     return recipe
 
 

@@ -155,7 +155,11 @@ def _recipe(options: QuantizeOptions) -> Recipe:
             flag = options.table[name].flag
             raise UsageError(f"{flag}: recipe {recipe.name} has no format that uses it")
     return with_overrides(
-        recipe, group=options.group_size, rounding=options.rounding, scale=options.scale
+        recipe,
+        group=options.group_size,
+        rounding=options.rounding,
+        scale=options.scale,
+        smooth=options.smooth,
     )
 
 
@@ -167,7 +171,8 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     """The job, reading stdin where it is a pipe or a file and no INPUT is named."""
     schemes = map(scheme_named, _format_names(recipe))
     static = any(scheme.inputs and scheme.inputs.part for scheme in schemes)
-    if job.inputs or (recipe.rounding == "rtn" and not static):
+    measured = static or recipe.smooth != "none"
+    if job.inputs or (recipe.rounding == "rtn" and not measured):
         return job
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
@@ -251,6 +256,8 @@ def _quantized(
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
+    if recipe.smooth != "none":
+        notes.note(f"{recipe.smooth}: scales of channels were moved into the matrices first")
     for line in how_rounded(made.rows):
         notes.note(line)
     usual = results[0]

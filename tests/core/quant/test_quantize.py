@@ -62,10 +62,13 @@ def test_components_get_what_figure_ten_says(tiny, token_rows) -> None:
     np.testing.assert_array_equal(embed.view(np.uint32) & 0xFFFF, 0)  # BF16 values
 
 
-def test_gptq_is_below_rounding_to_nearest_and_brings_the_logits_closer(tiny, token_rows) -> None:
+@pytest.mark.parametrize("name", ["w4", "w4a16-asym", "mxfp4a16", "nvfp4a16", "nvfp4"])
+def test_gptq_is_below_rounding_to_nearest_and_brings_the_logits_closer(
+    tiny, token_rows, name
+) -> None:
     spec, params = tiny
-    four = recipe.load_recipe("w4")
-    rows = batches(token_rows)
+    four = recipe.load_recipe(name)
+    rows, held_out = batches(token_rows[:30]), batches(token_rows[30:])
     clever = quantize(spec, params, four, OPS, rows)
     plain = quantize(spec, params, recipe.with_overrides(four, rounding="rtn"), OPS, rows)
     gptq = [row for row in clever.rows if row["method"] == "gptq"]
@@ -75,7 +78,8 @@ def test_gptq_is_below_rounding_to_nearest_and_brings_the_logits_closer(tiny, to
 
     def kl(made: Any) -> float:
         pair = (OPS.to_device(params, "float32"), OPS.to_device(made.params, "float32"))
-        return divergence(spec, *pair, made.linears, rows).kl_nats
+        seen = divergence(spec, *pair, made.linears, held_out, (), made.input_scales)
+        return seen.kl_nats
 
     assert 0 < kl(clever) < kl(plain)
 
