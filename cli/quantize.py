@@ -19,8 +19,8 @@ def quantize(job: Job, options: QuantizeOptions) -> None:
     """Quantize the weights of a model to 8 and 4 bits, by component as --recipe says.
 
     INPUT is calibration records that resemble real use: chats, documents or token rows. With them,
-    4-bit weights are rounded by GPTQ, integers and E2M1 alike; without them, to nearest. The quantization error of each
-    matrix is written to stdout as rows.
+    4-bit weights are rounded by GPTQ, integers and E2M1 alike; without them, to nearest. The
+    quantization error of each matrix is written to stdout as rows.
     """
     from sabia.core.recipes.quantize import run
 
