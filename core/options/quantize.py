@@ -57,8 +57,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         "Move scales of channels from inputs into matrices first", "none", "awq", "smoothquant",
         default=None, unset="the recipe's, or none",
     )  # fmt: skip
-    """Norms are divided by factors and the matrices that read them multiplied, and in MLPs the
-    matrix `up` and `down`, which changes no result but that of rounding. `awq` searches the factors
+    """Norms are divided by factors and the matrices that read them multiplied, which changes no
+    result but that of rounding. `awq` searches the factors
     with the least error of the outputs after rounding the weights; `smoothquant` makes the largest
     activations smaller, for formats that round activations (`alpha` in a recipe file, 0.5, is the
     share of their size that is moved). Both need calibration records, and work with each

@@ -1,8 +1,7 @@
 """Scales of channels that are moved from the inputs of matrices into the matrices, before rounding.
 
 A layer computes the same with a norm's weights divided by s and the columns of the matrices that
-read it multiplied by s; so does an MLP with the rows of `up` divided and the columns of `down`
-multiplied. The factors s[I] are chosen so that rounding costs less:
+read it multiplied by s. The factors s[I] are chosen so that rounding costs less:
   awq          AWQ (Lin et al. 2023, arXiv 2306.00978): s = mean|x|^r, or this over mean|w|^(1-r),
                normalized by the root of its largest and smallest, with the r of GRID that has the
                least squared error of ROWS of the outputs
@@ -22,7 +21,6 @@ from sabia.core.numerics.schemes import Scheme
 from sabia.core.quant.hessians import Hessians
 from sabia.core.quant.recipe import Linear, Recipe, name_in_layer
 from sabia.core.spec import ModelSpec, TensorSpec
-from sabia.core.spec.layers import GatedMlp
 
 GRID = np.arange(20) / 20  # exponents of AWQ; 0 moves nothing
 ROWS = 128  # of each matrix, evenly spaced
@@ -32,14 +30,12 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Move:
-    """source: a norm, or a matrix whose rows are divided; readers: the matrices that read it.
+    """norm: whose weights are divided; readers: the matrices that read it; offset: added to the
+    stored weights of the norm."""
 
-    offset: added to the stored weights of the norm; None for a matrix.
-    """
-
-    source: str
+    norm: str
     readers: tuple[TensorSpec, ...]
-    offset: float | None
+    offset: float
 
 
 def moves(spec: ModelSpec, layer: int) -> list[Move]:
@@ -56,9 +52,6 @@ def moves(spec: ModelSpec, layer: int) -> list[Move]:
         )
         if spec.norm_kind == "rms" and norms.before(part) and readers:
             made.append(Move(table[f"{part}.norm"].name, readers, norms.offset))
-    feed_forward = spec.layers[layer].mlp
-    if isinstance(feed_forward, GatedMlp) and not feed_forward.bias:
-        made.append(Move(table["mlp.up"].name, (table["mlp.down"],), None))
     return made
 
 
@@ -131,17 +124,12 @@ def _smoothquant(
 
 
 def _apply(move: Move, values: Arrays, factors: np.ndarray, rounded: set[str]) -> None:
-    source = values[move.source]
-    if move.offset is None:
-        values[move.source] = source / factors[:, None]
-        if move.source not in rounded:
-            values[move.source] = round_bfloat16(values[move.source])
-    else:
-        made = round_bfloat16((source + move.offset) / factors - move.offset)
-        before, after = source + move.offset, made + move.offset
-        exact = (before != 0) & (after != 0)
-        factors = np.where(exact, before / np.where(exact, after, 1), 1).astype(np.float32)
-        values[move.source] = np.where(exact, made, source)
+    stored = values[move.norm]
+    made = round_bfloat16((stored + move.offset) / factors - move.offset)
+    before, after = stored + move.offset, made + move.offset
+    exact = (before != 0) & (after != 0)
+    factors = np.where(exact, before / np.where(exact, after, 1), 1).astype(np.float32)
+    values[move.norm] = np.where(exact, made, stored)
     for tensor in move.readers:
         scaled = values[tensor.name] * factors
         values[tensor.name] = scaled if tensor.name in rounded else round_bfloat16(scaled)

@@ -1,6 +1,7 @@
 """`sabia quantize --verify`: our directories, directories of others, and damaged ones."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 pytest.importorskip("torch")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fp8-static", "w4a16-asym")]
 Change = Callable[[dict[str, np.ndarray], dict[str, Any]], None]
 
 
@@ -39,9 +41,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model(tmp_path_factory.mktemp("m"))
 
 
+MADE: dict[tuple[Path, str], Path] = {}  # directories that tests copy
+
+
 def quantized(original: Path, out: Path, recipe: str) -> Path:
-    rows = (str(original.parent / "rows.jsonl"),)
-    stage("quantize", inputs=rows, out=out, json=True, model=original, recipe=recipe, held_out=2)
+    if (original, recipe) not in MADE:
+        rows, made = (str(original.parent / "rows.jsonl"),), original.parent / f"q-{recipe}"
+        given = {"model": original, "recipe": recipe, "held_out": 2}
+        stage("quantize", inputs=rows, out=made, json=True, **given)
+        MADE[original, recipe] = made
+    shutil.copytree(MADE[original, recipe], out)
     return out
 
 
@@ -55,7 +64,7 @@ def verified(
     return json.loads(shown.out), shown.err
 
 
-@pytest.mark.parametrize("recipe", ["mixed", "nvfp4", "fp8-static", "w4a16-asym"])
+@pytest.mark.parametrize("recipe", ["mixed", "nvfp4", *SLOW])
 def test_what_was_measured_is_what_is_read(
     original: Path, tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture
 ) -> None:
