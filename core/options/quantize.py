@@ -19,8 +19,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
-        excludes=("out", "recipe", "group_size", "rounding", "smooth", "scale", "samples", "force",
-                  "dry_run"),
+        excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "samples",
+                  "force", "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
     are decoded and compared with those of `--model`, which the rows of the output list; tensors
@@ -39,6 +39,11 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     `fp8-static`, `fp8-block` (128 by 128, as DeepSeek-V3), `mxfp8`, `mxfp4`, `nvfp4`; `mxfp8a16`,
     `mxfp4a16` and `nvfp4a16` round no activations. `fp8-static` and `nvfp4` store scales of
     activations, which are measured on the calibration records."""
+    format: str = choice("Form of the written weights", "compressed-tensors", "dense")
+    """`compressed-tensors` holds the codes and scales. `dense` holds the decoded values, in float32
+    because BF16 does not hold all of them, like a model that is not quantized: for programs that do
+    not read compressed-tensors. It is not smaller, and no activations are rounded by what loads
+    it."""
     group_size: int | None = integer(
         "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",

@@ -50,15 +50,18 @@ def quantize_directory(
     held_out: Sequence[Batch] = (),
     sources: Sequence[str] = (),
     tokenizer_from: str | None = None,
+    dense: bool = False,
 ) -> QuantizedDirectory:
     """Quantize `files` to the directory `out`; sources: of each held-out row.
+
+    dense: whether all values are written in float32, as those of a model that is not quantized.
 
     Raises what `quantize` raises, before any layer is computed, and Failed where the written model
     is not the measured one. After errors of the data or the disk no finished layer is left.
     """
     try:
         return _quantized(
-            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from
+            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from, dense
         )
     except (BadData, Failed, OSError) as error:
         if not isinstance(error, OSError) or error.errno != errno.EINTR:
@@ -76,6 +79,7 @@ def _quantized(
     held_out: Sequence[Batch],
     sources: Sequence[str],
     tokenizer_from: str | None,
+    dense: bool,
 ) -> QuantizedDirectory:
     spec = files.spec
     parts: list[int | None] = [*range(len(spec.layers)), None]
@@ -97,11 +101,11 @@ def _quantized(
         bar.advance(done)
         for layer in parts[done:]:
             stop.check()
-            _keep(work, work.part(layer), finished)
+            _keep(work, work.part(layer), finished, dense)
             gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
             bar.advance(layer=layer)
     tensors = _in_order(work, finished)
-    config = export_config(work.form, work.linears)
+    config = dict(spec.config) if dense else export_config(work.form, work.linears)
     hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
     _check_written(out, parts, finished)
     rows = [row for record in finished.records for row in record["rows"]]
@@ -109,9 +113,13 @@ def _quantized(
     return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
 
 
-def _keep(work: Rounding, part: Part, finished: FinishedLayers) -> None:
-    table = [tensor for tensor in work.form.tensors() if tensor.layer == part.layer]
-    tensors = stored_tensors(table, work.linears, part.stored, part.values)
+def _keep(work: Rounding, part: Part, finished: FinishedLayers, dense: bool) -> None:
+    spec = work.spec if dense else work.form
+    table = [tensor for tensor in spec.tensors() if tensor.layer == part.layer]
+    if dense:
+        tensors = hub.file_tensors(table, part.values)
+    else:
+        tensors = stored_tensors(table, work.linears, part.stored, part.values)
     last = part.layer is None
     states = {} if last else {name: x.cpu().numpy() for name, x in _states(work)}
     result = work.comparison.result if work.comparison is not None else None

@@ -111,13 +111,16 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> 
     flops = 4 * tokens * training_flops_per_token(spec, options.length, "causal") / 3
     peak = measure_peak_flops("torch", "fp32")
     quantized = [x for x in plan(stored_form(spec, recipe), recipe) if x.scheme.quantizes]
-    unquantized = n - sum(math.prod(x.matrix) for x in quantized)
+    elements = sum(math.prod(x.matrix) for x in quantized)
+    written = 2 * (n - elements) + sum(x.stored_bytes for x in quantized)
+    if options.format == "dense":
+        written = 4 * n
     planned(
         job,
         read,
         cpu_seconds=flops / peak,
         memory_bytes=_memory_bytes(spec, tokens),
-        bytes_written=2 * unquantized + sum(x.stored_bytes for x in quantized),
+        bytes_written=written,
         figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
         "alone); four copies of the largest layer in float32, Hessians, products of a batch, the "
@@ -188,7 +191,7 @@ def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions)
     sources = open_inputs(job, "document") if job.inputs and not piped else ()
     fingerprints = [source.fingerprint() for source in sources]
     sample = [options.samples, options.held_out, options.length] if job.inputs else []
-    salt = json.dumps([model, asdict(recipe), piped, *sample], default=str)
+    salt = json.dumps([model, asdict(recipe), options.format, piped, *sample], default=str)
     record = provenance(replace(job, options={}), "layer_error", fingerprints, salt)
     return str(record["fingerprint"])
 
@@ -235,12 +238,15 @@ def _quantized(
         hessians.batches([row.ids for row in read.held_out]) if read.held_out else (),
         [row.source for row in read.held_out],
         options.model if has_tokenizer else None,
+        dense=options.format == "dense",
     )
-    results = loaders(form, linears, made.config["quantization_config"])
+    quantization = made.config.get("quantization_config")
+    results = loaders(form, linears, quantization) if quantization else ()
     report: dict[str, Any] = {
         "schema_version": 1,
         "model": options.model,
         "recipe": asdict(recipe),
+        "format": options.format,
         "calibration": {
             "kind": read.kind,
             "rows": len(read.rows),
@@ -260,8 +266,8 @@ def _quantized(
         notes.note(f"{recipe.smooth}: scales of channels were moved into the matrices first")
     for line in how_rounded(made.rows):
         notes.note(line)
-    usual = results[0]
-    if usual.result != "loads":
+    usual = results[0] if results else None
+    if usual is not None and usual.result != "loads":
         notes.warn(f"{usual.loader} {usual.result} this model: {usual.why}")
     if made.divergence is not None:
         report["divergence"] = made.divergence

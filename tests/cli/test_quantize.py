@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from in_process import stage
 
@@ -121,6 +122,44 @@ def test_refusals_leave_nothing(
     with pytest.raises(UsageError, match=message):
         make(settings.pop("out", tmp_path / "q"), model, **settings)
     assert not (tmp_path / "q").exists()
+
+
+def test_decoded_weights_are_those_of_the_quantized_directory(
+    model: Path, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    from sabia.core.model.storage import hub
+
+    for form in ("compressed-tensors", "dense"):
+        make(tmp_path / form, model, chats, recipe="mixed", format=form)
+        report = json.loads(capsys.readouterr().out)
+        assert report["format"] == form and bool(report["loaders"]) == (form != "dense")
+    coded, dense = (hub.load_model(tmp_path / form) for form in ("compressed-tensors", "dense"))
+    assert "quantization_config" not in dense[0].config and dense[0].config["dtype"] == "float32"
+    assert coded[1].keys() == dense[1].keys()
+    for name, array in dense[1].items():
+        np.testing.assert_array_equal(array.astype("f4"), coded[1][name].astype("f4"), err_msg=name)
+        assert array.dtype.name == "float32"
+    original = hub.read_checkpoint(model)
+    assert hub.read_checkpoint(tmp_path / "dense").keys() == original.keys()
+    make(tmp_path / "dense", model, chats, recipe="mixed", format="dense")
+    assert "already made" in capsys.readouterr().err
+    make(tmp_path / "dense", model, chats, recipe="mixed")
+    assert "already made" not in capsys.readouterr().err
+
+
+def test_decoded_weights_of_fused_files_are_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sabia.core.model.storage import hub
+    from sabia.core.spec import from_config, new_config
+
+    shape = {"hidden": 64, "layers": 4, "heads": 4, "vocab": 300, "experts": 4, "chosen": 2}
+    spec = from_config(new_config("qwen3_next", **shape, expert_ffn=32, shared=1))
+    hub.save_model(tmp_path / "m", spec, hub.init_params(spec, 0))
+    monkeypatch.setattr(sys, "stdin", None)
+    make(tmp_path / "q", tmp_path / "m", recipe="mixed", format="dense")
+    original, made = (hub.read_checkpoint(tmp_path / name) for name in "mq")
+    assert {n: x.shape for n, x in made.items()} == {n: x.shape for n, x in original.items()}
 
 
 def test_another_sample_or_tokenizer_is_another_calibration(
