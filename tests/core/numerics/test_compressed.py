@@ -84,6 +84,15 @@ def test_each_module_is_read_by_its_own_group() -> None:
         compressed.dequantize(tensors, {**written, "ignore": ["b.y"]})
 
 
+@pytest.mark.parametrize("name", ["w8a8", "fp8", "fp8-block", "fp8-static"])
+def test_the_general_name_of_plain_codes_is_read(name: str) -> None:
+    expected, parts = made(SCHEMES[name])
+    written = config(SCHEMES[name]) | {"format": "naive-quantized"}
+    del written["config_groups"]["group_0"]["format"]  # as older versions wrote it
+    decoded = compressed.dequantize({f"m.{k}": v for k, v in parts.items()}, written)
+    np.testing.assert_array_equal(decoded["m.weight"], expected)
+
+
 def test_zero_points_and_group_index_are_read() -> None:
     rng = np.random.default_rng(4)
     codes = rng.integers(-8, 8, (16, 32)).astype(np.int8)
