@@ -34,6 +34,9 @@ def verify(job: Job, options: QuantizeOptions) -> None:
     config = made.spec.config.get("quantization_config") or {}
     if config.get("quant_method") != "compressed-tensors":
         raise UsageError(f"--verify: {options.verify} is no compressed-tensors directory")
+    for name in ("held_out", "length"):
+        if name in options.given and not job.inputs:
+            raise UsageError(f"{options.table[name].flag}: only with records to compare on (INPUT)")
     read = CalibrationRows("none", [], [])
     if job.inputs:
         has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()

@@ -174,5 +174,7 @@ def test_what_cannot_be_compared(
     out = quantized(other, tmp_path / "q", "w8a16")
     with pytest.raises(UsageError, match="have different shapes"):
         verified(capsys, original, out)
+    with pytest.raises(UsageError, match="--length: only with records to compare on"):
+        verified(capsys, other, other.parent / "q-w8a16", length="1k")
     with pytest.raises(UsageError, match="--verify: not together with --recipe"):
         verified(capsys, other, out, recipe="w4")
