@@ -11,6 +11,7 @@ from sabia.core.shards.job import Job
     sabia eval --task sums.toml --model base/ --model tuned/ -o scores.parquet --report report.html
     sabia eval --task sums.toml --model tuned/ --samples 20 --temperature 1 --json
     sabia eval --task enem.toml --task gsm8k.toml --index benchmarks.parquet
+    sabia eval --task gsm8k --data gsm8k=test.jsonl --model tuned/
     sabia eval --task enem.yaml --model large/ --shard 0/4 -o part-0.parquet
     sabia eval part-*.parquet --report report.html
     sabia eval before.parquet after.parquet --report compared.html

@@ -1,10 +1,12 @@
 """Tasks of the files that an option names: TOML, YAML of lm-evaluation-harness, folders of them.
 
 A YAML file is one task. In a folder, files without a task of their own (those that others include,
-and groups, whose tasks lie beside them) are passed over.
+and groups, whose tasks lie beside them) are passed over. A name without an ending is one of the
+definitions in `definitions/`, whose data are always given: the authors' file, or its folder.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ KIND_OF_OUTPUT: Mapping[str, Any] = {
     "loglikelihood_rolling": "perplexity",
     "generate_until": "exact_match",
 }
+DEFINITIONS = Path(__file__).parent / "definitions"
 
 
 def load_tasks(
     paths: Sequence[str], data: Sequence[str] = (), trust: bool = False, option: str = "--task"
 ) -> list[Task]:
-    """The tasks of some files and folders. data: TASK=PATH, or a data set's name as TASK.
+    """The tasks of some files and folders. data: TASK=PATH, or a YAML task's data set as TASK.
 
     trust: code that YAML files name may run. Raises UsageError for an invalid file.
     """
@@ -40,9 +43,9 @@ def load_tasks(
                 settings = _task_of(path, trust, option)
                 tasks.append(_from_yaml(settings, given, used))
             else:
-                tasks.append(load_task(str(path), option))
+                tasks.append(_with_data(load_task(str(path), option), given, used))
     if unused := [name for name in given if name not in used]:
-        raise UsageError(f"--data: {unused[0]} is neither a YAML task nor a data set of one")
+        raise UsageError(f"--data: {unused[0]} is neither a task nor a YAML task's data set")
     return tasks
 
 
@@ -64,7 +67,15 @@ def _pair(text: str) -> tuple[str, str]:
 def _files(name: str, option: str) -> list[Path]:
     path = Path(name)
     if not path.is_dir():
-        return [path]
+        defined = definitions()
+        if path.suffix or "/" in name or path.exists():
+            return [path]
+        if name not in defined:
+            raise UsageError(
+                f"{option}: {name} is no file, no folder and none of the definitions "
+                f"{', '.join(defined)}"
+            )
+        return [defined[name]]
     present = sorted(p for p in path.iterdir() if p.suffix == ".toml" or is_yaml(p))
     tasks = [
         p
@@ -74,6 +85,25 @@ def _files(name: str, option: str) -> list[Path]:
     if not tasks:
         raise UsageError(f"{option}: {path}: no task in it (expected .toml, .yaml, .yml)")
     return tasks
+
+
+def definitions() -> dict[str, Path]:
+    """The files of the definitions that come with sabia, by name."""
+    return {path.stem: path for path in sorted(DEFINITIONS.glob("*.toml"))}
+
+
+def _with_data(task: Task, data: Mapping[str, str], used: set[str]) -> Task:
+    """A TOML task with the data that are given for it, which a definition needs. UsageError."""
+    if task.name in data:
+        used.add(task.name)
+        path = Path(data[task.name]).absolute()
+        return replace(task, data=str(path / Path(task.data).name if path.is_dir() else path))
+    if Path(task.path).parent == DEFINITIONS:
+        raise UsageError(
+            f"--data: is missing for {task.name} (expected --data {task.name}=PATH, the authors' "
+            f"{task.data} or its folder)"
+        )
+    return task
 
 
 def _task_of(path: Path, trust: bool, option: str) -> YamlTask:

@@ -65,15 +65,20 @@ class EvalOptions(
     warning names the tasks that are not in it or have other items than it: training data was not
     cleaned of them. `--force` writes it again."""
     task: tuple[str, ...] = several(
-        "Task file, or folder of them", "FILE.toml|FILE.yaml|FOLDER", common=True, recorded=False
+        "Task file, folder of them, or a name",
+        "FILE.toml|FILE.yaml|FOLDER|NAME",
+        common=True,
+        recorded=False,
     )
     """YAML files are tasks of lm-evaluation-harness, with their own meaning; a key that cannot be
-    honoured is an error that names it."""
-    data: tuple[str, ...] = several("Data of a YAML task", "TASK=PATH", only=TASKS, recorded=False)
-    """A Parquet or JSON lines file that has the rows of each split, or a folder with files named
-    after the splits (`test.jsonl`, `test-00000-of-00001.parquet`). The name of a data set as TASK
-    stands for all tasks that use it. The default is what the task names itself, or what a local
-    cache of Hugging Face has; nothing is downloaded."""
+    honoured is an error that names it. The names are `enem`, `gsm8k`, `ifeval` and `mmlu_pro`:
+    definitions that come with sabia, without data; give the authors' file by `--data`."""
+    data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)
+    """For a TOML task or a NAME: the file in place of its `data`, or the folder of one so named.
+    For a YAML task: a Parquet or JSON lines file that has the rows of each split, or a folder with
+    files named after the splits (`test.jsonl`, `test-00000-of-00001.parquet`). The name of a data
+    set as TASK stands for all tasks that use it. The default is what the task names itself, or what
+    a local cache of Hugging Face has; nothing is downloaded."""
     trust_task_code: bool = switch("Run the Python code that YAML tasks name", only=TASKS)
     """It is what their `!function` names: code of the file's author, with your rights."""
     shard: str | None = changed(
