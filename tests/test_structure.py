@@ -34,13 +34,13 @@ TOP = {
     "results",
 }
 ALLOWED = {
-    "sandbox": set(), "shards": set(), "spec": set(), "numerics": set(),
+    "sandbox": set(), "shards": set(), "spec": set(), "numerics": set(), "grammar": set(),
     "plan": {"spec", "numerics"}, "ops": {"spec", "numerics"},
     "model": {"ops", "spec", "numerics", "shards"},
     "parallel": {"spec", "model", "ops"},
     "train": {"model", "ops", "parallel", "shards", "numerics", "spec"},
-    "generate": {"model", "ops", "parallel", "spec", "text", "shards"},
-    "judge": {"generate", "sandbox", "shards"}, "serve": {"generate", "text"},
+    "generate": {"grammar", "model", "ops", "parallel", "spec", "text", "shards"},
+    "judge": {"generate", "sandbox", "shards"}, "serve": {"generate", "grammar", "text"},
     "web": {"sandbox", "shards", "generate", "text"}, "text": {"shards", "generate", "judge"},
     "bench": {"generate", "judge", "sandbox", "shards", "text", "model", "ops", "parallel", "spec"},
     "quant": {"model", "ops", "parallel", "numerics", "shards", "spec", "text", "generate"},

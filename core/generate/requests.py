@@ -12,6 +12,7 @@ from functools import cached_property
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.sampling import SamplingParams
+from sabia.core.grammar.guide import Guide
 
 STOP, LENGTH = "stop", "length"
 Ranked = Sequence[tuple[int, float]]  # token ids and their log-probabilities, likeliest first
@@ -26,7 +27,8 @@ class Request:
     number of the likeliest tokens to give for each drawn one. `echo`: also give the
     log-probabilities of the prompt. `presence_penalty` is subtracted from the logit of each token
     that the sample has, `frequency_penalty` once for each time it has it, and `logit_bias` is added
-    to those of its token ids (before the temperature; as in the API of OpenAI).
+    to those of its token ids (before the temperature; as in the API of OpenAI). `guide`: the
+    grammar that the text fits, also where it ends at the limit of tokens.
     """
 
     prompt: Sequence[int]
@@ -46,6 +48,7 @@ class Request:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    guide: Guide | None = None
 
     @property
     def samples(self) -> Sequence[int]:
@@ -60,7 +63,9 @@ class Request:
     @property
     def steers(self) -> bool:
         """Whether logits are changed before sampling."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.logit_bias or self.guide
+        )
 
     @cached_property
     def name(self) -> str:
@@ -96,6 +101,11 @@ class Request:
                     f"generate: bias {bias:g} of token {token} (expected -100 to 100 of a token "
                     f"below {vocab_size})"
                 )
+        if self.guide and self.guide.least_tokens > self.max_new_tokens:
+            raise UsageError(
+                f"generate: {self.max_new_tokens} new tokens (expected {self.guide.least_tokens} "
+                "or more, with which a text that fits the grammar can be written)"
+            )
         if any(not text for text in self.stop):
             raise UsageError("generate: an empty stop string (expected one or more characters)")
         _ = self.sampling

@@ -15,6 +15,7 @@ import torch
 from sabia.core.generate.prefixes import Prefix
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
 from sabia.core.generate.sampling import RowParams, draw, likeliest, stream_keys, uniforms
+from sabia.core.grammar.guide import Walk
 
 CONTEXT_STEP = 16
 
@@ -32,11 +33,19 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample in flight: its request, its number there, and the likeliest tokens of each step."""
+    """A sample in flight: its request, its number there, its way through the request's grammar, and
+    the likeliest tokens of each step."""
 
     of: Waiting
     number: int
+    walk: Walk | None
     ranked: list[Ranked] = field(default_factory=list)
+
+    @classmethod
+    def first(cls, of: Waiting, number: int) -> "Sample":
+        """A sample without tokens."""
+        guide = of.request.guide
+        return cls(of, number, Walk(guide) if guide else None)
 
 
 @dataclass
@@ -89,7 +98,9 @@ class Slots:
         self.limit[new] = np.array([r.max_new_tokens for r in requests])[which]
         self.watches_text[new] = np.array([bool(r.stop) for r in requests])[which]
         self.drawn[new] = 0
-        self.owner += [Sample(waiting, s) for waiting in group for s in waiting.request.samples]
+        self.owner += [
+            Sample.first(waiting, s) for waiting in group for s in waiting.request.samples
+        ]
         added = RowParams.of([requests[i].sampling for i in which.tolist()], self.device)
         self.params = added if self.active == 0 else self.params.joined(added)
         self.active += len(which)
@@ -106,11 +117,15 @@ class Slots:
         self.logprobs[rows, drawn] = logprobs.cpu().numpy()
         self.raw[rows, drawn] = raw.cpu().numpy()
         self.drawn[rows] += 1
+        for row in rows.tolist():
+            walk, token = self.owner[row].walk, int(self.tokens[row, self.drawn[row] - 1])
+            if walk is not None and not self.stop_table[self.kind[row], token]:
+                walk.take(token)
         self._rank(logits, start)
 
     def _bias(self, logits: torch.Tensor, start: int) -> torch.Tensor | None:
-        """What the penalties and biases of rows start..active add to their logits; None if
-        they have none."""
+        """What penalties, biases and grammars of rows start..active add to their logits; None
+        if they have none."""
         steered = [row for row in range(start, self.active) if self.owner[row].of.request.steers]
         if not steered:
             return None
@@ -122,6 +137,10 @@ class Slots:
             bias[row - start] -= request.presence_penalty * (counts > 0)
             for token, more in request.logit_bias:
                 bias[row - start, token] += more
+            if (walk := self.owner[row].walk) is not None:
+                allowed = walk.allowed(int(self.limit[row] - self.drawn[row]))
+                ends = self.stop_table[self.kind[row]]
+                bias[row - start, ~np.where(ends, walk.accepts, allowed)] = -np.inf
         return torch.from_numpy(bias).to(self.device)
 
     def _rank(self, logits: torch.Tensor, start: int) -> None:
@@ -149,9 +168,10 @@ class Slots:
         stopped = self.stop_table[self.kind[rows], last]
         full = self.drawn[rows] >= self.limit[rows]
         ended: dict[int, tuple[str, str | None]] = {}
-        for row in np.flatnonzero(stopped | full | self.watches_text[rows]).tolist():
+        complete = np.array([one.walk is not None and one.walk.complete for one in self.owner])
+        for row in np.flatnonzero(stopped | full | complete | self.watches_text[rows]).tolist():
             text = None if stopped[row] else self._cut(row, tokenizer)
-            if stopped[row] or text is not None:
+            if stopped[row] or complete[row] or text is not None:
                 ended[row] = (STOP, text)
             elif full[row]:
                 ended[row] = (LENGTH, None)

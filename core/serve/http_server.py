@@ -25,6 +25,7 @@ from sabia.core.serve.protocol import (
     parse_completion,
 )
 from sabia.core.serve.replies import Json, Reply, error_body
+from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.serve.token_texts import TokenTexts
 from sabia.core.serve.worker import Done, EngineThread, Event, Failure, Progress, Work
 
@@ -44,6 +45,7 @@ class Server:
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
         self.started = time.time()
         self._texts = TokenTexts(engine.tokenizer)
+        self._formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
         self._ending = asyncio.Event()
         self._open = 0  # calls that have not been answered
         self._seconds = RETRY_S  # of an answer, smoothed
@@ -143,15 +145,15 @@ class Server:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         raw = await self._body(request)
-        return await self._answer(
-            request, parse_chat(raw, self.name, self.engine.tokenizer, self.limits)
-        )
+        tokenizer = self.engine.tokenizer
+        asked = parse_chat(raw, self.name, tokenizer, self.limits, self._formats)
+        return await self._answer(request, asked)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         raw = await self._body(request)
-        return await self._answer(
-            request, parse_completion(raw, self.name, self.engine.tokenizer, self.limits)
-        )
+        tokenizer = self.engine.tokenizer
+        asked = parse_completion(raw, self.name, tokenizer, self.limits, self._formats)
+        return await self._answer(request, asked)
 
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != "application/json":

@@ -2,13 +2,13 @@
 
 A parameter that has no effect here is refused by name, except where the value asks for nothing
 (`"repetition_penalty": 1`) or names only the caller (`user`). `top_k`, `min_p`, `stop_token_ids`,
-`ignore_eos`, `chat_template_kwargs` and `return_token_ids` are those of vLLM. Source:
-https://platform.openai.com/docs/api-reference (chat/create, completions/create).
+`ignore_eos`, `chat_template_kwargs`, `return_token_ids` and `structured_outputs` are those of vLLM.
+Source: https://platform.openai.com/docs/api-reference (chat/create, completions/create).
 """
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -17,7 +17,9 @@ from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import reads_date
+from sabia.core.grammar.guide import Guide
 from sabia.core.options.chat_template import DATE
+from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 MOST_ALTERNATIVES = 20  # of a token, in log-probabilities
@@ -25,13 +27,14 @@ COMPLETION_TOKENS = 16  # default of max_tokens in completions
 CALLER = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 # parameters that are accepted with these values only, which ask for nothing
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "repetition_penalty": (1,), "response_format": ({"type": "text"},), "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,), "service_tier": ("auto", "default"), "store": (False,),
-    "suffix": ("",), "modalities": (["text"],),
+    "repetition_penalty": (1,), "tool_choice": ("auto",), "parallel_tool_calls": (True,),
+    "service_tier": ("auto", "default"), "store": (False,), "suffix": ("",),
+    "modalities": (["text"],),
 }  # fmt: skip
 # numbers of a request to the engine, with their defaults
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0,
             "frequency_penalty": 0.0}  # fmt: skip
+TEXT = {"type": "text"}  # the response_format that asks for nothing
 T = TypeVar("T")
 
 
@@ -127,7 +130,9 @@ _names: Mapping[type, str] = {
 }  # fmt: skip
 
 
-def parse_chat(raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits) -> Asked:
+def parse_chat(
+    raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits, formats: ResponseFormats
+) -> Asked:
     """The body of /v1/chat/completions. Raises Rejected."""
     body = Body(raw)
     _check_model(body, model)
@@ -136,6 +141,8 @@ def parse_chat(raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits) -> 
     if body.left.get("tool_choice") == "none":
         body.left.pop("tool_choice")
         tools = []
+    if tools and body.left.get("response_format", TEXT) != TEXT:
+        raise Rejected("response_format: is not supported beside tools", "response_format")
     variables = body.take("chat_template_kwargs", dict, {})
     if reads_date(tokenizer):
         variables = {DATE: datetime.now(UTC).date().isoformat(), **variables}
@@ -159,13 +166,17 @@ def parse_chat(raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits) -> 
     most = body.take(name, int, left)
     if most < 1:
         raise Rejected(f"{name}: {most} (expected 1 or more)", name)
+    guide = _guide(body, "response_format", lambda form: formats.of_chat(form, text))
+    guide = guide or _guide(body, "structured_outputs", formats.of_structure)
     return _asked(
         body, [prompt], [text], turn, _alternatives(alternatives) if wanted else None, most, limits,
-        tokenizer.stop_ids,
+        tokenizer.stop_ids, guide,
     )  # fmt: skip
 
 
-def parse_completion(raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits) -> Asked:
+def parse_completion(
+    raw: bytes, model: str, tokenizer: Tokenizer, limits: Limits, formats: ResponseFormats
+) -> Asked:
     """The body of /v1/completions. Raises Rejected."""
     body = Body(raw)
     _check_model(body, model)
@@ -188,13 +199,16 @@ def parse_completion(raw: bytes, model: str, tokenizer: Tokenizer, limits: Limit
     if (best := body.take("best_of", int, 1)) > 1 and best != body.left.get("n", 1):
         raise Rejected(f"best_of: {best} is not supported (expected n)", "best_of")
     alternatives = None if count == -1 else _alternatives(count)
-    return _asked(body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, echo)
+    guide = _guide(body, "structured_outputs", formats.of_structure)
+    return _asked(
+        body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, guide, echo
+    )
 
 
 def _asked(
     body: Body, prompts: Sequence[list[int]], texts: Sequence[str | None], turn: Turn | None,
     alternatives: int | None, most: int, limits: Limits, ends: tuple[int, ...],
-    echo: bool = False,
+    guide: Guide | None, echo: bool = False,
 ) -> Asked:  # fmt: skip
     """What both bodies share, checked."""
     count = body.take("n", int, 1)
@@ -224,7 +238,7 @@ def _asked(
             top_logprobs=alternatives or 0, echo=echo and alternatives is not None,
             logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
             min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
-            frequency_penalty=sampling["frequency_penalty"],
+            frequency_penalty=sampling["frequency_penalty"], guide=guide,
         )
         for prompt in prompts
     ]  # fmt: skip
@@ -236,6 +250,17 @@ def _asked(
     return Asked(
         requests, texts, turn, alternatives, stream, stream_usage, token_ids, echo, most == 0
     )
+
+
+def _guide(
+    body: Body, name: str, read: Callable[[Mapping[str, Any]], Guide | None]
+) -> Guide | None:
+    """What the samples are bound to by a parameter."""
+    wanted = body.take(name, dict, {})
+    try:
+        return read(wanted) if wanted else None
+    except UsageError as error:
+        raise Rejected(f"{name}: {error}", name) from None
 
 
 def _logit_bias(values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:

@@ -1,10 +1,9 @@
 """Tokens as the API names them: by their text, or by their bytes where these are no characters."""
 
-import json
 from functools import cache
-from typing import Any
 
 from sabia.core.text.tokenize.bpe_tables import byte_of_character
+from sabia.core.text.tokenize.token_bytes import BYTE_LEVEL, FALLBACK, decoder_steps
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 UNKNOWN = "\ufffd"
@@ -16,10 +15,10 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        steps = _decoders(json.loads(tokenizer.definition).get("decoder"))
-        self._byte_of = byte_of_character() if "ByteLevel" in steps else {}
+        steps = decoder_steps(tokenizer)
+        self._byte_of = byte_of_character() if BYTE_LEVEL in steps else {}
         self.name, self.bytes = cache(self._name), cache(self._bytes)
-        self._fallback = "ByteFallback" in steps
+        self._fallback = FALLBACK in steps
 
     def is_byte(self, token: int) -> bool:
         """Whether a token is one byte of SentencePiece's byte fallback."""
@@ -48,10 +47,3 @@ class TokenTexts:
             return code.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in code)
-
-
-def _decoders(step: Any) -> list[str]:
-    """The types of a decoder's steps."""
-    if not step:
-        return []
-    return [step["type"], *(name for one in step.get("decoders", ()) for name in _decoders(one))]

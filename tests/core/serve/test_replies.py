@@ -1,5 +1,6 @@
 """Texts in pieces, names of tokens, and tool calls in replies."""
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 from served import TEXT, little_engine
 
+from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Ended
 from sabia.core.serve.protocol import Limits, parse_chat
 from sabia.core.serve.replies import Reply
+from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.serve.text_stream import TextStream
 from sabia.core.serve.token_texts import TokenTexts
 from sabia.core.serve.worker import Done, Progress
+from sabia.core.text.tokenize.token_bytes import token_bytes
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
@@ -90,11 +94,34 @@ def test_names_of_tokens_have_the_bytes_of_the_text(tokenizer: Tokenizer) -> Non
                 assert texts.name(token) == "bytes:" + "".join(f"\\x{b:02x}" for b in code)
 
 
+def test_tokens_are_the_bytes_of_the_text_they_are_part_of(tokenizer: Tokenizer) -> None:
+    codes, opens = token_bytes(tokenizer, tokenizer.vocab_size + 3)
+    assert codes[-3:] == [b""] * 3 and opens[-3:] == [True] * 3
+    draw = random.Random(2)
+    whole = [number for number in range(tokenizer.vocab_size) if codes[number]]
+    for _ in range(600):
+        ids = draw.choices(whole, k=3)
+        with contextlib.suppress(UnicodeDecodeError):
+            text = b"".join(codes[token] for token in ids).decode()
+            assert (tokenizer.decode(ids) == text) == opens[ids[0]]
+
+
+def test_decoders_that_add_spaces_are_refused() -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    backend = Backend(models.WordPiece({"a": 0, "##b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(UsageError, match="its decoder \\(WordPiece; expected ByteLevel"):
+        token_bytes(Tokenizer(backend.to_str(), {}, None), 3)
+
+
 def reply_to(engine: Engine, text: str, **parameters: Any) -> tuple[Reply, Done]:
     """The reply to a chat whose model says `text`."""
     body = {"model": "m", "messages": [{"role": "user", "content": "2 + 3 ="}], **parameters}
     limits = Limits(128_000, 8, 8, engine.spec.vocab_size)
-    asked = parse_chat(json.dumps(body).encode(), "m", engine.tokenizer, limits)
+    formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
+    asked = parse_chat(json.dumps(body).encode(), "m", engine.tokenizer, limits, formats)
     ids = engine.tokenizer.encode(text)
     logs = np.zeros(len(ids)).tolist()
     made = Completion("r", 0, ids, text, logs, logs, "stop")

@@ -3,23 +3,29 @@
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import aiohttp
+import jsonschema
 import numpy as np
 import pytest
-from served import Client, little_engine, serving
+from served import Client, RowByRowEngine, little_engine, serving
 
 from sabia.core.errors import Failed
 from sabia.core.generate.chat import render
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.serve.http_server import Server
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 WORDS = ["the", "quick", "fox", "olá", "mundo", "é só", "0123", "+ =", "dog"]
 
 
@@ -219,8 +225,19 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a " * 200}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, 400,
      "top_logprobs"),
-    (CHAT, {"messages": [{"role": "user", "content": "a"}], "response_format":
+    *[(CHAT, {"messages": [{"role": "user", "content": "a"}], "response_format": form}, 400,
+       "response_format") for form in (
+        {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
+        {"type": "json_schema", "json_schema": {"schema": {"enum": ["a" * 70_000]}}})],
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "response_format":
+            {"type": "json_object"}}, 400, ""),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "response_format":
             {"type": "json_object"}}, 400, "response_format"),
+    (PLAIN, {"prompt": "a", "structured_outputs": {"regex": "(a"}}, 400, "structured_outputs"),
+    (PLAIN, {"prompt": "a", "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
+    (PLAIN, {"prompt": "a", "structured_outputs": {"regex": "a", "json": {}}}, 400,
+     "structured_outputs"),
 ]  # fmt: skip
 
 
@@ -245,6 +262,61 @@ def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine) -> None:
         assert (await client.post("/v1/embeddings", {}))[0] == 404
 
     run(engine, call)
+
+
+SCHEMA = {"type": "object", "required": ["n", "names"], "properties": {
+    "n": {"type": "integer", "minimum": 0},
+    "names": {"type": "array", "items": {"enum": ["a", "é"]}}, "more": {"type": "string"},
+}}  # fmt: skip
+
+
+def test_samples_are_bound_to_schemas_patterns_and_choices(engine: Engine) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+    turn = {"messages": [{"role": "user", "content": "fox"}], "response_format": form, "n": 3}
+
+    async def call(server: Server, client: Client) -> None:
+        for most in (18, 19, 30, 70):
+            body = {**turn, "max_tokens": most, "seed": most, "temperature": 1.5}
+            status, reply = await client.post(CHAT, body)
+            assert status == 200, reply
+            for choice in reply["choices"]:
+                jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+            assert reply["usage"]["completion_tokens"] <= 3 * most
+        asked = {"prompt": "the", "temperature": 1.5, "n": 3, "max_tokens": 20}
+        for outputs, pattern in (({"regex": r"\d{3,}\."}, r"\d{3,}\."),
+                                 ({"choice": ["olá", "fox"]}, "olá|fox"),
+                                 ({"json": {"type": "integer"}}, r"-?\d+")):  # fmt: skip
+            reply = (await client.post(PLAIN, {**asked, "structured_outputs": outputs}))[1]
+            assert all(re.fullmatch(pattern, one["text"]) for one in reply["choices"]), reply
+
+    run(engine, call)
+
+
+def test_reasoning_may_come_before_what_is_bound(engine: Engine) -> None:
+    template = ("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}"
+                "{{ start }}{% endif %}{# <think></think> #}")  # fmt: skip
+    known = engine.tokenizer
+    for start in ("<think>\n", ""):
+        tokenizer = Tokenizer(known.definition, known.config, template, known.stop_ids)
+        thinking = RowByRowEngine(engine.spec, engine.params, tokenizer)
+        body = {"messages": [{"role": "user", "content": "fox"}], "n": 8, "max_tokens": 60,
+                "temperature": 1.5, "response_format": {"type": "json_object"},
+                "return_token_ids": True, "logit_bias": {known.token_id("<"): 10},
+                "chat_template_kwargs": {"start": start}, "seed": 1}  # fmt: skip
+
+        async def call(server: Server, client: Client, body: dict[str, Any] = body) -> None:
+            status, reply = await client.post(CHAT, body)
+            assert status == 200, reply
+            start = body["chat_template_kwargs"]["start"]
+            reasoned = list[bool]()
+            for choice in reply["choices"]:
+                text = known.decode(choice["token_ids"])
+                answer, reasoning = split_reasoning(text, "</think>" if start else "")
+                assert answer and isinstance(json.loads(answer), dict)
+                reasoned.append(bool(reasoning))
+            assert all(reasoned) if start else 0 < sum(reasoned) < len(reasoned), (start, reasoned)
+
+        run(thinking, call)
 
 
 def test_a_token_is_needed_where_there_is_one(engine: Engine) -> None:

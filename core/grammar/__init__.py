@@ -1,0 +1,1 @@
+"""Texts that samples are bound to: regular expressions and JSON Schemas as automata over bytes."""
