@@ -40,7 +40,7 @@ ALLOWED = {
     "parallel": {"spec", "model", "ops"},
     "train": {"model", "ops", "parallel", "shards", "numerics", "spec"},
     "generate": {"grammar", "model", "ops", "parallel", "spec", "text", "shards"},
-    "judge": {"generate", "sandbox", "shards"}, "serve": {"generate", "grammar", "text"},
+    "judge": {"generate", "sandbox", "shards"}, "serve": {"generate", "grammar", "model", "text"},
     "web": {"sandbox", "shards", "generate", "text"}, "text": {"shards", "generate", "judge"},
     "bench": {"generate", "judge", "sandbox", "shards", "text", "model", "ops", "parallel", "spec"},
     "quant": {"model", "ops", "parallel", "numerics", "shards", "spec", "text", "generate"},

@@ -53,10 +53,15 @@ class Engine:
         check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
         self.ops = ops or load_ops("torch")
-        arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
-        self.params = {**params, **(self.ops.to_device(arrays, dtype) if arrays else {})}
+        self.dtype = dtype
+        self.params = self.placed(params)
         self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step
         self.shares_prefixes = shares_prefixes
+
+    def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters, arrays among them moved to the device."""
+        arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
+        return {**params, **(self.ops.to_device(arrays, self.dtype) if arrays else {})}
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """All samples of all requests, in the order of the requests, samples 0..n-1 of each.

@@ -140,9 +140,11 @@ class Completion:
 @dataclass(frozen=True)
 class Ended:
     """A sample that a session has finished. ticket: of its request. `ranked` and `echo` are what
-    `top_logprobs` and `echo` of the request ask for."""
+    `top_logprobs` and `echo` of the request ask for. versions: of the weights that drew each
+    token."""
 
     ticket: int
     completion: Completion
     ranked: Sequence[Ranked]
     echo: Echo | None
+    versions: Sequence[int]

@@ -43,6 +43,7 @@ class Session:
         self.model = model
         none = np.zeros((0, model.spec.vocab_size), bool)
         self.slots = Slots(capacity, max_new_tokens, none, self.device)
+        self.version = 0  # of the weights
         self.waiting = deque[Waiting]()
         self._cache = self._new_cache(capacity, context)
         self._prefixes = PrefixCaches(
@@ -86,6 +87,10 @@ class Session:
             self._release(rows)
         self._echoes.pop(ticket, None)
 
+    def replace(self, params: dict[str, Any], version: int) -> None:
+        """Go on with other weights; samples in flight keep what the former ones have computed."""
+        self.model.params, self.version = params, version
+
     def step(self) -> list[Ended]:
         """Admit requests, or draw a token for every active row; the samples that ended."""
         group = self._next_group()
@@ -95,11 +100,13 @@ class Session:
             self._decode()
         return self._collect()
 
-    def in_flight(self) -> Iterator[tuple[Sample, np.ndarray, np.ndarray]]:
-        """Each active sample, its tokens so far, and their `raw_logprobs`."""
-        for row, sample in enumerate(self.slots.owner):
-            count = self.slots.drawn[row]
-            yield sample, self.slots.tokens[row, :count], self.slots.raw[row, :count]
+    def in_flight(self) -> Iterator[tuple[Sample, np.ndarray, np.ndarray, np.ndarray]]:
+        """Each active sample, its tokens so far, their `raw_logprobs`, and the versions of the
+        weights that drew them."""
+        slots = self.slots
+        for row, sample in enumerate(slots.owner):
+            drawn = row, slice(slots.drawn[row])
+            yield sample, slots.tokens[drawn], slots.raw[drawn], slots.versions[drawn]
 
     def _kind(self, request: Request) -> int:
         """The row of the stop table for the ids that end the request's samples."""
@@ -163,7 +170,7 @@ class Session:
             for name, tensor in ours.items():
                 new = tensor[first : slots.active]
                 (new if "state" in ours else new[:, :width])[:] = theirs[name][which]
-        slots.draw(logits[which], first)
+        slots.draw(logits[which], first, self.version)
 
     def _run_prefix(
         self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
@@ -191,7 +198,7 @@ class Session:
         view = self._cache.first(slots.active).upto(slots.context)
         hidden = self._hidden(ids, positions, view)
         self._cache.take_states(view, slots.active)
-        slots.draw(self._logits(hidden[:, 0]), 0)
+        slots.draw(self._logits(hidden[:, 0]), 0, self.version)
 
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: forward.KVCache
@@ -235,4 +242,5 @@ class Session:
         name = sample.of.request.name
         made = Completion(name, sample.number, tokens, text, logprobs, raw, reason)
         echo = self._echoes.get(sample.of.ticket)
-        return Ended(sample.of.ticket, made, sample.ranked, echo)
+        versions = slots.versions[row, :count].tolist()
+        return Ended(sample.of.ticket, made, sample.ranked, echo, versions)

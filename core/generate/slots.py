@@ -71,6 +71,7 @@ class Slots:
         self.tokens = np.zeros((rows, self.max_new_tokens), np.int32)
         self.logprobs = np.zeros((rows, self.max_new_tokens), np.float32)
         self.raw = np.zeros((rows, self.max_new_tokens), np.float32)
+        self.versions = np.zeros((rows, self.max_new_tokens), np.int32)  # of the weights
 
     @property
     def free(self) -> int:
@@ -106,8 +107,9 @@ class Slots:
         self.active += len(which)
         return which
 
-    def draw(self, logits: torch.Tensor, start: int) -> None:
-        """Draw one token for rows start..active from logits[active - start, V]; store it."""
+    def draw(self, logits: torch.Tensor, start: int, version: int) -> None:
+        """Draw one token for rows start..active from logits[active - start, V], which weights of
+        this version gave; store it."""
         rows = np.arange(start, self.active)
         params = self.params if start == 0 else self.params.take(torch.from_numpy(rows))
         drawn = self.drawn[rows]
@@ -116,6 +118,7 @@ class Slots:
         self.tokens[rows, drawn] = tokens.cpu().numpy()
         self.logprobs[rows, drawn] = logprobs.cpu().numpy()
         self.raw[rows, drawn] = raw.cpu().numpy()
+        self.versions[rows, drawn] = version
         self.drawn[rows] += 1
         for row in rows.tolist():
             walk, token = self.owner[row].walk, int(self.tokens[row, self.drawn[row] - 1])
@@ -202,7 +205,7 @@ class Slots:
         to = np.flatnonzero(released[:left])
         moved = left + np.flatnonzero(~released[left:])
         for name in ("key", "kind", "length", "drawn", "limit", "watches_text",
-                     "tokens", "logprobs", "raw"):  # fmt: skip
+                     "tokens", "logprobs", "raw", "versions"):  # fmt: skip
             column = getattr(self, name)
             column[to] = column[moved]
         for source, target in zip(moved.tolist(), to.tolist(), strict=True):

@@ -25,6 +25,9 @@ class ServeOptions(Call, group="General"):
     """Clients send the token as their API key. If the variable is not set, none is needed."""
     queue: int = integer("Maximum number of waiting requests", 1024, least=1, group="Endpoint")
     """Further requests get status 429 with `Retry-After`."""
+    updates: str = text("Folder from which a trainer may load other weights", "DIR",
+                        group="Endpoint")  # fmt: skip
+    """Adds /pause, /resume and /update_weights. Without it the weights stay as they are."""
     context: int | None = quantity("whole", "Maximum tokens of a prompt and its completion",
                                    unset="what the model and --cache-memory allow for 8 samples",
                                    group="Generation")  # fmt: skip

@@ -37,7 +37,11 @@ def run(options: ServeOptions) -> None:
             f"together, {units.format_bytes(memory)} for keys and values"
         )
 
-    serve(engine, name, (options.host, options.port), context, samples, options.queue, token, ready)
+    updates = Path(options.updates) if options.updates else None
+    if updates is not None and not updates.is_dir():
+        raise UsageError(f"--updates: {updates} is not a directory")
+    address = options.host, options.port
+    serve(engine, name, address, context, samples, options.queue, token, ready, updates)
 
 
 def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -27,6 +28,7 @@ from sabia.core.serve.protocol import (
 from sabia.core.serve.replies import Json, Reply, error_body
 from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.serve.token_texts import TokenTexts
+from sabia.core.serve.weight_updates import WeightUpdates
 from sabia.core.serve.worker import Done, EngineThread, Event, Failure, Progress, Work
 
 BODY_BYTES = 8 << 20
@@ -36,10 +38,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Answers requests for one model. queue: requests that may wait."""
+    """Answers requests for one model. queue: requests that may wait. updates: the folder from
+    which clients may load other weights; None forbids it."""
 
     def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
-                 token: str = "") -> None:  # fmt: skip
+                 token: str = "", updates: Path | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
         self.limits = Limits(context, samples, queue, engine.spec.vocab_size)
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
@@ -52,6 +55,9 @@ class Server:
         self._failure = ""
         session = engine.session(samples, context, context)
         self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed)
+        self._updates: WeightUpdates | None = None
+        if updates:
+            self._updates = WeightUpdates(engine, self.thread, updates, self._body)
 
     def application(self) -> web.Application:
         """The routes."""
@@ -61,6 +67,8 @@ class Server:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
+        if self._updates:
+            self._updates.add_to(app)
         return app
 
     async def run(self, host: str, port: int, ready: Callable[[int], None]) -> None:
@@ -79,6 +87,7 @@ class Server:
             while not (stop.requested() or self._failure):
                 await asyncio.sleep(POLL_S)
             self._ending.set()
+            self.thread.resume()
             self.thread.refuse_waiting()
             while self._open and not self._failure:
                 await asyncio.sleep(POLL_S)
@@ -234,13 +243,13 @@ async def _events(work: Work, samples: int) -> AsyncIterator[Progress | Done]:
 
 def serve(
     engine: Engine, name: str, address: tuple[str, int], context: int, samples: int, queue: int,
-    token: str, ready: Callable[[int], None],
+    token: str, ready: Callable[[int], None], updates: Path | None = None,
 ) -> None:  # fmt: skip
     """Serve a model until a stop signal. Raises Interrupted after it, Failed after an error of the
     engine, and UsageError for an address that cannot be used."""
 
     async def run() -> None:
-        server = Server(engine, name, context, samples, queue, token)
+        server = Server(engine, name, context, samples, queue, token, updates)
         await server.run(*address, ready)
 
     with stop.polling("serve"):

@@ -86,7 +86,9 @@ class Reply:
         self._listed[number] = self._listed.get(number, 0) + len(event.tokens)
         if not text and logs is None:
             return None
-        return self._piece(number, {"content": text}, text, logs, None, event.tokens)
+        return self._piece(
+            number, {"content": text}, text, logs, None, event.tokens, event.versions
+        )
 
     def _last(self, done: Done, number: int) -> Json:
         """A choice with the rest of a sample that has ended."""
@@ -106,7 +108,7 @@ class Reply:
                 done.ended.ranked[listed:],
             )  # fmt: skip
         return self._piece(number, message, text, logs, whole["finish_reason"],
-                           made.tokens[listed:])  # fmt: skip
+                           made.tokens[listed:], done.ended.versions[listed:])  # fmt: skip
 
     def _more_logprobs(
         self, number: int, tokens: Sequence[int], logprobs: Sequence[float],
@@ -119,12 +121,14 @@ class Reply:
 
     def _piece(
         self, number: int, message: Json, text: str, logs: Json | None, reason: str | None,
-        tokens: Sequence[int],
+        tokens: Sequence[int], versions: Sequence[int],
     ) -> Json:  # fmt: skip
         role = {} if number in self._started else {"role": "assistant"}
         self._started.add(number)
         content = {"delta": {**role, **message}} if self.asked.turn else {"text": text}
-        ids = {"token_ids": list(tokens)} if self.asked.token_ids else {}
+        ids = {}
+        if self.asked.token_ids:
+            ids = {"token_ids": list(tokens), "weight_versions": list(versions)}
         return {"index": number, **content, "logprobs": logs, "finish_reason": reason, **ids}
 
     def _choice(self, done: Done) -> Json:
@@ -149,7 +153,8 @@ class Reply:
         ids = {}
         if self.asked.token_ids:
             drawn = [] if self.asked.only_echo else made.tokens
-            ids = {"token_ids": drawn, "prompt_token_ids": list(request.prompt)}
+            ids = {"token_ids": drawn, "prompt_token_ids": list(request.prompt),
+                   "weight_versions": list(done.ended.versions[: len(drawn)])}  # fmt: skip
         return {"index": self._number(done), **content, "logprobs": logs, "finish_reason": reason,
                 **ids}  # fmt: skip
 

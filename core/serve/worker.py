@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -26,6 +27,7 @@ class Progress:
     tokens: Sequence[int]
     logprobs: Sequence[float]
     ranked: Sequence[Ranked]
+    versions: Sequence[int]  # of the weights that drew each token
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class EngineThread(threading.Thread):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, Work] = {}  # by ticket
         self._open: set[Work] = set()  # of the event loop
-        self._running = True
+        self._running, self._paused = True, False
         self._submitted = 0  # requests, counted in the event loop
         self._added = 0  # of them, those that the thread has given to the session
         self._seen = (0, 0)  # requests added, those of them that wait; replaced as a whole
@@ -104,6 +106,29 @@ class EngineThread(threading.Thread):
     def refuse_waiting(self) -> None:
         """Refuse the jobs of which nothing has been computed."""
         self._inbox.put(self._refuse)
+
+    def pause(self) -> "asyncio.Future[None]":
+        """Make no steps until `resume`; requests wait, and those in flight keep their state. Done
+        when the present step has ended."""
+        return self._between_steps(lambda: self._pause(True))
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._inbox.put(lambda: self._pause(False))
+
+    def replace(self, params: dict[str, Any], version: int) -> "asyncio.Future[None]":
+        """Replace the weights; done when all later tokens are of `version`."""
+        return self._between_steps(lambda: self._session.replace(params, version))
+
+    def _between_steps(self, act: Callable[[], None]) -> "asyncio.Future[None]":
+        done = self._loop.create_future()
+
+        def now() -> None:
+            act()
+            self._loop.call_soon_threadsafe(_settle, done)
+
+        self._inbox.put(now)
+        return done
 
     def end(self) -> None:
         """End the thread after its present step."""
@@ -130,7 +155,7 @@ class EngineThread(threading.Thread):
         """Do what the inbox asks for, waiting for it if nothing is to be computed; then a step."""
         while self._running:
             try:
-                self._inbox.get(block=not self._session.busy)()
+                self._inbox.get(block=self._paused or not self._session.busy)()
             except queue.Empty:
                 break
         if not self._running:
@@ -168,13 +193,16 @@ class EngineThread(threading.Thread):
         self._count_now()
 
     def _refuse(self) -> None:
-        begun = {sample.of.ticket for sample, _, _ in self._session.in_flight()}
+        begun = {sample.of.ticket for sample, *_ in self._session.in_flight()}
         for work in set(self._jobs.values()):
             finished = work.left < sum(len(request.samples) for request in work.requests)
             if not finished and not begun & set(work.tickets):
                 self._forget(work)
                 failure = Failure("the server is shutting down", refused=True)
                 self._loop.call_soon_threadsafe(work.events.put_nowait, failure)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
 
     def _stop(self) -> None:
         self._running = False
@@ -192,7 +220,7 @@ class EngineThread(threading.Thread):
     def _progress(self) -> list[tuple[Work, Event]]:
         """The new tokens of samples whose jobs are live."""
         events = list[tuple[Work, Event]]()
-        for sample, tokens, logprobs in self._session.in_flight():
+        for sample, tokens, logprobs, versions in self._session.in_flight():
             work = self._jobs[sample.of.ticket]
             if not work.live:
                 continue
@@ -202,10 +230,15 @@ class EngineThread(threading.Thread):
                 work.given[key] = len(tokens)
                 new = Progress(
                     work.tickets[sample.of.ticket], sample.number, tokens[first:].tolist(),
-                    logprobs[first:].tolist(), sample.ranked[first:],
+                    logprobs[first:].tolist(), sample.ranked[first:], versions[first:].tolist(),
                 )  # fmt: skip
                 events.append((work, new))
         return events
+
+
+def _settle(done: "asyncio.Future[None]") -> None:
+    if not done.done():  # its caller may have gone
+        done.set_result(None)
 
 
 def _deliver(events: Sequence[tuple[Work, Event]]) -> None:

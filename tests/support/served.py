@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -98,11 +99,15 @@ class Client:
 
 @asynccontextmanager
 async def serving(
-    engine: Engine, samples: int = 8, queue: int = 1000, token: str = ""
+    engine: Engine,
+    samples: int = 8,
+    queue: int = 1000,
+    token: str = "",
+    updates: Path | None = None,
 ) -> AsyncIterator[tuple[Server, Client]]:
     """A running server and its client."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server = Server(engine, NAME, engine.spec.max_positions, samples, queue, token)
+    server = Server(engine, NAME, engine.spec.max_positions, samples, queue, token, updates)
     task = asyncio.create_task(server.run("127.0.0.1", 0, ready.set_result))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:

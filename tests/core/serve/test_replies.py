@@ -126,7 +126,7 @@ def reply_to(engine: Engine, text: str, **parameters: Any) -> tuple[Reply, Done]
     logs = np.zeros(len(ids)).tolist()
     made = Completion("r", 0, ids, text, logs, logs, "stop")
     reply = Reply(asked, "m", engine.tokenizer, TokenTexts(engine.tokenizer))
-    return reply, Done(0, Ended(1, made, (), None))
+    return reply, Done(0, Ended(1, made, (), None, [0] * len(ids)))
 
 
 def test_tool_calls_are_read_back(engine: Engine) -> None:
@@ -158,7 +158,7 @@ def test_tool_calls_are_read_back(engine: Engine) -> None:
 def test_a_live_stream_gives_the_tokens_that_no_event_has_given(engine: Engine) -> None:
     reply, done = reply_to(engine, "the quick fox", stream=True, return_token_ids=True)
     ids = done.ended.completion.tokens
-    first = reply.piece(Progress(0, 0, ids[:2], [0.0, 0.0], ()))
+    first = reply.piece(Progress(0, 0, ids[:2], [0.0, 0.0], (), [0, 0]))
     last = reply.piece(done)
     pieces = [one["choices"][0] for one in (first, last) if one is not None]
     assert [token for one in pieces for token in one["token_ids"]] == ids
