@@ -48,12 +48,14 @@ def test_each_token_has_the_version_of_its_weights(engines: tuple[Path, list[Eng
 
     async def call() -> None:
         async with serving(fresh(versions[0]), updates=folder) as (_, client):
-            tasks = [asyncio.create_task(client.post(PLAIN, body(n))) for n in range(12)]
+            replies = [await client.post(PLAIN, body(0))]  # all of it drawn by version 0
+            tasks = [asyncio.create_task(client.post(PLAIN, body(n))) for n in range(1, 12)]
             for number in (1, 2):
                 await asyncio.wait(tasks[: 4 * number], return_when=asyncio.ALL_COMPLETED)
                 update = {"path": f"w{number}", "version": number, "model": None}
                 assert await client.post("/update_weights", update) == (200, {"version": number})
-            check([await task for task in tasks])
+            replies += [await task for task in tasks]
+            check([*replies, await client.post(PLAIN, body(12))])  # the last by version 2
             # a stream has them as well
             pieces = await client.stream(PLAIN, body(3))
             lists = [choice["weight_versions"] for one in pieces for choice in one["choices"]]
