@@ -18,7 +18,17 @@ from typing import Any
 import pytest
 from served import little_engine
 
+from sabia.core.generate.chat import render
+from sabia.core.generate.requests import Request
+from sabia.core.judge.prompt import SYSTEM, reply_schema
+from sabia.core.judge.rubric import Item
 from sabia.core.model.storage import hub
+from sabia.core.serve.response_format import ResponseFormats
+from sabia.core.spec import from_config, new_config
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from openai_stub import Stub
 
 SABIA = [sys.executable, "-m", "sabia.cli.main"]
 RECORDS = ["the quick brown fox", "olá mundo", "0123 + 4", "é só um teste", "lazy dog"]
@@ -117,6 +127,61 @@ def test_options_score_as_in_the_process(server: Started, model: Path, tmp_path:
     assert len(scores[0]) == len(RECORDS)
     for ours, theirs in zip(*scores, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def policy(root: Path) -> tuple[Path, Path]:
+    """A model to train, and prompts whose rubric has two items."""
+    tokenizer = train_bpe(["user assistant 37+58=095"] * 4, 300)
+    tokenizer.save(root / "t")
+    spec = from_config(
+        new_config(hidden=32, layers=2, heads=2, vocab=tokenizer.vocab_size, context=64)
+    )
+    hub.save_model(root / "policy", spec, hub.init_params(spec, 0), tokenizer_from=root / "t")
+    items = [{"id": "mark", "text": "has a mark"}, {"id": "vowel", "text": "no vowel"}]
+    rows = [{"id": str(n), "messages": [{"role": "user", "content": f"{n}+{n}="}], "rubric": items}
+            for n in range(6)]  # fmt: skip
+    (root / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root / "policy", root / "prompts.jsonl"
+
+
+@pytest.mark.slow
+def test_a_judged_run_ends_as_with_the_engine_in_the_process(tmp_path: Path) -> None:
+    engine = little_engine(4096)
+    engine.tokenizer.save(tmp_path / "tokenizer")
+    params = {name: value.numpy() for name, value in engine.params.items()}
+    judge = tmp_path / "little"
+    hub.save_model(judge, engine.spec, params, tokenizer_from=tmp_path / "tokenizer")
+    model, prompts = policy(tmp_path)
+    formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
+
+    def answer(text: str) -> str:
+        """What the engine in this process writes, bound to the schema."""
+        asked = text.removeprefix(f"{SYSTEM}\n")
+        turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        prompt = render(turns, engine.tokenizer, True)
+        item = Item("mark" if 'item "mark"' in text else "vowel", "")
+        form = {"type": "json_schema", "json_schema": {"schema": reply_schema([item])}}
+        ids, guide = engine.tokenizer.encode(prompt), formats.of_chat(form, prompt)
+        return engine.generate([Request(ids, 64, 0.0, guide=guide)])[0].text
+
+    def train(url: str) -> tuple[list[float], bytes]:
+        out = tmp_path / f"run{len(list(tmp_path.glob('run?')))}"
+        done = sabia(
+            "grpo", prompts, "--model", model, "--reward", "rubric", "--steps", 2, "--prompts", 2,
+            "--group", 4, "--max-new-tokens", 4, "--lr", "1e-2", "--judge-url", url,
+            "--judge-model", "little", "--judge-format", "json-schema", "--judge-tokens", 64,
+            "--judge-cache", out.with_suffix(".calls"), "-o", out, "--to", "jsonl",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        assert not any(row["no_reward"] for row in rows) and any(row["live_groups"] for row in rows)
+        return [row["reward"] for row in rows], (out / "final/model.safetensors").read_bytes()
+
+    started = Started("--model", judge, "--samples", 16)
+    served = train(started.url)
+    assert started.end()[0] == 75
+    with Stub(answer) as stub:
+        assert train(stub.url) == served
 
 
 def test_a_signal_finishes_what_runs_and_refuses_what_waits(model: Path) -> None:

@@ -164,3 +164,40 @@ def test_updates_that_cannot_be_made_leave_the_weights(
             assert NAME in await client.text("/v1/models")
 
     asyncio.run(call())
+
+
+@pytest.mark.slow
+def test_no_request_is_lost_while_weights_are_replaced(engines: tuple[Path, list[Engine]]) -> None:
+    folder, versions = engines
+    seen: set[int] = set()
+
+    async def call() -> None:
+        async with serving(fresh(versions[0]), samples=64, updates=folder) as (server, client):
+            together, answered = asyncio.Semaphore(64), itertools.count(1)
+
+            async def one(number: int) -> None:
+                async with together:
+                    status, reply = await client.post(PLAIN, body(number))
+                assert status == 200
+                check(number, reply)
+                if not next(answered) % 60:
+                    assert (await client.post("/update_weights", {
+                        "path": f"w{1 + number % 2}", "model": None,
+                    }))[0] == 200  # fmt: skip
+
+            await asyncio.gather(*map(one, range(1000)))
+            assert next(answered) == 1001 and not server.thread._jobs
+
+    def check(number: int, reply: Any) -> None:
+        for sample, choice in enumerate(reply["choices"]):
+            drawn, tokens = choice["weight_versions"], choice["token_ids"]
+            assert len(drawn) == len(tokens) == 40 and drawn == sorted(drawn)
+            seen.update(drawn)
+            if drawn[0] == 0:
+                request = Request(body(number)["prompt"], 40, seed=number, n=2, stop_ids=())
+                made = versions[0].generate([request])[sample]
+                same = drawn.count(0)
+                assert made.tokens[:same] == tokens[:same]
+
+    asyncio.run(call())
+    assert seen == set(range(17))
