@@ -1,4 +1,4 @@
-"""A small generation engine in torch: continuous batching over a slot KV cache.
+"""A small generation engine: continuous batching over a slot KV cache, in torch or JAX.
 
 Tokens depend on (seed, request id, sample, position) and on the model; the other rows of a batch
 can change logits in the last bits only. For models that need paged attention use an
@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.prefixes import Prefix, prefix_tree
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.generate.runner.interface import Runner
+from sabia.core.generate.runner.load import load_runner
 from sabia.core.generate.session import Session
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import Ops
+from sabia.core.ops.base import Ops, dtype_name
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
@@ -45,7 +47,7 @@ class Engine:
 
         `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
         `on_step` is called before each step and may raise to end a call (a stop signal). `ops`:
-        those of torch, with rules (default: without).
+        those of the backend, with rules (default: torch, without).
         `shares_prefixes`: what many prompts of a call begin with is run once; the parameters must
         stay as they are during a call, and the caches of these prefixes are a fifth of
         `cache_bytes`.
@@ -80,8 +82,7 @@ class Engine:
         for request in requests:
             request.check(self.spec.vocab_size, self.spec.max_positions)
         if requests:
-            with torch.inference_mode():
-                yield from self._run(requests)
+            yield from self._run(requests)
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
@@ -99,7 +100,9 @@ class Engine:
         while session.busy:
             if self.on_step is not None:
                 self.on_step()
-            yield from (ended.completion for ended in session.step())
+            with session.runner.computing():
+                ended = session.step()
+            yield from (one.completion for one in ended)
 
     def _prefixes(self, requests: Sequence[Request], cache_bytes: int) -> list[Prefix]:
         """What prompts begin with, depth first; the members are numbers of requests."""
@@ -115,9 +118,16 @@ class Engine:
 
     def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
         """A session for `capacity` samples of `context` positions."""
-        return Session(self, capacity, context, max_new_tokens)
+        return Session(self, self.runner(capacity, context), capacity, max_new_tokens)
+
+    def runner(self, capacity: int, context: int) -> Runner:
+        """A runner with a cache of `capacity` rows of `context` positions."""
+        return load_runner(self, capacity, context)
 
     def cache_size(self) -> tuple[int, int]:
         """(bytes of the cache for a position of a sample, for its state, which has no length)."""
-        one, two = (self.session(1, slots, 1).cache_bytes for slots in (1, 2))
+        create, like = KVCache.create, self.params["embed"]
+        one, two = (
+            create(self.spec, 1, slots, self.ops, dtype_name(like), like).nbytes for slots in (1, 2)
+        )
         return two - one, 2 * one - two

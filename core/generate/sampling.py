@@ -1,10 +1,11 @@
-"""Sampling: logits → tokens with log-probabilities, with counter-based random numbers.
+"""How tokens are drawn: parameters of requests and counter-based random numbers.
 
-Order of the filters, each applied to the result of the one before: temperature, top-k, top-p,
-min-p. Of tokens with equal logits the one with the smaller id comes first; the token that crosses
-the top-p mass is kept. Temperature 0 is the argmax. The uniform number of a draw is a hash of
-(seed, request id, sample, position) only, and the token is found by inverting the cumulative
-distribution, so a token does not depend on the batch, on its slot or on where a run resumed.
+The draw itself is that of a backend, in core/generate/runner. Order of the filters, each applied to
+the result of the one before: temperature, top-k, top-p, min-p. Of tokens with equal logits the one
+with the smaller id comes first; the token that crosses the top-p mass is kept. Temperature 0 is the
+argmax. The uniform number of a draw is a hash of (seed, request id, sample, position) only, and the
+token is found by inverting the cumulative distribution, so a token does not depend on the batch, on
+its slot or on where a run resumed.
 Sources: SplitMix64 (Steele, Lea, Flood 2014, DOI 10.1145/2714064.2660195); nucleus sampling (arXiv
 1904.09751); min-p (arXiv 2407.01082).
 """
@@ -14,14 +15,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 import numpy as np
 
 from sabia.core.errors import UsageError
-
-if TYPE_CHECKING:
-    import torch
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -49,11 +47,6 @@ class SamplingParams:
                 f"min-p {self.min_p} (expected 0 or more, below 1)"
             )
 
-    @property
-    def filters(self) -> bool:
-        """True if sampling excludes part of the vocabulary."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
 
 def mix64(x: np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer: a bijection of uint64 with full avalanche, elementwise."""
@@ -80,103 +73,51 @@ def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RowParams:
-    """SamplingParams of B rows as columns [B, 1] on the logits' device."""
+    """SamplingParams of B rows as columns [B]."""
 
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    any_filter: bool
-    any_greedy: bool
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    min_p: np.ndarray
 
     @classmethod
-    def of(cls, rows: list[SamplingParams], device: torch.device | str = "cpu") -> RowParams:
+    def of(cls, rows: Sequence[SamplingParams]) -> RowParams:
         """Columns of the rows' parameters."""
-        import torch
-
-        def column(name: str, dtype: torch.dtype) -> torch.Tensor:
-            values = [getattr(row, name) for row in rows]
-            return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
-
         return cls(
-            column("temperature", torch.float32),
-            column("top_k", torch.int64),
-            column("top_p", torch.float64),
-            column("min_p", torch.float32),
-            any(row.filters for row in rows),
-            any(row.temperature == 0 for row in rows),
+            np.array([row.temperature for row in rows], np.float32),
+            np.array([row.top_k for row in rows], np.int32),
+            np.array([row.top_p for row in rows], np.float64),
+            np.array([row.min_p for row in rows], np.float32),
         )
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all rows draw from the model's own distribution."""
+        return bool((self.temperature == 1).all()) and not self.filters
+
+    @cached_property
+    def filters(self) -> bool:
+        """Whether a row excludes part of the vocabulary."""
+        return bool(((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)).any())
+
+    @cached_property
+    def greedy(self) -> bool:
+        """Whether a row takes the argmax."""
+        return bool((self.temperature == 0).any())
+
+    @property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """temperature, top_k, top_p, min_p."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
 
     def joined(self, other: RowParams) -> RowParams:
         """The parameters of these rows followed by those of others."""
-        import torch
+        pairs = zip(self.columns, other.columns, strict=True)
+        return RowParams(*(np.concatenate(pair) for pair in pairs))
 
-        pairs = zip(self._columns(), other._columns(), strict=True)
-        temperature, top_k, top_p, min_p = (torch.cat(pair) for pair in pairs)
-        any_filter = self.any_filter or other.any_filter
-        any_greedy = self.any_greedy or other.any_greedy
-        return RowParams(temperature, top_k, top_p, min_p, any_filter, any_greedy)
-
-    def _columns(self) -> tuple[torch.Tensor, ...]:
-        return self.temperature, self.top_k, self.top_p, self.min_p
-
-    def take(self, rows: torch.Tensor) -> RowParams:
+    def take(self, rows: np.ndarray) -> RowParams:
         """The parameters of some rows, in the order given."""
-        temperature, top_k, top_p, min_p = (c[rows] for c in self._columns())
-        return RowParams(temperature, top_k, top_p, min_p, self.any_filter, self.any_greedy)
-
-
-def draw(
-    logits: torch.Tensor, params: RowParams, uniform: np.ndarray, bias: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(tokens[B], logprobs[B], raw_logprobs[B]) of one draw per row from logits[B, V] (float32).
-
-    `logprobs` are of the distribution drawn from (after temperature and filters; 0 for the
-    argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary. bias[B,
-    V] is added to the logits for the former only.
-    """
-    import torch
-
-    raw = torch.log_softmax(logits, -1)
-    greedy = params.temperature == 0
-    steered = raw if bias is None else raw + bias
-    scaled = steered / torch.where(greedy, 1.0, params.temperature)
-    if params.any_filter:
-        scaled = filtered(scaled, params)
-    logprobs = torch.log_softmax(scaled, -1)
-    # the token whose interval of the cumulative distribution contains u; of probability > 0
-    mass = logprobs.double().exp().cumsum(-1)
-    u = torch.as_tensor(uniform, device=logprobs.device, dtype=torch.float64)[:, None]
-    tokens = torch.searchsorted(mass, u * mass[:, -1:], right=True)[:, 0]
-    tokens.clamp_(max=logprobs.shape[-1] - 1)
-    if params.any_greedy:
-        tokens = torch.where(greedy[:, 0], steered.argmax(-1), tokens)
-    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    chosen = torch.where(greedy[:, 0], 0.0, chosen) if params.any_greedy else chosen
-    return tokens, chosen, raw.gather(1, tokens[:, None])[:, 0]
-
-
-def likeliest(logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` likeliest tokens of each row of logits[B, V] with their log-probabilities at
-    temperature 1, in descending order."""
-    import torch
-
-    values, ids = torch.log_softmax(logits, -1).topk(min(count, logits.shape[-1]))
-    pairs = zip(ids.tolist(), values.tolist(), strict=True)
-    return [list(zip(*pair, strict=True)) for pair in pairs]
-
-
-def filtered(scaled: torch.Tensor, params: RowParams) -> torch.Tensor:
-    """Logits[B, V] with -inf for tokens excluded by top-k, top-p or min-p."""
-    import torch
-
-    ordered, index = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
-    keep = (rank < params.top_k) | (params.top_k == 0)
-    probability = torch.softmax(ordered.masked_fill(~keep, -torch.inf).double(), -1)
-    before = probability.cumsum(-1) - probability
-    keep &= (before < params.top_p) | (params.top_p >= 1)
-    keep &= ordered >= ordered[:, :1] + params.min_p.log()  # log 0 = -inf keeps all
-    keep[:, 0] = True
-    kept = torch.zeros_like(keep).scatter_(1, index, keep)
-    return scaled.masked_fill(~kept, -torch.inf)
+        return RowParams(*(column[rows] for column in self.columns))

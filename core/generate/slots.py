@@ -1,8 +1,7 @@
 """Slots: the samples that an engine decodes together, as columns.
 
 Rows 0..n-1 are active and contiguous: a finished row is replaced by the last active one, so a step
-computes active rows only. The cache of a layer is [slots, context, K, N]; a step uses a view of its
-first n rows and of as many positions as the longest row needs, in steps of CONTEXT_STEP.
+computes active rows only.
 """
 
 from collections.abc import Sequence
@@ -10,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from sabia.core.generate.prefixes import Prefix
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
-from sabia.core.generate.sampling import RowParams, draw, likeliest, stream_keys, uniforms
+from sabia.core.generate.runner.interface import Logits, Runner
+from sabia.core.generate.sampling import RowParams, stream_keys, uniforms
 from sabia.core.grammar.guide import Walk
 
-CONTEXT_STEP = 16
+CONTEXT_STEP = 16  # contexts are multiples of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +54,7 @@ class Slots:
     capacity: int
     max_new_tokens: int
     stop_table: np.ndarray  # [kinds, V] bool: which ids end a sample of that kind
-    device: torch.device
+    runner: Runner
     active: int = 0
     owner: list[Sample] = field(default_factory=list)  # of each row
     params: Any = None  # RowParams, once rows are active
@@ -78,12 +77,6 @@ class Slots:
         """Number of free rows."""
         return self.capacity - self.active
 
-    @property
-    def context(self) -> int:
-        """Cache positions that a step needs: the longest row including its next token."""
-        used = int((self.length + self.drawn)[: self.active].max())
-        return -(-used // CONTEXT_STEP) * CONTEXT_STEP
-
     def admit(self, group: Sequence[Waiting]) -> np.ndarray:
         """Append all samples of the requests after the active rows.
 
@@ -102,37 +95,38 @@ class Slots:
         self.owner += [
             Sample.first(waiting, s) for waiting in group for s in waiting.request.samples
         ]
-        added = RowParams.of([requests[i].sampling for i in which.tolist()], self.device)
+        added = RowParams.of([requests[i].sampling for i in which.tolist()])
         self.params = added if self.active == 0 else self.params.joined(added)
         self.active += len(which)
         return which
 
-    def draw(self, logits: torch.Tensor, start: int, version: int) -> None:
-        """Draw one token for rows start..active from logits[active - start, V], which weights of
-        this version gave; store it."""
+    def draw(
+        self, logits: Logits, start: int, version: int, which: np.ndarray | None = None
+    ) -> None:
+        """Draw one token for rows start..active, and store it, from logits[which[row - start]]
+        (None: from those of their number), which weights of this version gave."""
         rows = np.arange(start, self.active)
-        params = self.params if start == 0 else self.params.take(torch.from_numpy(rows))
+        params = self.params if start == 0 else self.params.take(rows)
         drawn = self.drawn[rows]
-        bias = self._bias(logits, start)
-        tokens, logprobs, raw = draw(logits, params, uniforms(self.key[rows], drawn), bias)
-        self.tokens[rows, drawn] = tokens.cpu().numpy()
-        self.logprobs[rows, drawn] = logprobs.cpu().numpy()
-        self.raw[rows, drawn] = raw.cpu().numpy()
+        uniform, bias = uniforms(self.key[rows], drawn), self._bias(start)
+        made = self.runner.draw(logits, which, params, uniform, bias)
+        self.tokens[rows, drawn], self.logprobs[rows, drawn], self.raw[rows, drawn] = made
         self.versions[rows, drawn] = version
         self.drawn[rows] += 1
         for row in rows.tolist():
-            walk, token = self.owner[row].walk, int(self.tokens[row, self.drawn[row] - 1])
-            if walk is not None and not self.stop_table[self.kind[row], token]:
-                walk.take(token)
-        self._rank(logits, start)
+            if (walk := self.owner[row].walk) is not None:
+                token = int(self.tokens[row, self.drawn[row] - 1])
+                if not self.stop_table[self.kind[row], token]:
+                    walk.take(token)
+        self._rank(logits, start, which)
 
-    def _bias(self, logits: torch.Tensor, start: int) -> torch.Tensor | None:
+    def _bias(self, start: int) -> np.ndarray | None:
         """What penalties, biases and grammars of rows start..active add to their logits; None
         if they have none."""
         steered = [row for row in range(start, self.active) if self.owner[row].of.request.steers]
         if not steered:
             return None
-        bias = np.zeros(tuple(logits.shape), np.float32)
+        bias = np.zeros((self.active - start, self.stop_table.shape[1]), np.float32)
         for row in steered:
             request, tokens = self.owner[row].of.request, self.tokens[row, : self.drawn[row]]
             counts = np.bincount(tokens, minlength=bias.shape[1])
@@ -144,25 +138,23 @@ class Slots:
                 allowed = walk.allowed(int(self.limit[row] - self.drawn[row]))
                 ends = self.stop_table[self.kind[row]]
                 bias[row - start, ~np.where(ends, walk.accepts, allowed)] = -np.inf
-        return torch.from_numpy(bias).to(self.device)
+        return bias
 
-    def _rank(self, logits: torch.Tensor, start: int) -> None:
+    def _rank(self, logits: Logits, start: int, which: np.ndarray | None) -> None:
         """Keep the likeliest tokens of the rows that ask for them."""
         counts = [sample.of.request.top_logprobs for sample in self.owner[start : self.active]]
-        rows = [row for row, count in enumerate(counts) if count]
-        if rows:
-            for row, ranked in zip(rows, likeliest(logits[rows], max(counts)), strict=True):
+        rows = np.flatnonzero(counts)
+        if len(rows):
+            numbers = rows if which is None else which[rows]
+            every = self.runner.likeliest(logits, numbers, max(counts))
+            for row, ranked in zip(rows.tolist(), every, strict=True):
                 self.owner[start + row].ranked.append(ranked[: counts[row]])
 
-    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """(the last token[active, 1] of each row, its position[active, 1])."""
         rows = np.arange(self.active)
         last = self.tokens[rows, self.drawn[rows] - 1].astype(np.int64)
-        positions = (self.length + self.drawn)[rows] - 1
-        return self._column(last), self._column(positions)
-
-    def _column(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device).unsqueeze(1)
+        return last[:, None], (self.length + self.drawn)[rows, None] - 1
 
     def finished(self, tokenizer: Any) -> dict[int, tuple[str, str | None]]:
         """Rows that have just ended → (finish reason, text if a stop string ended it)."""
@@ -213,6 +205,6 @@ class Slots:
         del self.owner[left:]
         order = np.arange(left)
         order[to] = moved
-        self.params = self.params.take(torch.from_numpy(order))
+        self.params = self.params.take(order)
         self.active = left
         return moved, to

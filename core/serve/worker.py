@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from sabia.core import notes
 from sabia.core.generate.requests import Ended, Ranked, Request
 from sabia.core.generate.session import Session
@@ -137,7 +135,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         """The thread."""
         try:
-            with torch.inference_mode():
+            with self._session.runner.computing():
                 while self._running:
                     self._step()
         except Exception as error:  # of any kind: the clients must not wait for ever

@@ -14,6 +14,8 @@ import torch
 
 from sabia.core.generate import session
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.runner.interface import Runner
+from sabia.core.generate.runner.runner_torch import TorchRunner
 from sabia.core.generate.session import Session
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.serve.http_server import Server
@@ -24,14 +26,9 @@ TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 + =", "olá mund
 NAME = "little"
 
 
-class RowByRow(Session):
+class RowByRow(TorchRunner):
     """Computes each row apart, so that other rows cannot change its last bits: samples are exactly
     those of the row alone."""
-
-    def _next_group(self) -> list[Any]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(session, "PREFILL_TOKENS", 0)  # one request at a time
-            return super()._next_group()
 
     def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
         rows = []
@@ -45,11 +42,23 @@ class RowByRow(Session):
         return torch.cat([super(RowByRow, self)._logits(row[None]) for row in hidden])
 
 
+class OneByOne(Session):
+    """Runs the prompt of one request at a time."""
+
+    def _next_group(self) -> list[Any]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "PREFILL_TOKENS", 0)
+            return super()._next_group()
+
+
 class RowByRowEngine(Engine):
-    """An engine of such sessions."""
+    """An engine that computes each row apart."""
 
     def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
-        return RowByRow(self, capacity, context, max_new_tokens)
+        return OneByOne(self, self.runner(capacity, context), capacity, max_new_tokens)
+
+    def runner(self, capacity: int, context: int) -> Runner:
+        return RowByRow(self, capacity, context)
 
 
 def little_engine(context: int = 128) -> Engine:

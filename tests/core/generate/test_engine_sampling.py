@@ -10,15 +10,13 @@ from served import little_engine
 from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
-from sabia.core.generate.sampling import (
-    RowParams,
-    SamplingParams,
-    draw,
-    filtered,
-    stream_keys,
-    uniforms,
-)  # fmt: skip
+from sabia.core.generate.runner.draw_torch import Columns, draw, filtered
+from sabia.core.generate.sampling import RowParams, SamplingParams, stream_keys, uniforms
 from sabia.core.model import forward
+
+
+def columns(rows: list[SamplingParams]) -> Columns:
+    return Columns(RowParams.of(rows), torch.device("cpu"))
 
 
 def test_uniforms_are_uniform_and_named():
@@ -38,7 +36,7 @@ def test_uniforms_are_uniform_and_named():
 
 def test_draws_follow_the_distribution():
     logits = torch.tensor([[0.0, 1.0, -1.0, 0.5]]).expand(20000, 4).contiguous()
-    rows = RowParams.of([SamplingParams(temperature=0.7)] * 20000)
+    rows = columns([SamplingParams(temperature=0.7)] * 20000)
     tokens, logprobs, raw = draw(
         logits, rows, uniforms(stream_keys(0, "a", range(20000)), np.zeros(1))
     )
@@ -55,9 +53,9 @@ def test_a_row_does_not_see_its_neighbours():
     settings = ((0,), (1.3,), (1, 5), (1, 0, 0.5), (1, 0, 1, 0.2), (0.5, 9, 0.9, 0.01))
     kinds = [SamplingParams(*values) for values in settings]
     u = uniforms(stream_keys(3, "x", range(6)), np.arange(6))
-    whole = draw(logits, RowParams.of(kinds), u)
+    whole = draw(logits, columns(kinds), u)
     for i, kind in enumerate(kinds):
-        alone = draw(logits[i : i + 1], RowParams.of([kind]), u[i : i + 1])
+        alone = draw(logits[i : i + 1], columns([kind]), u[i : i + 1])
         for together, single in zip(whole, alone, strict=True):
             assert torch.allclose(together[i], single[0], atol=1e-6)
     assert whole[0][0] == logits[0].argmax()
@@ -86,7 +84,7 @@ def test_filters_match_the_documented_order(params):
     random = np.random.default_rng(1)
     logits = random.normal(0, 2, (20, 30)).round(1)  # rounded: ties occur
     scaled = torch.tensor(logits / params.temperature)
-    kept = filtered(scaled, RowParams.of([params] * 20))
+    kept = filtered(scaled, columns([params] * 20))
     for row in range(20):
         left = set(torch.isfinite(kept[row]).nonzero()[:, 0].tolist())
         assert left == reference_filter(logits[row], params)
@@ -97,7 +95,7 @@ def test_a_token_of_no_probability_is_never_drawn():
     logits[:, 2] = 0.0
     logits[:, 5] = 0.0
     edge = np.concatenate([[0.0, 1 - 2.0**-52], np.linspace(0, 0.999, 998)])
-    tokens, logprobs, _ = draw(logits, RowParams.of([SamplingParams()] * 1000), edge)
+    tokens, logprobs, _ = draw(logits, columns([SamplingParams()] * 1000), edge)
     assert set(tokens.tolist()) == {2, 5}
     assert torch.isfinite(logprobs).all()
 

@@ -43,7 +43,7 @@ def engine(device: Device) -> Any:
         seconds: dict[str, list[tuple[float, int, int]]]
 
         def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
-            return TimedSession(self, capacity, context, max_new_tokens)
+            return TimedSession(self, self.runner(capacity, context), capacity, max_new_tokens)
 
     class TimedSession(Session):
         """Records its steps in the engine."""
@@ -53,7 +53,8 @@ def engine(device: Device) -> Any:
             self._timed("prefill", tokens, 0, super()._prefill, group)
 
         def _decode(self) -> None:
-            self._timed("decode", self.slots.active, self.slots.context, super()._decode)
+            longest = int(self.slots.inputs()[1].max()) + 1
+            self._timed("decode", self.slots.active, longest, super()._decode)
 
         def _timed(self, kind: str, size: int, context: int, call: Any, *args: Any) -> None:
             synchronize(device)

@@ -1,0 +1,1 @@
+"""What a generation session needs of a device, in torch and in JAX."""
