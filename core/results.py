@@ -22,7 +22,7 @@ RESULTS = {
     "sft": 2,
     "grpo": 2,
     "quantize": 4,
-    "eval": 4,
+    "eval": 5,
     "plan-cluster": 1,
 }
 # what fingerprints of results 1 contain: the version of the package at that time

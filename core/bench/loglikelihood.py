@@ -69,6 +69,17 @@ def units(rows: Sequence[Row], shares: bool) -> list[Unit]:
     return [(row,) for row in rows]
 
 
+def shares_options(spec: ModelSpec, backend: str) -> bool:
+    """Whether tokens that the options of a question share are run once."""
+    return backend == "torch" and _has_fixed_rotations(spec)
+
+
+def _has_fixed_rotations(spec: ModelSpec) -> bool:
+    """Whether rotations do not depend on the length of the text, so that a cache can be used."""
+    limits = [rope.original_length for rope in spec.ropes if rope.by_length]
+    return spec.max_positions <= min(limits, default=spec.max_positions)
+
+
 def known_units(
     questions: Iterable[Sequence[Row]], shares: bool, kept: Kept | None, greedy: bool = False
 ) -> dict[Unit, list[Value]]:
@@ -204,13 +215,11 @@ class Scorer:
     @property
     def shares(self) -> bool:
         """Whether tokens that the options of a question share are run once."""
-        return self.backend == "torch" and self._caches
+        return shares_options(self.spec, self.backend)
 
     @property
     def _caches(self) -> bool:
-        """Whether rotations do not depend on the length of the text, so that a cache can be used"""
-        limits = [rope.original_length for rope in self.spec.ropes if rope.by_length]
-        return self.context <= min(limits, default=self.context)
+        return _has_fixed_rotations(self.spec)
 
     def _batches(self, every: Sequence[Unit]) -> Iterator[Batch]:
         """The units in batches of similar length, so that padding is small, prefix by prefix."""
@@ -319,17 +328,19 @@ class Scorer:
             ids[number, :last] = row.ids[start:-1]
             index[number, : row.scored] = np.arange(last - row.scored, last)
             targets[number, : row.scored] = row.ids[len(row.ids) - row.scored :]
+        # so that rotations that depend on the length of a text do not count its padding
+        apart = None if self._caches else (np.arange(length) <= index.max(1, keepdims=True)) + 0
         if self.backend == "jax":
             if greedy not in self._flat:
                 self._flat[greedy] = _compiled(self.spec, self.ops, greedy)
             begun = self._prefixes.of(batch.prefix) if start else None
-            losses, hits = self._flat[greedy](self.params, begun, ids, index, targets)
+            losses, hits = self._flat[greedy](self.params, begun, ids, index, targets, apart)
             return [[v] for v in _values(np.asarray(losses), hits, len(rows))]
         cache = positions = None
         if start:
             cache = self._begun(batch, count, start + length).upto(start + length)
             positions = np.tile(np.arange(start, start + length), (count, 1))
-        hidden = self._hidden(ids, positions, cache)[np.arange(count)[:, None], index]
+        hidden = self._hidden(ids, positions, cache, apart)[np.arange(count)[:, None], index]
         return [[v] for v in _values(*self._losses(hidden, targets, greedy))]
 
     def _cache(self, rows: int, slots: int) -> forward.KVCache:
@@ -337,12 +348,15 @@ class Scorer:
         return forward.KVCache.create(self.spec, rows, slots, self.ops, self.dtype, like)
 
     def _hidden(
-        self, ids: np.ndarray, positions: np.ndarray | None, cache: forward.KVCache | None
+        self,
+        ids: np.ndarray,
+        positions: np.ndarray | None,
+        cache: forward.KVCache | None,
+        segments: np.ndarray | None = None,
     ) -> Any:
         stop.check()
-        return forward.hidden(
-            self.spec, self.params, ids, self.ops, positions=positions, cache=cache
-        )
+        given: Any = {"positions": positions, "cache": cache, "segments": segments}
+        return forward.hidden(self.spec, self.params, ids, self.ops, **given)
 
     def _losses(
         self, hidden: Any, targets: np.ndarray, greedy: bool
@@ -410,19 +424,21 @@ def _power(count: int) -> int:
 
 
 def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
-    """A jitted (params, begun, ids[B, T], index[B, S], targets[B, S]) → losses[B, S], and if
-    `greedy` whether the targets are the likeliest tokens, true where there is none. begun: the
-    cache of the prefix that ids continue, of one row, or None."""
+    """A jitted (params, begun, ids[B, T], index[B, S], targets[B, S], segments[B, T]) →
+    losses[B, S], and if `greedy` whether the targets are the likeliest tokens, true where there is
+    none. begun: the cache of the prefix that ids continue, of one row, or None; segments: None, or
+    the texts of a row."""
     import jax
 
-    def scored(params: Any, begun: Any, ids: Any, index: Any, targets: Any) -> Any:
+    def scored(params: Any, begun: Any, ids: Any, index: Any, targets: Any, segments: Any) -> Any:
         rows, length = ids.shape
         cache = positions = None
         if begun is not None:
             start = begun.reads
             cache = begun.repeated(rows, start + length, ops).upto(start + length)
             positions = np.tile(np.arange(start, start + length), (rows, 1))
-        states = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
+        given: Any = {"positions": positions, "cache": cache, "segments": segments}
+        states = forward.hidden(spec, params, ids, ops, **given)
         picked = states[np.arange(ids.shape[0])[:, None], index]
         losses = forward.token_losses(spec, params, picked, targets, ops)[0]
         if not greedy:

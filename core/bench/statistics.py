@@ -5,7 +5,11 @@ failures are added. For independent binary values its n is their number. Otherwi
 of independent answers that have the standard error of the mean, share (1 - share) / error², and z
 is the quantile of Student's t with C - 1 degrees of freedom. The samples of an item, and the items
 of a cluster, are one of these C: the error is sqrt(Σ_C (Σ_of C (x - mean))²) / N with the factor
-sqrt(C/(C-1)) (Miller 2024, arXiv 2411.00640, section 2.2). Other means have Student's interval.
+sqrt(C/(C-1)) (Miller 2024, arXiv 2411.00640, section 2.2). Where values are not only 0 and 1 they
+may be skewed, as scores of rubrics are: then each end is the outer one of this interval and of that
+of Hall (1992, J. R. Stat. Soc. B 54, 221-228, transformation g1 with the quantiles of Student's t),
+which covers skewed means but not samples in which all are equal. Other means have Student's
+interval.
 Perplexities and bits per byte are bootstrapped. Pairs: exact McNemar if each item is independent
 and has one binary value, else the t test of the difference. p-values of one report are
 Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals cover.
@@ -99,11 +103,34 @@ def agresti_coull(share: float, n: float, z: float, method: str = "agresti_coull
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half), method)
 
 
-def share_interval(share: float, error: float, clusters: int, method: str) -> Interval:
-    """The interval of a share with a standard error from some clusters; as many answers are
-    independent at least."""
-    n = max(share * (1 - share) / error**2 if error > 0 else 0.0, clusters)
-    return agresti_coull(share, n, t_value(clusters - 1), method)
+def share_interval(share: float, parts: np.ndarray, binary: bool, method: str) -> Interval:
+    """The interval of a share that differs from the true one by the mean of parts[C] of independent
+    clusters, whose sum is 0; as many answers are independent at least."""
+    clusters, t = len(parts), t_value(len(parts) - 1)
+    variance = float(parts @ parts) / (clusters - 1) / clusters
+    n = max(share * (1 - share) / variance if variance > 0 else 0.0, clusters)
+    symmetric = agresti_coull(share, n, t, method)
+    if binary or variance == 0:
+        return symmetric
+    low, high = hall_ends(share, parts, t)
+    low, high = max(0.0, min(low, symmetric.low)), min(1.0, max(high, symmetric.high))
+    return Interval(share, low, high, method.replace("agresti_coull_t", "agresti_coull_t_and_hall"))
+
+
+def hall_ends(mean: float, parts: np.ndarray, quantile: float) -> tuple[float, float]:
+    """The ends of the interval of a mean after Hall's transformation g1, which removes the skewness
+    of its distribution: g1(T) = T + γT²/3 + γ²T³/27 + γ/6n."""
+    count, spread = len(parts), float(parts.std(ddof=1))
+    skewness = float(((parts / spread) ** 3).mean())
+    if abs(skewness) < 1e-6:
+        skewness = 1e-6
+    reach = quantile / math.sqrt(count)
+    ends = [
+        mean - spread * 3 / skewness
+        * (float(np.cbrt(1 + skewness * (x - skewness / (6 * count)))) - 1)
+        for x in (reach, -reach)
+    ]  # fmt: skip
+    return ends[0], ends[1]
 
 
 def detectable(half_width: float, binary_pairs: int = 0) -> float:
@@ -143,10 +170,10 @@ def mean_interval(
     if count == 1:
         low, high = (0.0, 1.0) if share or binary else (-math.inf, math.inf)
         return Interval(mean, low, high, "unknown_one_cluster")
-    error = standard_error(x, own)
     if share or binary:
-        return share_interval(mean, error, count, f"agresti_coull_t{ending}")
-    half = t_value(count - 1) * error
+        parts = np.bincount(own, weights=x - mean) * (count / len(x))
+        return share_interval(mean, parts, binary, f"agresti_coull_t{ending}")
+    half = t_value(count - 1) * standard_error(x, own)
     return Interval(mean, mean - half, mean + half, f"student_t{ending}")
 
 
@@ -160,9 +187,8 @@ def share_of_sums(
     share = min(max(share, 0.0), 1.0)
     if count == 1:
         return Interval(share, 0.0, 1.0, "unknown_one_cluster")
-    sums = np.bincount(own, weights=parts - share * wholes)
-    error = float(np.sqrt(sums @ sums * count / (count - 1)) / wholes.sum())
-    return share_interval(share, error, count, "agresti_coull_t_of_sums")
+    off = np.bincount(own, weights=parts - share * wholes) * (count / wholes.sum())
+    return share_interval(share, off, False, "agresti_coull_t_of_sums")
 
 
 def ratio_bootstrap(

@@ -22,6 +22,9 @@ from sabia.core.errors import Failed
 RETRIED = frozenset({408, 409, 425, 429})
 OVERLOAD = frozenset({429, 502, 503, 504, 529})
 MESSAGE_CHARS = 300
+# in the message, code or metadata of a refusal for the text of the request; such a 403 is sent by
+# OpenRouter ("requires moderation and your input was flagged")
+_MODERATION = re.compile(rb"moderat|flagged|content[ _-]?(filter|policy|management)", re.I)
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 Reader = Callable[[str], bool]  # whether the text of a reply can be read
@@ -187,16 +190,17 @@ class Retryable(Exception):
 
 
 class Refused(Failed):
-    """A request that the server refuses permanently (400, 401, 403, 404, 422, …)."""
+    """A request that the server refuses permanently (400, 401, 403, 404, 422, …). moderated: for
+    what its text says."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, moderated: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.moderated = status, moderated
 
     @property
     def for_all(self) -> bool:
         """True if every other request would be refused as well (key, permissions, address)."""
-        return self.status not in (400, 413, 422)
+        return self.status not in (400, 413, 422) and not self.moderated
 
 
 def content_key(kind: str, body: Mapping[str, Any], vote: int = 0) -> str:
@@ -264,7 +268,7 @@ def check_status(status: int, headers: Mapping[str, str], raw: bytes, url: str) 
     message = f"{url}: HTTP {status}: {server_message(raw)}"
     if status in RETRIED or status >= 500:
         raise Retryable(message, wait_s(headers), overload=status in OVERLOAD)
-    raise Refused(message, status)
+    raise Refused(message, status, status in (400, 403) and bool(_MODERATION.search(raw)))
 
 
 def server_message(raw: bytes) -> str:

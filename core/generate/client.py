@@ -3,7 +3,8 @@
 Finished calls are in a content-addressed cache and are on disk before they are used; identical
 requests in flight are one call. 408, 409, 425, 429, 5xx, timeouts, connection resets and broken
 bodies are retried with full jitter (Brooker 2015) and never before Retry-After or the reset of an
-exhausted x-ratelimit; 400, 401, 403, 404 and 422 fail at once with the server's message. A reply
+exhausted x-ratelimit; 400, 401, 403, 404 and 422 fail at once with the server's message, and 401,
+403 and 404 end the run unless it is moderation that refuses one text. A reply
 that its reader does not accept is requested again, READ_TRIES times in all, and is not kept. A
 failed call has an `error` and no text, and servers that answer no call stop the run.
 """
@@ -338,7 +339,7 @@ class Client:
     def _refused(self, error: Refused) -> Refused:
         """Raise if no request of the run can succeed, else return the error of this request."""
         self._failed += 1
-        if self._refused_first >= 0:
+        if self._refused_first >= 0 and not error.moderated:
             self._refused_first += 1
         enough = self._refused_after is not None and self._refused_first >= self._refused_after
         if error.for_all or enough:

@@ -35,6 +35,7 @@ from sabia.core.bench.loglikelihood import (
     encode_options,
     known_units,
     prefix_token,
+    shares_options,
     units,
 )
 from sabia.core.bench.metrics import (
@@ -246,7 +247,7 @@ class LocalModel(EvaluatedModel):
         """Of each question's rows; the model is loaded unless all are kept."""
         context = self.spec.max_positions
         fitted = [[row.fitting(context) for row in rows] for rows in questions]
-        shares = self.backend == "torch"
+        shares = shares_options(self.spec, self.backend)
         values = known_units(fitted, shares, self.kept, greedy)
         if not all(values.values()):
             return self.scorer.score(fitted, self.kept, greedy)

@@ -72,12 +72,15 @@ def test_an_answer_that_is_null_and_one_that_is_not_there_are_missing(folder: Pa
     assert details["r1"]["no_answer"] == "response is null"
 
 
-@pytest.mark.parametrize("refused", [{1}, {0, 1, 2}, {0, 1, 2, 3}])
+@pytest.mark.parametrize(
+    ("refused", "reply"),
+    [({1}, "400"), ({0, 1, 2}, "400"), ({0, 1, 2, 3}, "400"), ({0, 2}, "403-moderation")],
+)
 def test_items_that_a_server_refuses_have_no_answer_and_the_others_are_scored(
-    folder: Path, refused: set[int]
+    folder: Path, refused: set[int], reply: str
 ) -> None:
     def fault(text: str, _: int) -> str:
-        return "400" if int(text.split()[-1]) in refused else ""
+        return reply if int(text.split()[-1]) in refused else ""
 
     def answer(text: str) -> str:
         return f"<{text.split()[-1]}>"
@@ -89,7 +92,7 @@ def test_items_that_a_server_refuses_have_no_answer_and_the_others_are_scored(
             assert code == 1 and f"{len(refused)} of 4 samples have no score" in said
             kind = "exact_match" if len(refused) < 4 else "share"
             assert results[kind]["items_without_answer"] == len(refused)
-            assert all("HTTP 400" in details[f"r{i}"]["no_answer"] for i in refused)
+            assert all(f"HTTP {reply[:3]}" in details[f"r{i}"]["no_answer"] for i in refused)
         assert all(count == 1 for count in stub.delivered.values())
         code, _, _, said = evaluated(folder, *words, "--max-missing", 1)
         assert code == 0 and "holds these scores already" in said

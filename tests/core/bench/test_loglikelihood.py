@@ -1,5 +1,6 @@
 """Log-likelihoods of options and documents against transformers, one row at a time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,38 @@ def test_greedy_rows_are_those_that_greedy_decoding_gives(tiny_model: Path, back
     ):
         assert made[:, 1].tolist() == [1, 0, 0]
         assert np.abs(made[:, 0] - plain).max() <= 1e-5
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotations_by_length_take_the_length_of_each_text(
+    tmp_path: Path, backend: str, kind: str
+) -> None:
+    """Texts below and above the original length, in one padded batch: as each one alone."""
+    from sabia.core.spec import from_config, new_config
+
+    pytest.importorskip(backend)
+    config = new_config("llama", vocab=64, hidden=32, layers=2, heads=2, kv_heads=1, context=64)
+    scaling: dict = {"rope_type": kind, "factor": 4.0}
+    if kind == "longrope":
+        scaling |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+        scaling["original_max_position_embeddings"] = 16
+    else:
+        config["max_position_embeddings"] = 16
+    spec = from_config(config | {"rope_scaling": scaling})
+    if kind == "dynamic":
+        spec = replace(spec, max_positions=64)
+    draw = np.random.default_rng(0)
+    params = {t.name: draw.normal(0, 0.4, t.shape).astype(np.float32) for t in spec.tensors()}
+    lengths = (5, 11, 16, 17, 23, 30, 41, 60)
+    rows = [ll.Row(tuple(map(int, draw.integers(0, 64, n + 1))), min(n, 6)) for n in lengths]
+    scorer = ll.Scorer(spec, params, backend)
+    assert not scorer.shares
+    together = np.concatenate(scorer.score([[row] for row in rows]))
+    ops = ll.ops_as_served("torch", spec)
+    there = ops.to_device(params, "float32")
+    for row, ours in zip(rows, together, strict=True):
+        hidden = ll.forward.hidden(spec, there, np.array([row.ids[:-1]]), ops)
+        losses, _ = ll.forward.token_losses(spec, there, hidden, np.array([row.ids[1:]]), ops)
+        alone = -ops.to_numpy({"losses": losses})["losses"][0, -row.scored :].sum()
+        assert ours == pytest.approx(alone, abs=2e-4), len(row.ids)

@@ -191,6 +191,14 @@ def test_one_refused_request_does_not_stop_the_others():
     assert stub.requests == 3
 
 
+def test_moderation_refuses_one_request_and_any_other_403_all():
+    texts = ["bad 1", "bad 2", "bad 3", "bad 4", "good"]
+    fault = lambda text, attempt: "403-flagged" if "bad" in text else ""  # noqa: E731
+    with Stub(fault=fault) as stub, client(stub, max_concurrency=1) as one:
+        responses = one.chat(map(ask, texts))
+    assert [r.refused for r in responses] == [True] * 4 + [False] and stub.requests == 5
+
+
 def test_a_parameter_nobody_accepts_stops_soon():
     with (
         Stub(fault=lambda text, attempt: "422", latency_s=0.01) as stub,
