@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 2,
     "grpo": 2,
-    "quantize": 4,
+    "quantize": 5,
     "eval": 5,
     "plan-cluster": 1,
 }

@@ -8,7 +8,8 @@ measured.
 
 import errno
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _quantized(
         _restore(work, finished.states(), ops)
     if done:
         notes.note(f"{done} of {len(parts)} parts are finished in {finished.folder}; going on")
-    with progress(len(parts), "quantize", "layers") as bar:
+    with progress(len(parts), "quantize", "layers") as bar, _collected_quickly():
         bar.advance(done)
         for layer in parts[done:]:
             stop.check()
@@ -111,6 +112,16 @@ def _quantized(
     rows = [row for record in finished.records for row in record["rows"]]
     size = sum(array.nbytes for array in tensors.values())
     return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
+
+
+@contextmanager
+def _collected_quickly() -> Iterator[None]:
+    """The collector of cycles leaves out what there is at the beginning (modules, above all)."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _keep(work: Rounding, part: Part, finished: FinishedLayers, dense: bool) -> None:

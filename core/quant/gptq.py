@@ -19,7 +19,7 @@ from sabia.core.numerics.nearest_torch import nearest
 from sabia.core.numerics.scales import Method, Scales, choose_scales, steps, whole_scale
 from sabia.core.numerics.schemes import Scheme
 
-BLOCK = 128
+BLOCK = 32
 _RETRIES = 3
 
 
@@ -38,7 +38,7 @@ class GptqConfig:
 def gptq(
     weight: np.ndarray, hessian: torch.Tensor, config: GptqConfig, name: str = ""
 ) -> tuple[np.ndarray, Scales]:
-    """(codes[O, I], scales) of weight[O, I] for hessian[I, I] (float64).
+    """(codes[O, I], scales) of weight[O, I] for hessian[I, I].
 
     `name` is for messages. Raises Failed if H cannot be factored with more damping either.
     """
@@ -61,9 +61,9 @@ def gptq(
     elif scheme.group:
         updated = scales
     factor = _inverse_factor(h[order][:, order], config.damping, name).float()  # U, [I, I]
-    values = _rounded(w[:, order], factor, order, scales, updated, config)
-    restored = torch.empty_like(values)
-    restored[:, order] = values  # the stored order of columns
+    values = _rounded(w.T[order], factor, order, scales, updated, config)
+    restored = torch.empty_like(w)
+    restored[:, order] = values.T  # the stored order of columns
     return scheme.codes.encode(restored.cpu().numpy()), scales
 
 
@@ -95,34 +95,33 @@ def _rounded(
     updated: Scales | None,
     config: GptqConfig,
 ) -> torch.Tensor:
-    """Values[O, I] of the codes of w[O, I], columns in the given order; w is modified.
+    """Values[I, O] of the codes of w[I, O], the columns in the given order; w is modified.
 
     updated: the scales, if those of a group are chosen (and replaced) at its first column.
     """
     scheme = config.scheme
     values = torch.empty_like(w)
-    step, zero = (x[:, order] for x in _columns(scales, scheme, w))
+    step, zero = (x.T[order] for x in _columns(scales, scheme, w.T))
     size = _block(scheme.group)
-    for start in range(0, w.shape[1], size):
-        block, end = w[:, start : start + size], min(start + size, w.shape[1])
-        errors = torch.empty_like(block)  # E, [O, size]
+    for start in range(0, len(w), size):
+        block, end = w[start : start + size], min(start + size, len(w))
+        errors = torch.empty_like(block)  # E, [size, O]
         triangle = factor[start:end, start:end]
         for i in range(end - start):
             column = start + i
             if updated is not None and scheme.group and column % scheme.group == 0:
                 here = slice(column, column + scheme.group)
-                chosen = choose_scales(
-                    w[:, here].cpu().numpy(), scheme, config.scale, updated.whole
-                )
+                chosen = choose_scales(w[here].T.cpu().numpy(), scheme, config.scale, updated.whole)
                 _replace(updated, chosen, column // scheme.group)
-                step[:, here], zero[:, here] = _columns(chosen, scheme, w[:, here])
-            s, z = step[:, column], zero[:, column]  # [O]
-            value = nearest(scheme.codes, block[:, i] / s + z)  # q_i / s, [O]
-            values[:, column] = value
+                step[here], zero[here] = (x.T for x in _columns(chosen, scheme, w[here].T))
+            s, z = step[column], zero[column]  # [O]
+            value = nearest(scheme.codes, block[i] / s + z)  # q_i / s, [O]
+            values[column] = value
             # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
-            errors[:, i] = (block[:, i] - (value - z) * s) / triangle[i, i]
-            block[:, i + 1 :] -= torch.outer(errors[:, i], triangle[i, i + 1 :])
-        w[:, end:] -= errors @ factor[start:end, end:]  # the lazy batch update of algorithm 1
+            errors[i] = (block[i] - (value - z) * s) / triangle[i, i]
+            block[i + 1 :].addr_(triangle[i, i + 1 :], errors[i], alpha=-1)
+        # the lazy batch update of algorithm 1
+        w[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return values
 
 
@@ -149,8 +148,12 @@ def _block(group: int | None) -> int:
 
 def relative_output_error(weight: np.ndarray, decoded: np.ndarray, hessian: torch.Tensor) -> float:
     """|X (W' - W)ᵀ| / |X Wᵀ| in the Frobenius norm, from H instead of the inputs X."""
-    w = torch.from_numpy(np.array(weight, np.float64)).to(hessian.device)
-    off = torch.from_numpy(np.array(decoded, np.float64)).to(hessian.device) - w
-    # |X mᵀ|² = n/2 · Σ (m H) ∘ m; the factor cancels
-    error, size = (float(((m @ hessian) * m).sum()) for m in (off, w))
-    return (max(error, 0.0) / size) ** 0.5 if size > 0 else 0.0
+    size = output_norm(weight, hessian)
+    return output_norm(decoded - weight, hessian) / size if size else 0.0
+
+
+def output_norm(matrix: np.ndarray, hessian: torch.Tensor) -> float:
+    """|X Mᵀ| for M[O, I] in the Frobenius norm, up to a factor that H gives all of them."""
+    m = torch.from_numpy(np.ascontiguousarray(matrix, np.float32)).to(hessian)
+    # |X Mᵀ|² = n/2 · Σ (M H) ∘ M
+    return max(float((m @ hessian).mul_(m).sum(dtype=torch.float64)), 0.0) ** 0.5

@@ -6,7 +6,7 @@ one layer, which ends the pass after it. So calibrating L layers costs about two
 layer has the inputs that the router sent to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from sabia.core.ops.experts_torch import DispatchPlan
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
+
+STRIPE = 256  # columns of a Hessian that are computed together
 
 
 @dataclass(frozen=True)
@@ -88,42 +90,68 @@ class CalibrationStage(Stage):
 Key = tuple[str, int | None]  # parameter name, expert number or None
 
 
-@dataclass
 class _Sum:
-    """Σ x xᵀ [I, I] in float64 over some tokens; one for all matrices with these inputs.
+    """Σ x xᵀ [I, I] in float32 over some tokens; one for all matrices with these inputs.
 
-    sizes: Σ |x| of each column, peaks: max |x|, both [I].
+    total: the sum at and below the diagonal. sizes: Σ |x| of each column, peaks: max |x|, both [I],
+    if they are wanted.
     """
 
-    total: torch.Tensor
-    sizes: torch.Tensor
-    peaks: torch.Tensor
-    tokens: int = 0
+    def __init__(self, like: torch.Tensor, sizes: bool) -> None:
+        width = like.shape[-1]
+        self.total = like.new_zeros(width, width, dtype=torch.float32)
+        self.sizes = like.new_zeros(width, dtype=torch.float32) if sizes else None
+        self.peaks, self.tokens = like.new_zeros(width, dtype=torch.float32), 0
+
+    def add(self, x: torch.Tensor) -> None:
+        """Add x[tokens, I]."""
+        x = x.float()
+        for start in range(0, x.shape[1], STRIPE):  # what is above the diagonal is not computed
+            end = start + STRIPE
+            self.total[start:end, :end].addmm_(x[:, start:end].T, x[:, :end])
+        self.tokens += len(x)
+        if self.sizes is not None:
+            self.sizes += torch.linalg.vector_norm(x, 1, 0)
+            self.peaks = torch.maximum(self.peaks, torch.linalg.vector_norm(x, torch.inf, 0))
 
 
 class Hessians(Rule):
     """H = 2/n Σ x xᵀ by parameter and expert, over the n tokens that it sees.
 
     experts: the numbers of those whose inputs are summed, as one H takes the memory of a matrix
-    [I, I] in float64; dense: whether those of other matrices are.
+    [I, I] in float32; dense: whether those of other matrices are. wanted: the parameters whose
+    inputs are summed, after the last of which a pass ends; by default all. sizes: whether `means`,
+    `peaks` and `largest` are wanted too.
     """
 
-    def __init__(self, experts: range = range(0), dense: bool = True) -> None:
-        self.experts, self.dense = experts, dense
+    def __init__(
+        self,
+        experts: range = range(0),
+        dense: bool = True,
+        wanted: Collection[str] | None = None,
+        sizes: bool = True,
+    ) -> None:
+        self.experts, self.dense, self.wanted, self.sizes = experts, dense, wanted, sizes
         self.sums: dict[Key, _Sum] = {}
         self._mask: torch.Tensor | None = None
+        self._left = set[str]()
 
     def begin(self, mask: torch.Tensor) -> None:
         """Start a batch with token mask[B, T]."""
-        self._mask = mask
+        self._mask, self._left = mask, {*(self.wanted or ())}
 
     def apply(self, product: Product, proceed: Multiply) -> list[Any]:
         """See Rule.apply."""
         names = [matrix.name for matrix in product.matrices]
-        if product.plan is not None:
+        if self.wanted is not None:
+            names = [name for name in names if name in self.wanted]
+        if names and product.plan is not None:
             self._add_experts(product.x, names, product.plan)
-        elif self.dense:
+        elif names and self.dense:
             self.add(product.x, names)
+        self._left -= {*names}
+        if names and self.wanted and not self._left:
+            raise _BlockOutput(product.x)
         return proceed(product)
 
     def add(self, x: torch.Tensor, names: Sequence[str]) -> None:
@@ -146,23 +174,18 @@ class Hessians(Rule):
         """Add the inputs x[tokens, I]."""
         if not len(x):
             return
-        flat = x.double()
-        product = flat.T @ flat  # Σ x xᵀ, [I, I]
         known = self.sums.get((names[0], expert))
         if known is None:
-            none = torch.zeros_like(product[0])
-            known = _Sum(torch.zeros_like(product), none, none.clone())
+            known = _Sum(x, self.sizes)
             self.sums |= {(name, expert): known for name in names}
-        known.total += product
-        known.tokens += len(x)
-        size = flat.abs()
-        known.sizes += size.sum(0)
-        known.peaks = torch.maximum(known.peaks, size.amax(0))
+        known.add(x)
 
     def of(self, name: str, expert: int | None = None) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
         known = self.sums.get((name, expert))
-        return None if known is None else known.total * (2 / known.tokens)
+        if known is None:
+            return None
+        return (known.total.tril() + known.total.tril(-1).T) * (2 / known.tokens)
 
     def largest(self, name: str, expert: int | None = None) -> float:
         """max |x| of the inputs of a parameter; 0 if it had none."""
@@ -177,6 +200,7 @@ class Hessians(Rule):
     def means(self, name: str) -> np.ndarray:
         """The mean |x| of each column [I] of the inputs of a parameter that had some."""
         known = self.sums[name, None]
+        assert known.sizes is not None
         means: np.ndarray = (known.sizes / known.tokens).float().cpu().numpy()
         return means
 

@@ -126,6 +126,7 @@ class Rounding:
                 "or --rounding auto)"
             )
         static = {x.scheme.name for x in self.linears if x.scheme.inputs and x.scheme.inputs.part}
+        self.static = bool(static)
         if static and not calibration:
             raise UsageError(
                 f"recipe {recipe.name}: format {min(static)} stores scales of inputs, which are "
@@ -192,7 +193,9 @@ class Rounding:
         self, params: Mapping[str, Any], layer: int | None, experts: range, dense: bool
     ) -> Hessians:
         """Those of a layer's matrices, or of the head; its inputs are the final hidden states."""
-        hessians = Hessians(experts, dense)
+        moved = self.recipe.smooth != "none"  # what reads a norm may be known by another matrix
+        wanted = {t.name for t in self.spec.tensors() if t.layer == layer} & self.quantized
+        hessians = Hessians(experts, dense, None if moved else wanted, moved or self.static)
         for batch, states in zip(self.calibration, self.states, strict=True):
             stop.check()
             hessians.begin(batch.mask)
@@ -229,7 +232,7 @@ class Rounding:
         tokens = hessians.tokens(name, index)
         hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
         stored = store(weight, linear.scheme, self.recipe, hessian, name, whole)
-        errors = errors_of(weight, stored, linear.scheme, self.recipe, hessian)
+        errors = errors_of(weight, stored, linear.scheme, hessian)
         part.stored[linear.key] = stored
         tensor, scheme = linear.tensor, linear.scheme
         return {
@@ -298,7 +301,7 @@ def _windows(linears: Sequence[Linear]) -> list[range]:
     there are none."""
     experts = max((x.index + 1 for x in linears if x.index is not None), default=0)
     widths = {x.tensor.shape[-1] for x in linears if x.index is not None}  # inputs and inner width
-    size = max(1, HESSIAN_BYTES // max(1, 8 * sum(width**2 for width in widths)))
+    size = max(1, HESSIAN_BYTES // max(1, 4 * sum(width**2 for width in widths)))
     return [range(i, min(i + size, experts)) for i in range(0, max(experts, 1), size)]
 
 

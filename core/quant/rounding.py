@@ -7,19 +7,20 @@ import numpy as np
 import torch
 
 from sabia.core.numerics.compressed import encode_weight
-from sabia.core.numerics.scales import choose_scales, decode, encode
+from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
-from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error
+from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
 from sabia.core.quant.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A quantized matrix: file tensors by suffix, decoded values[O, I], rounding method."""
+    """A quantized matrix: file tensors by suffix, decoded values[O, I], rounding method, scales."""
 
     parts: dict[str, np.ndarray]
     decoded: np.ndarray
     method: str
+    scales: Scales
 
 
 def store(
@@ -45,7 +46,7 @@ def store(
         scales = choose_scales(weight, scheme, recipe.scale, whole)
         codes = encode(weight, scales, scheme)
     parts = encode_weight(codes, scales, scheme)
-    return Stored(parts, decode(codes, scales, scheme), method)
+    return Stored(parts, decode(codes, scales, scheme), method, scales)
 
 
 def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
@@ -59,11 +60,12 @@ def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
 
 
 def errors_of(
-    weight: np.ndarray, stored: Stored, scheme: Scheme, recipe: Recipe, hessian: Any
+    weight: np.ndarray, stored: Stored, scheme: Scheme, hessian: Any
 ) -> dict[str, float | None]:
     """mse, relative_error |W'-W|/|W|, and with calibration output_error |X(W'-W)ᵀ|/|XWᵀ|.
 
-    output_error_rtn is the output_error of rounding to nearest, for comparison with GPTQ.
+    output_error_rtn is the output_error of rounding to nearest with the same scales, for comparison
+    with GPTQ.
     """
     errors: dict[str, float | None] = {
         **weight_errors(weight, stored.decoded),
@@ -72,10 +74,10 @@ def errors_of(
     }
     if hessian is None:
         return errors
-    errors["output_error"] = relative_output_error(weight, stored.decoded, hessian)
+    size = output_norm(weight, hessian) or 1.0
+    errors["output_error"] = output_norm(stored.decoded - weight, hessian) / size
     errors["output_error_rtn"] = errors["output_error"]
     if stored.method == "gptq":
-        scales = choose_scales(weight, scheme, recipe.scale)
-        nearest = decode(encode(weight, scales, scheme), scales, scheme)
-        errors["output_error_rtn"] = relative_output_error(weight, nearest, hessian)
+        nearest = decode(encode(weight, stored.scales, scheme), stored.scales, scheme)
+        errors["output_error_rtn"] = output_norm(nearest - weight, hessian) / size
     return errors

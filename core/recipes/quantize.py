@@ -138,7 +138,7 @@ def _memory_bytes(spec: ModelSpec, tokens: int) -> int:
             one = tensor.shape[-1] ** 2 * (tensor.shape[0] if tensor.stacked else 1)
             squares[tensor.layer] = squares.get(tensor.layer, 0) + one
             rows[tensor.layer] = rows.get(tensor.layer, 0) + tensor.shape[-2]
-    hessians = min(8 * max(squares.values()), HESSIAN_BYTES) if tokens else 0
+    hessians = min(4 * max(squares.values()), HESSIAN_BYTES) if tokens else 0
     products = 4 * min(tokens, BATCH_TOKENS) * max(rows.values())
     states = 2 * 4 * tokens * spec.hidden_size
     return PROCESS_BYTES + 16 * max(layers.values()) + hessians + products + states

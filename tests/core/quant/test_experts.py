@@ -115,7 +115,7 @@ def test_experts_are_calibrated_in_bounded_memory(moe: Any, monkeypatch: Any) ->
     whole = quantize(spec, params, four, OPS, seen)
     windows = []
     plain = module._windows
-    monkeypatch.setattr(module, "HESSIAN_BYTES", 3 * 8 * (64**2 + 32**2))
+    monkeypatch.setattr(module, "HESSIAN_BYTES", 3 * 4 * (64**2 + 32**2))
     monkeypatch.setattr(module, "_windows", lambda linears: windows.append(plain(linears)) or
                         windows[-1])  # fmt: skip
     parts = quantize(spec, params, four, OPS, seen)
