@@ -32,6 +32,7 @@ TOP = {
     "file_hashes",
     "optional_imports",
     "results",
+    "save_interval",
 }
 ALLOWED = {
     "sandbox": set(), "shards": set(), "spec": set(), "numerics": set(), "grammar": set(),

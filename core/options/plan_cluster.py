@@ -59,10 +59,9 @@ class PlanModel(Options, group="Model"):
         unset="nearest published model",
     )  # fmt: skip
     hidden: int | None = _whole(
-        "Hidden size",
-        excludes=("model", "api_price"),
+        "Hidden size", excludes=("model", "api_price"),
         unset="from a published model of similar size",
-    )
+    )  # fmt: skip
     convention: str | None = _choice(
         "FLOPs that --mfu counts: 6ND, with full or with causal attention", "6nd", "palm", "causal",
         unset="6nd", only=TRAINING,
@@ -120,11 +119,9 @@ class PlanHardware(Options, group="Hardware"):
     )
     """All chips of each host are used."""
     hbm: int | None = quantity(
-        "size",
-        "Usable memory (HBM) of a chip, such as 180GB",
-        unset="its nominal memory",
+        "size", "Usable memory (HBM) of a chip, such as 180GB", unset="its nominal memory",
         only=TRAINING,
-    )
+    )  # fmt: skip
     utilisation: float | None = _share(
         "Fraction of the usable memory to plan with", unset="100%", excludes=("api_price",)
     )
@@ -259,6 +256,9 @@ class PlanStops(Options, group="Failures and checkpoints"):
     queue: float | None = _duration(
         "Mean queue wait before each further job", unset="none", only=needs("job_limit")
     )
+    save_stall: float | None = _duration("Time that a save blocks training", unset="computed")
+    """By default that of a copy to host memory and into files, at about 1 GB/s per device. The
+    asynchronous saves of published runs block for seconds to a minute."""
     synchronous: bool = switch("Blocking checkpoint saves")
     """Training waits until a checkpoint is in storage."""
     checkpoint_copies: int | None = _whole("Number of concurrent checkpoint uploads", unset="1")
@@ -305,12 +305,9 @@ class PlanCosts(Options, group="Costs and carbon"):
     carbon: bool = switch("Also show energy and CO2 emissions")
     """The range over different electricity grids is shown too."""
     pue: float | None = _count(
-        "Energy of the data centre over that of its chips (PUE)",
-        metavar="RATIO",
-        least=1,
-        most=5,
+        "Energy of the data centre over that of its chips (PUE)", metavar="RATIO", least=1, most=5,
         unset="1.1",
-    )
+    )  # fmt: skip
     """Power usage effectiveness; efficient data centres have 1.1."""
     carbon_intensity: float | None = _count(
         "Carbon intensity of the electricity, in kg CO2e per kWh", metavar="KG/KWH", least=0,

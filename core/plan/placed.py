@@ -19,10 +19,9 @@ from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.stack import stack_on
 from sabia.core.plan.device.survey import TimedLayout, priced
 from sabia.core.plan.memory import StateRecipe, find_recipe
-from sabia.core.plan.money.bills import DAY_S
 from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest
-from sabia.core.units import format_bytes, format_duration
+from sabia.core.units import format_bytes
 
 SLOWEST_MFU = 0.1  # lower MFU is not planned for; this bounds the numbers of chips to search
 MOST_CHIPS = 65536
@@ -30,15 +29,18 @@ MOST_CHIPS = 65536
 
 def plan(request: PlanRequest) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
-    base = planner.plan(request.run, replace(request.cluster, chips=None), request.deadlines_s)
+    calm = replace(request.cluster, chips=None, stops=None)
+    base = planner.by_mfu(request.run, calm, request.deadlines_s)
     problem, search_result = question_of(request), None
     if request.settings.search:
         counts = request.cluster.chips or _counts(request, problem)
         search_result = search(problem, counts, request.settings.value("objective"))
     steps = request.run.tokens / problem.workload.batch_tokens
     layouts = PlannedLayouts(problem, search_result, steps, request.settings.lora_rank)
+    run, cluster = _run(request, layouts), request.cluster
     chosen = zip(_chosen(request, layouts), request.deadlines_s, strict=True)
-    rows = _in_time(request, layouts, tuple(_row(request, layouts, *pair) for pair in chosen))
+    rows = tuple(row_of(run, cluster, layouts, *pair) for pair in chosen)
+    _refuse_late(request, layouts, rows)
     planned = replace(
         base,
         rows=rows,
@@ -46,10 +48,10 @@ def plan(request: PlanRequest) -> Plan:
         accumulated_min_chips=rows[0].memory_min_chips,
         memory_min_chips=rows[0].memory_min_chips,
     )
-    best, work = planned.best, problem.workload
-    cluster = replace(request.cluster, mfu=best.mfu)
-    run = replace(request.run, batch_tokens=work.batch_tokens, recipe=work.recipe)
-    return replace(planned, run=run, cluster=cluster, work_chip_s=best.chip_s)
+    best = planned.best
+    run = replace(run, batch_tokens=problem.workload.batch_tokens)
+    cluster = replace(cluster, mfu=best.mfu)
+    return replace(planned, run=run, cluster=cluster, work_chip_s=best.chips * best.work_s)
 
 
 def question_of(request: PlanRequest) -> SearchProblem:
@@ -138,48 +140,65 @@ def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
         return [fixed] * len(deadlines)
     if request.cluster.chips:
         return [search_result.best] * len(deadlines)
-    return [
-        search_result.cheapest_within(d / layouts.steps) or search_result.fastest for d in deadlines
-    ]
+    return in_time(_run(request, layouts), request.cluster, layouts, deadlines)
+
+
+def in_time(
+    run: planner.Run, cluster: planner.Cluster, layouts: PlannedLayouts, deadlines_s: list[float]
+) -> list[TimedLayout]:
+    """The cheapest searched layout for each deadline; the first to end where none is in time."""
+    assert layouts.search_result is not None
+
+    def end(row: TimedLayout) -> tuple[float, float]:
+        return planner.end_on(run, cluster, row.chips, layouts.steps * row.step_s)
+
+    return layouts.search_result.cheapest_in_time(deadlines_s, end)
+
+
+def _run(request: PlanRequest, layouts: PlannedLayouts) -> planner.Run:
+    """The run with the state of the software."""
+    return replace(request.run, recipe=layouts.problem.workload.recipe)
 
 
 def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
     """Numbers of chips to search: up to what the shortest deadline needs at SLOWEST_MFU."""
-    run, peak = request.run, problem.chip.bf16_flops_per_s
-    needed = run.train_flops / (peak * SLOWEST_MFU) / min(request.deadlines_s)
+    run, peak, soonest_s = request.run, problem.chip.bf16_flops_per_s, min(request.deadlines_s)
+    needed = run.train_flops / (peak * SLOWEST_MFU) / soonest_s
+    if request.cluster.stops:
+        needed = planner.fewest_chips(run, request.cluster, needed * soonest_s, soonest_s)
     held = run.state_bytes / problem.memory_limit_bytes
     limit = min(MOST_CHIPS, max(2 * needed, 16 * held, problem.chip.node_chips))
     return coarse(problem.chip, int(limit)) or coarse(problem.chip, MOST_CHIPS)[:1]
 
 
-def _row(
-    request: PlanRequest, layouts: PlannedLayouts, chosen: TimedLayout, deadline_s: float
+def row_of(
+    run: planner.Run,
+    cluster: planner.Cluster,
+    layouts: PlannedLayouts,
+    chosen: TimedLayout,
+    deadline_s: float,
 ) -> DeadlineRow:
+    """The row of a layout for a deadline."""
     fitting = layouts.search_result.front if layouts.search_result else (chosen,)
-    run_s = layouts.steps * chosen.step_s
-    chip_s = run_s * chosen.chips
+    work_s, chips = layouts.steps * chosen.step_s, chosen.chips
+    expected = planner.expected_end(run, cluster, chips, work_s)
     return DeadlineRow(
         deadline_s=deadline_s,
-        compute_min_chips=chip_s / deadline_s,
+        compute_min_chips=(expected.wall_s if expected else work_s) * chips / deadline_s,
         memory_min_chips=min(row.chips for row in fitting),
-        chips=chosen.chips,
-        finishes_s=run_s,
-        mfu=request.run.train_flops / (chip_s * request.cluster.chip.bf16_flops_per_s),
+        chips=chips,
+        work_s=work_s,
+        mfu=run.train_flops / (work_s * chips * cluster.chip.bf16_flops_per_s),
+        expected=expected,
         layout=chosen,
     )
 
 
-def _in_time(
+def _refuse_late(
     request: PlanRequest, layouts: PlannedLayouts, rows: tuple[DeadlineRow, ...]
-) -> tuple[DeadlineRow, ...]:
-    """The rows, if any meets its deadline; else Infeasible, naming a deadline that can be met."""
-    if any(row.meets_deadline for row in rows):
-        return rows
-    row = max(rows, key=lambda row: row.deadline_s)
-    days = -(-row.finishes_s // DAY_S)
-    more = ", or omit --chips" if layouts.search_result and request.cluster.chips else ""
-    raise Infeasible(
-        f"--deadline: {row.chips} {request.cluster.chip.name} take "
-        f"{format_duration(row.finishes_s)}, which meets none (longest is "
-        f"{format_duration(row.deadline_s)}); use --deadline {days:.0f}d{more}"
-    )
+) -> None:
+    """Raise Infeasible, naming a deadline that can be met, if every row is late."""
+    if not any(row.meets_deadline for row in rows):
+        row = max(rows, key=lambda row: row.deadline_s)
+        more = ", or omit --chips" if layouts.search_result and request.cluster.chips else ""
+        raise planner.no_deadline_met(row, request.cluster.chip.name, more=more)

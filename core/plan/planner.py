@@ -1,10 +1,13 @@
 """The plan of a run on a cluster at a given MFU: chips, time and cost for each deadline.
 
 For each deadline the number of chips is the larger of two: those that compute needs to finish in
-time, and those that hold the state and the whole batch's activations. `chips` fixes it instead. A
+time, and those that hold the state and the whole batch's activations. `chips` fixes it instead.
+With interruptions (`Cluster.stops`) the end of a run is its expected one, on any number of chips. A
 plan that is not possible raises Infeasible, naming the smallest change that makes it possible.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,7 @@ from sabia.core.units import format_bytes, format_count, format_duration
 if TYPE_CHECKING:
     from sabia.core.plan.device.search import PlannedLayouts
     from sabia.core.plan.device.survey import TimedLayout
+    from sabia.core.plan.stops.failures import StopForecast, StopModel
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The rented chips: kind, memory, MFU, prices; `chips`: None where the plan chooses it."""
+    """The rented chips: kind, memory, MFU, prices, and what interrupts them.
+
+    chips: None where the plan chooses it. stops: None where no interruptions are planned.
+    """
 
     chip: Chip
     hbm_bytes: float
     mfu: float
     prices: tuple[Price, ...]
     chips: int | None = None
+    stops: "StopModel | None" = None
 
     @property
     def flops_per_chip_s(self) -> float:
@@ -89,21 +97,30 @@ class Cluster:
 class DeadlineRow:
     """One deadline: chips that compute and memory need, chips used, and the time of the run.
 
-    `layout`: the layout, where the plan predicts speed by layouts.
+    work_s: the run without interruptions; expected: with them, where they are planned. `layout`:
+    the layout, where the plan predicts speed by layouts.
     """
 
     deadline_s: float
     compute_min_chips: float
     memory_min_chips: int
     chips: int
-    finishes_s: float
+    work_s: float
     mfu: float
+    expected: "StopForecast | None" = None
     layout: "TimedLayout | None" = None
 
     @property
+    def finishes_s(self) -> float:
+        """Seconds from the start to the end, with the planned interruptions."""
+        return self.work_s if self.expected is None else self.expected.wall_s
+
+    @property
     def chip_s(self) -> float:
-        """Chip-seconds of the run."""
-        return self.chips * self.finishes_s
+        """Chip-seconds that are billed."""
+        if self.expected is None:
+            return self.chips * self.work_s
+        return self.expected.billed_chip_s
 
     @property
     def bound(self) -> str:
@@ -156,6 +173,13 @@ class Plan:
 
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     """Plan `run` on `cluster` for each deadline. Raises UsageError, Infeasible."""
+    planned = by_mfu(run, cluster, deadlines_s)
+    refuse_infeasible(planned)
+    return planned
+
+
+def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
+    """The plan, also where no deadline can be met. Raises UsageError."""
     check(run, cluster, deadlines_s)
     work_chip_s = run.train_flops / cluster.flops_per_chip_s
     sequence_bytes = memory.activation_bytes(run.layers, run.hidden, run.sequence)
@@ -167,14 +191,74 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     rows = []
     for deadline_s in deadlines_s:
         exact = work_chip_s / deadline_s
+        if cluster.stops:
+            exact = fewest_chips(run, cluster, work_chip_s, deadline_s)
         chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
-        run_s = work_chip_s / chips
-        rows.append(DeadlineRow(deadline_s, exact, memory_min_chips, chips, run_s, cluster.mfu))
+        work_s = work_chip_s / chips
+        expected = expected_end(run, cluster, chips, work_s)
+        figures = (deadline_s, exact, memory_min_chips, chips, work_s, cluster.mfu, expected)
+        rows.append(DeadlineRow(*figures))
     least_chips = hold(0), hold(sequence_bytes), memory_min_chips
-    planned = Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
-    if cluster.chips:
-        refuse_infeasible(planned, cluster.chips)
-    return planned
+    return Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
+
+
+def expected_end(run: Run, cluster: Cluster, chips: int, work_s: float) -> "StopForecast | None":
+    """The forecast of `work_s` of work on `chips`; None where no interruptions are planned.
+
+    Raises UsageError, and Infeasible where the run makes no progress.
+    """
+    if cluster.stops is None:
+        return None
+    from sabia.core.plan.stops.failures import StoppedRun, forecast
+
+    size = run.checkpoint_bytes
+    return forecast(StoppedRun(cluster.stops, cluster.chip, chips, size, work_s))
+
+
+def end_on(run: Run, cluster: Cluster, chips: int, work_s: float) -> tuple[float, float]:
+    """(seconds until the end, billed chip-seconds); inf where the run makes no progress."""
+    try:
+        expected = expected_end(run, cluster, chips, work_s)
+    except Infeasible:
+        return math.inf, math.inf
+    return (expected.wall_s, expected.billed_chip_s) if expected else (work_s, chips * work_s)
+
+
+DOUBLINGS = 20
+
+
+def fewest_chips(run: Run, cluster: Cluster, work_chip_s: float, deadline_s: float) -> int:
+    """Fewest chips that are expected to end in time with interruptions; the fastest if none are.
+
+    More chips do the work sooner, but fail more often: the expected end falls, and then rises.
+    """
+
+    def end_s(chips: int) -> float:
+        return end_on(run, cluster, chips, work_chip_s / chips)[0]
+
+    least = compute.whole_chips(work_chip_s / deadline_s)
+    tried = [least << doubling for doubling in range(DOUBLINGS)]
+    enough = next((chips for chips in tried if end_s(chips) <= deadline_s), None)
+    if enough is None:
+        near = min(tried, key=end_s)
+        enough = _lowest(end_s, max(least, near // 2), near * 2)
+        if end_s(enough) > deadline_s:
+            return enough
+    low, high = max(least - 1, enough // 2), enough  # `low` is late
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if end_s(middle) <= deadline_s else (middle, high)
+    return high
+
+
+def _lowest(of: Callable[[int], float], low: int, high: int) -> int:
+    """The whole number from `low` to `high` at which `of`, which falls and then rises, is least."""
+    while high - low > 2:
+        third = (high - low) // 3
+        low, high = (low, high - third) if of(low + third) <= of(high - third) else (
+            low + third, high,
+        )  # fmt: skip
+    return min(range(low, high + 1), key=of)
 
 
 def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
@@ -206,22 +290,34 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
         )
 
 
-def refuse_infeasible(planned: Plan, chips: int) -> None:
-    """Raise Infeasible if `chips` cannot hold the run or meet any deadline, naming a fix."""
+def refuse_infeasible(planned: Plan) -> None:
+    """Raise Infeasible if no deadline can be met or given chips cannot hold it, naming a fix."""
     cluster, longest = planned.cluster, max(planned.rows, key=lambda row: row.deadline_s)
-    on_time = compute.whole_chips(longest.compute_min_chips)
-    fix = max(planned.accumulated_min_chips, on_time)
+    chips, least = longest.chips, planned.accumulated_min_chips
+    fix = max(least, compute.whole_chips(longest.compute_min_chips))
     name, have = cluster.chip.name, f"--chips: {chips}"
-    if chips < planned.accumulated_min_chips:
+    if chips < least:
         need = format_bytes(planned.run.state_bytes)
         raise Infeasible(
             f"{have} {name} of {format_bytes(cluster.hbm_bytes)} cannot hold {need} of state and "
-            f"one sequence (expected {planned.accumulated_min_chips} or more); use --chips {fix}"
+            f"one sequence (expected {least} or more); use --chips {fix}"
         )
     if not any(row.meets_deadline for row in planned.rows):
-        takes = format_duration(longest.finishes_s)
-        days = -(-longest.finishes_s // bills.DAY_S)
-        raise Infeasible(
-            f"{have} {name} take {takes}, which meets no deadline (longest is "
-            f"{format_duration(longest.deadline_s)}); use --chips {fix} or --deadline {days:.0f}d"
-        )
+        run = planned.run
+        soonest_s = end_on(run, cluster, fix, planned.work_chip_s / fix)[0]
+        enough = fix > chips and soonest_s <= longest.deadline_s * (1 + 1e-9)
+        raise no_deadline_met(longest, name, f"--chips {fix} or " if enough else "")
+
+
+def no_deadline_met(row: DeadlineRow, name: str, other: str = "", more: str = "") -> Infeasible:
+    """The error for a plan that is always late. row: of the longest deadline.
+
+    other, more: what else helps, before and after the deadline that its chips meet.
+    """
+    with_stops = " with interruptions" if row.expected else ""
+    days = -(-row.finishes_s // bills.DAY_S)
+    return Infeasible(
+        f"--deadline: {row.chips} {name} take {format_duration(row.finishes_s)}{with_stops}, which "
+        f"meets no deadline (longest is {format_duration(row.deadline_s)}); use {other}--deadline "
+        f"{days:.0f}d{more}"
+    )

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
-from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.options.plan_cluster import PlanOptions, PlanStops
 from sabia.core.plan import memory
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.counting.counts import ModelCounts, count_model, given_counts
@@ -20,6 +20,7 @@ from sabia.core.units import format_bytes, format_count, parse_duration, parse_l
 
 if TYPE_CHECKING:
     from sabia.core.plan.counting.architecture import Architecture
+    from sabia.core.plan.stops.failures import StopModel
 
 SFT_BATCH = 512e3  # default tokens of a batch of fine-tuning
 OFFERS = ("provider", "region", "spot", "commitment")  # parameters of prices_for
@@ -64,7 +65,10 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
     if settings.value("convention") != "6nd" or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
     prices, refused_price = prices_of(settings, chip, priced, today)
-    cluster = _cluster(settings, chip, prices)
+    stops = _stops(settings, run)
+    if stops and stops.preemption_s:
+        prices = tuple(price.preemptible(stops.spot_share) for price in prices)
+    cluster = replace(_cluster(settings, chip, prices), stops=stops)
     price_days = sorted({str(price.date) for price in prices if price.date})
     assumptions = {
         "tokens": f"{format_count(run.tokens)} tokens",
@@ -134,6 +138,20 @@ def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> 
     per_token = operations.lora_flops_per_token(model, run.sequence, rank, convention)
     adapters = operations.adapter_params(model, rank)
     return replace(run, convention=convention, flops_per_token=per_token, adapter_params=adapters)
+
+
+def _stops(settings: PlanOptions, run: Run) -> "StopModel | None":
+    """The interruptions of the options; None where none of them is given. Raises UsageError."""
+    if not settings.set_values(*PlanStops.table):
+        return None
+    from sabia.core.plan.stops.failures import StopModel
+
+    if run.lora and run.adapter_params is None:
+        raise UsageError(
+            "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
+            "--lora-rank, as --lora-rank 16"
+        )
+    return StopModel.of(settings)
 
 
 def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cluster:

@@ -48,7 +48,7 @@ def test_the_bare_call_is_the_same_plan_with_its_assumptions() -> None:
 def test_json_has_the_promised_keys_and_figures() -> None:
     found = report(ARTICLE)
     expected = {
-        "schema_version": 1, "params": 1.6e12, "active_params": 49e9, "tokens": 500e9,
+        "schema_version": 2, "params": 1.6e12, "active_params": 49e9, "tokens": 500e9,
         "train_flops": 1.47e23, "flops_per_chip_s": 0.9e15, "chip_hours": 45370.37,
         "state_bytes": 25.6e12, "activation_bytes": 3.498e12,
     }  # fmt: skip

@@ -1,12 +1,15 @@
 """plan-cluster with layouts, scripts and charts, as a user calls it."""
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 from plan_calls import call, called, process, report
+
+from sabia.core.options.pretrain import PretrainOptions
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 RUN = "--params 8B --tokens 1T --chip h100 --price 2"
@@ -61,6 +64,17 @@ def test_a_script_takes_the_words_that_it_is_given(tmp_path: Path) -> None:
     text = called([*f"{RUN} --search --chips 64 --emit slurm".split(), *command]).stdout
     assert "pretrain rows/ --model base/ --lr 1e-4 --steps 100 --mesh" in text
     assert "--tokens" not in text
+
+
+def test_the_script_s_checkpoints_are_options_of_the_trainer() -> None:
+    text = called([*f"{RUN} --search --chips 64 --emit slurm --preempt 6h".split()]).stdout
+    words = shlex.split(re.findall(r"(?m)^set -- (.*)$", text)[0])
+    at = words.index("--save-every")
+    assert words[at : at + 3] == ["--save-every", "auto", "--mtbf"]
+    options = PretrainOptions.read({"save_every": words[at + 1], "mtbf": words[at + 3],
+                                    "inputs": ["x"], "out": "run", "config_json": "c.json",
+                                    "tokens": "1B"})  # fmt: skip
+    assert options.mtbf == pytest.approx(1 / (64 * 0.001 / 86400 + 1 / 21600), abs=1)
 
 
 def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:

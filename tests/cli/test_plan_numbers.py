@@ -55,11 +55,16 @@ def test_a_comparison_and_a_list_give_the_numbers_of_the_plan_alone(tmp_path) ->
     assert flat["cost_usd"] == min(compared["costs_usd"].values())
 
 
-def test_a_run_that_stops_make_late_says_so_and_what_makes_up_for_it() -> None:
-    words = "--params 70B --chip h100 --preempt 6h --deadline"
-    text = call(f"{words} 30d").stdout
-    (sooner,) = re.findall(
-        r"late +1.6d after the deadline of 30d with interruptions; use --deadline (\S+) ", text
-    )
-    assert not report(f"{words} 30d")["stops"]["wall_meets_deadline"]
-    assert report(f"{words} {sooner}")["stops"]["wall_s"] < 30.1 * 86400
+def test_a_run_that_stops_make_late_takes_more_chips_or_exits_with_3() -> None:
+    words = "--params 70B --chip h100 --preempt 6h --deadline 30d"
+    row = report(words)["rows"][0]
+    calm = report(words.replace("--preempt 6h ", ""))["rows"][0]
+    assert row["work_s"] < row["finishes_s"] <= 30 * 86400 and row["chips"] > calm["chips"]
+    late = call(f"{words} --chips {calm['chips']}")
+    assert late.code == 3 and late.stdout == ""
+    chips, days = re.findall(
+        r"with interruptions, .*use --chips (\d+) or --deadline (\d+)d", late.stderr
+    )[0]
+    assert int(chips) == row["chips"]
+    slower = report(words.replace("30d", f"{days}d") + f" --chips {calm['chips']}")["rows"][0]
+    assert 30 * 86400 < slower["finishes_s"] <= int(days) * 86400

@@ -8,7 +8,7 @@ in the same exhaustive way, one layout at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,12 +36,25 @@ class SearchResult:
     front: tuple[TimedLayout, ...]
     ranked: tuple[TimedLayout, ...]
 
-    def cheapest_within(self, step_s: float) -> TimedLayout | None:
-        """The fewest chips within HARDLY_MORE of the least cost of those in time; or None."""
-        fast = [row for row in self.front if row.step_s <= step_s * (1 + 1e-12)]
-        least = min((row.token_chip_s for row in fast), default=0.0)
-        alike = [row for row in fast if row.token_chip_s <= least * HARDLY_MORE]
-        return min(alike, key=lambda row: (row.chips, row.step_s), default=None)
+    def cheapest_in_time(
+        self, limits_s: Sequence[float], end: Callable[[TimedLayout], tuple[float, float]]
+    ) -> list[TimedLayout]:
+        """For each limit the fewest chips within HARDLY_MORE of the least cost of those in time.
+
+        end: (seconds until the end, billed chip-seconds) of a layout. Where none is in time, the
+        one that ends first.
+        """
+        ends = [(row, *end(row)) for row in self.front]
+        return [self._cheapest(ends, limit_s * (1 + 1e-12)) for limit_s in limits_s]
+
+    @staticmethod
+    def _cheapest(ends: list[tuple[TimedLayout, float, float]], limit_s: float) -> TimedLayout:
+        in_time = [(row, billed_s) for row, end_s, billed_s in ends if end_s <= limit_s]
+        if not in_time:
+            return min(ends, key=lambda each: each[1])[0]
+        most = min(billed_s for _, billed_s in in_time) * HARDLY_MORE
+        alike = (row for row, billed_s in in_time if billed_s <= most)
+        return min(alike, key=lambda row: (row.chips, row.step_s))
 
     @property
     def fastest(self) -> TimedLayout:

@@ -29,24 +29,23 @@ def within_limit(
     work_chip_s: float,
     tokens: float,
     prices: tuple[Price, ...],
-    overhead: float = 1.0,
 ) -> AffordableRun:
     """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price.
 
-    `overhead` multiplies the cost (0.5: chips at half the price). Raises UsageError on a limit of 0
-    or no price; Infeasible, with the smallest changes, if the run costs more than the limit.
+    Raises UsageError on a limit of 0 or no price; Infeasible, with the smallest changes, if the run
+    costs more than the limit.
     """
     if not limit_usd > 0:
         raise UsageError(f"--max-cost: {limit_usd:g} (expected more than 0)")
     if not prices:
         raise UsageError("--max-cost: no price to compare with; give one, as --price 4.40")
     price = min(prices, key=lambda price: price.usd_per_chip_hour)
-    run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour) * overhead
+    run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour)
     fitting = tokens * limit_usd / run_usd
     if run_usd > limit_usd * (1 + 1e-9):
         factor = run_usd / limit_usd
         digit = 10 ** (len(f"{fitting:.0f}") - 3)  # of the third digit, to round down
-        rate = int(price.usd_per_chip_hour / factor * 100) / 100
+        rate = int(price.usd_per_chip_hour / price.share / factor * 100) / 100
         changes = [f"--tokens {format_count(fitting // digit * digit, 2)}"]
         changes += [f"--price {rate:.2f}"] if rate >= LEAST_RATE else []
         changes += [f"a {factor:.2f} times higher --mfu"] if factor <= MOST_FASTER else []

@@ -29,7 +29,7 @@ class Price:
 
     region: name or prefix of the regions with this price; None: all regions of the provider.
     commitment: term of the contract ("1 year"); None: on demand. chosen: selected by provider,
-    region or terms, so that its label shows them.
+    region or terms, so that its label shows them. share: of the price as given or on file.
     """
 
     usd_per_chip_hour: float
@@ -41,6 +41,7 @@ class Price:
     region: str | None = None
     commitment: str | None = None
     chosen: bool = False
+    share: float = 1.0
 
     @property
     def label(self) -> str:
@@ -61,6 +62,14 @@ class Price:
         seller = " ".join(word for word in (self.provider, self.region) if word)
         terms = (seller, "spot" if self.spot else "", self.commitment)
         return ", ".join(term for term in terms if term)
+
+    def preemptible(self, share: float) -> "Price":
+        """`share` of this price, for chips that may be preempted; itself for all of it."""
+        if share == 1:
+            return self
+        tier, usd = self.tier, self.usd_per_chip_hour * share
+        words = f"{tier} at {share * 100:g}%" if tier else None
+        return replace(self, usd_per_chip_hour=usd, tier=words, spot=True, share=share)
 
     def age_days(self, today: datetime.date) -> int | None:
         """Days since the price was last seen at its source; None for the user's own price."""

@@ -9,18 +9,18 @@ scaling   better model sizes for the budget, and with the cost of inference
 Where the options request interruptions, costs include them.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan import planner
 from sabia.core.plan.money.bills import HOUR_S, cost_usd, cost_usd_per_day, short_money
 from sabia.core.plan.money.carbon import INTENSITIES, footprint
 from sabia.core.plan.money.limit import within_limit
 from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
 from sabia.core.plan.money.scaling import Advice, Pair, advise
 from sabia.core.plan.output.report import fields
-from sabia.core.plan.output.stops import paid, paid_by_terms
-from sabia.core.plan.output.table import columns, percent, power_of_ten
+from sabia.core.plan.output.table import columns, power_of_ten
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
@@ -31,12 +31,10 @@ def limit(request: PlanRequest, plan: Plan) -> View:
     """The run within `--max-cost` at the lowest price. Raises Infeasible if it costs more."""
     limit_usd = request.settings.max_cost
     assert limit_usd is not None
-    chip_s, share = paid(request, plan)
-    run = within_limit(limit_usd, chip_s, plan.run.tokens, plan.cluster.prices, share)
-    terms = f", preemptible at {percent(share)} of it" if share < 1 else ""
+    run = within_limit(limit_usd, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
     line = (
         f"limit     {short_money(run.cost_usd)} of {short_money(limit_usd)} at "
-        f"{run.price.named_rate}{terms}; all of it would train on {format_count(run.tokens)} tokens"
+        f"{run.price.named_rate}; all of it would train on {format_count(run.tokens)} tokens"
     )
     figures: dict[str, Any] = {
         "limit_usd": limit_usd,
@@ -52,7 +50,7 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
     """The footprint of the plan's best row. Raises UsageError."""
     chip, settings = plan.cluster.chip, request.settings
     run = footprint(
-        paid(request, plan)[0] / HOUR_S,
+        plan.best.chip_s / HOUR_S,
         chip.power_w,
         chip.name,
         settings.value("pue"),
@@ -82,7 +80,11 @@ def tons(value: float) -> str:
 
 def offers(request: PlanRequest, plan: Plan) -> View:
     """The cost at every offer of the plan's chip, of the requested provider and region."""
-    preemptible_s, steady_s = paid_by_terms(request, plan)
+    preemptible_s = steady_s = plan.best.chip_s
+    if plan.cluster.stops:
+        on_demand = replace(plan.cluster.stops, preemption_s=None, capacity_wait_s=0.0)
+        steady = replace(plan.cluster, stops=on_demand)
+        steady_s = planner.end_on(plan.run, steady, plan.best.chips, plan.best.work_s)[1]
     costs = [
         (cost_usd(preemptible_s if price.spot else steady_s, price.usd_per_chip_hour), price)
         for price in offers_on_file(request, plan)

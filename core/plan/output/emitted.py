@@ -7,10 +7,9 @@ import shlex
 from sabia.core.errors import UsageError
 from sabia.core.plan.output.launch import LaunchPlan, launch_script
 from sabia.core.plan.output.layout import flags_of
-from sabia.core.plan.output.stops import stopped_run
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
-from sabia.core.plan.stops.failures import forecast
+from sabia.core.plan.stops.failures import StopModel, StoppedRun, saving
 from sabia.core.units import format_count, parse_count
 
 
@@ -22,32 +21,34 @@ def script(request: PlanRequest, plan: Plan) -> str:
     best, layouts = plan.best, plan.layouts
     assert layouts is not None and best.layout is not None  # --emit is only with a layout
     flags = flags_of(layouts, best.layout)
-    model = layouts.problem.workload.architecture
-    if model.counted_only:
+    architecture = layouts.problem.workload.architecture
+    if architecture.counted_only:
         raise UsageError(
-            f"--emit: sabia pretrain cannot train {model.name} (expected a family that it trains)"
+            f"--emit: sabia pretrain cannot train {architecture.name} (expected a family that it "
+            "trains)"
         )
     if not flags:
         raise UsageError(
             f"--emit: starts sabia pretrain, not {layouts.problem.stack.name}; omit --stack"
         )
+    chip, size = plan.cluster.chip, plan.run.checkpoint_bytes
+    run = StoppedRun(plan.cluster.stops or StopModel(), chip, best.chips, size, best.work_s)
     try:
-        expected = forecast(stopped_run(request, plan))
-        wall_s, save_s = expected.wall_s, expected.offload_s + expected.upload_s
-        every_s: float | None = expected.interval_s
-    except UsageError:  # no bandwidth of the chip is on file, so without interruptions
-        wall_s, save_s, every_s = best.finishes_s, 60.0, None
+        saved = saving(run)
+        save_s = saved.offload_s + saved.upload_s
+    except UsageError:  # no bandwidth of the chip is on file
+        save_s = 60.0
     path = request.settings.model
     words = os.path.basename(os.path.abspath(path)) if path else format_count(request.run.params)
     slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
     launch = LaunchPlan(
         name=slug[:40].strip("-"),
-        chip=plan.cluster.chip,
+        chip=chip,
         chips=best.chips,
         command=(*_command(request), *shlex.split(flags)[2:]),
-        wall_s=wall_s,
+        wall_s=best.finishes_s,
         save_s=save_s,
-        save_every_s=every_s,
+        mtbf_s=run.mean_time_between_stops_s,
         spot=request.settings.spot or request.settings.preempt is not None,
     )
     return launch_script(request.settings.emit or "", launch)

@@ -50,8 +50,9 @@ class LaunchPlan:
 
     name: of the job. command: arguments of `sabia` with the layout, without -o. outputs: the run's
     directory, the value of -o. wall_s: expected seconds with interruptions. save_s: seconds of a
-    save, reserved before the limit. save_every_s: the checkpoint interval, for --save-every if the
-    command has none. spot: preemptible chips.
+    save, reserved before the limit. mtbf_s: mean time between interruptions, from which sabia
+    chooses the checkpoint interval (`--save-every auto`) if the command has none (inf: none are
+    expected). spot: preemptible chips.
     """
 
     name: str
@@ -61,7 +62,7 @@ class LaunchPlan:
     wall_s: float
     outputs: str = "run"
     save_s: float = 60
-    save_every_s: float | None = None
+    mtbf_s: float = math.inf
     spot: bool = False
 
     def __post_init__(self) -> None:
@@ -74,8 +75,10 @@ class LaunchPlan:
     def words_to(self, outputs: str) -> tuple[str, ...]:
         """The arguments of `sabia`, with the checkpoint interval and the directory."""
         words = self.command
-        if self.save_every_s is not None and "--save-every" not in words:
-            words += ("--save-every", f"{max(1, round(self.save_every_s))}s")
+        if "--save-every" not in words:
+            words += ("--save-every", "auto")
+            if self.mtbf_s < math.inf and "--mtbf" not in words:
+                words += ("--mtbf", f"{max(1, round(self.mtbf_s))}s")
         return (*words, "-o", outputs)
 
     def line_to(self, outputs: str) -> str:

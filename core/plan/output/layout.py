@@ -4,15 +4,17 @@ With `--explain` also every term of memory and every part of a step, for the lay
 best row. GB are decimal, as marketed.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from sabia.core.plan import planner
 from sabia.core.plan.device.flags import pretrain_flags
 from sabia.core.plan.device.layout import AXES
 from sabia.core.plan.device.search import PlannedLayouts
 from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.survey import TimedLayout
-from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.bills import HOUR_S, short_money
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
@@ -101,7 +103,7 @@ def _table(
             "GB/CHIP", *(["COST"] if price else [])]  # fmt: skip
     rows = []
     for number, row in enumerate(shown, 1):
-        cost = row.token_chip_s * plan.run.tokens / 3600
+        hours = billed_hours(plan, layouts, row)
         step_times = row.time.high_s, row.time.total_s, row.time.low_s
         low, middle, high = (100 * mfu_of(plan, layouts, row, s) for s in step_times)
         rows.append(
@@ -113,10 +115,21 @@ def _table(
                 seconds(row.step_s),
                 f"{middle:.0f}% ({low:.0f}-{high:.0f})",
                 f"{row.memory.total / 1e9:.1f}",
-                *([short_money(cost * price.usd_per_chip_hour)] if price else []),
+                *(
+                    [short_money(hours * price.usd_per_chip_hour) if hours else "-"]
+                    if price
+                    else []
+                ),
             ]
         )
     return columns(head, rows)
+
+
+def billed_hours(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> float | None:
+    """Billed chip-hours of the run in a layout; None where it makes no progress."""
+    work_s = layouts.steps * row.step_s
+    billed_s = planner.end_on(plan.run, plan.cluster, row.chips, work_s)[1]
+    return None if math.isinf(billed_s) else billed_s / HOUR_S
 
 
 def seconds(value: float) -> str:
@@ -161,5 +174,5 @@ def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[s
         "parts_s": {name: float(value) for name, value in time.parts.items()},
         "memory_bytes": float(row.memory.total),
         "memory_terms_bytes": {term.name: float(term.bytes) for term in row.memory.terms},
-        "chip_hours": row.token_chip_s * plan.run.tokens / 3600,
+        "chip_hours": billed_hours(plan, layouts, row),
     }

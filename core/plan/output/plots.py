@@ -7,20 +7,16 @@ made by core.svg; `document` joins them in one self-contained SVG or HTML file.
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sabia.core import page, svg
 from sabia.core.errors import UsageError
-from sabia.core.plan import planner
+from sabia.core.plan import placed, planner
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output.summary import SummaryRow
-from sabia.core.plan.planner import Plan
+from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.svg import Bar, BarGroup, Series
-
-if TYPE_CHECKING:
-    from sabia.core.plan.device.survey import TimedLayout
 
 POINTS = 40
 FORMS = (".svg", ".html")
@@ -49,11 +45,10 @@ def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
 
 def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
     """Chips and, with prices, cost."""
-    days = _spread([s / DAY_S for s in request.deadlines_s])
-    chips = _chip_lines(plan, days)
-    charts = [svg.line_chart(chips, "Chips by deadline", "deadline, days", "chips")]
+    rows = _replanned(plan, _spread([s / DAY_S for s in request.deadlines_s]))
+    charts = [svg.line_chart(_chip_lines(rows), "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
-        lines = [Series(_named(p), _costs(plan, days, p)) for p in plan.cluster.prices]
+        lines = [Series(_named(p), _costs(plan, rows, p)) for p in plan.cluster.prices]
         top = max(y for line in lines for _, y in line.points if math.isfinite(y))
         axes = "Cost by deadline", "deadline, days", "US dollars"
         charts.append(svg.line_chart(lines, *axes, y_range=(0, top)))
@@ -66,40 +61,32 @@ def _spread(days: list[float]) -> list[float]:
     return [math.exp(low + (high - low) * n / (POINTS - 1)) for n in range(POINTS)]
 
 
-def _replanned(plan: Plan, days: list[float]) -> Plan:
-    return planner.plan(plan.run, plan.cluster, [day * DAY_S for day in days])
+def _replanned(plan: Plan, days: list[float]) -> list[DeadlineRow]:
+    """The plan's rows for other deadlines."""
+    deadlines_s, layouts = [day * DAY_S for day in days], plan.layouts
+    if layouts is None:
+        return list(planner.by_mfu(plan.run, plan.cluster, deadlines_s).rows)
+    given = plan.run, plan.cluster, layouts
+    chosen = zip(placed.in_time(*given, deadlines_s), deadlines_s, strict=True)
+    return [placed.row_of(*given, *pair) for pair in chosen]
 
 
-def _chip_lines(plan: Plan, days: list[float]) -> list[Series]:
-    if plan.layouts:
-        used = [(day, float(row.chips) if row else math.nan) for day, row in _in_time(plan, days)]
+def _chip_lines(rows: list[DeadlineRow]) -> list[Series]:
+    by_day = [(row.deadline_s / DAY_S, row) for row in rows]
+    if rows[0].layout:
+        used = [(day, float(r.chips) if r.meets_deadline else math.nan) for day, r in by_day]
         return [Series("cheapest layout in time", used)]
-    rows = list(zip(days, _replanned(plan, days).rows, strict=True))
     return [
-        Series("by compute", [(day, row.compute_min_chips) for day, row in rows]),
-        Series("by memory", [(day, row.memory_min_chips) for day, row in rows]),
-        Series("used", [(day, row.chips) for day, row in rows]),
+        Series("by compute", [(day, row.compute_min_chips) for day, row in by_day]),
+        Series("by memory", [(day, row.memory_min_chips) for day, row in by_day]),
+        Series("used", [(day, row.chips) for day, row in by_day]),
     ]
 
 
-def _in_time(plan: Plan, days: list[float]) -> list[tuple[float, "TimedLayout | None"]]:
-    """The cheapest layout for each deadline; None if none is in time."""
-    layouts = plan.layouts
-    assert layouts is not None and layouts.search_result is not None
-    search_result, steps = layouts.search_result, layouts.steps
-    return [(day, search_result.cheapest_within(day * DAY_S / steps)) for day in days]
-
-
-def _costs(plan: Plan, days: list[float], price: Price) -> list[tuple[float, float]]:
-    if plan.layouts:
-        tokens = plan.run.tokens
-        return [
-            (day, cost_usd(row.token_chip_s * tokens, price.usd_per_chip_hour) if row else math.nan)
-            for day, row in _in_time(plan, days)
-        ]
-    replanned = _replanned(plan, days)
+def _costs(plan: Plan, rows: list[DeadlineRow], price: Price) -> list[tuple[float, float]]:
     return [
-        (d, replanned.cost_usd(price, row)) for d, row in zip(days, replanned.rows, strict=True)
+        (row.deadline_s / DAY_S, plan.cost_usd(price, row) if row.meets_deadline else math.nan)
+        for row in rows
     ]
 
 
@@ -135,17 +122,17 @@ def _pareto(plan: Plan) -> str:
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     unit = "US dollars, lowest price" if rates else "chip-hours"
 
-    def point(row: "TimedLayout") -> tuple[float, float]:
-        chip_s = row.token_chip_s * plan.run.tokens
-        return layouts.steps * row.step_s / DAY_S, cost_usd(chip_s, min(rates, default=1.0))
+    def point(end_s: float, billed_s: float) -> tuple[float, float]:
+        return end_s / DAY_S, cost_usd(billed_s, min(rates, default=1.0))
 
-    shown: list[TimedLayout] = []
-    for row in sorted(layouts.search_result.front, key=lambda row: row.step_s):
-        if not shown or row.token_chip_s < shown[-1].token_chip_s:
-            shown.append(row)
-    near = [row for row in shown if layouts.steps * row.step_s <= longest] or shown[:1]
-    lines = [Series("Pareto-optimal layouts", [point(row) for row in near])]
-    chosen = {row.chips: point(row.layout) for row in plan.rows if row.layout}
+    given, shown = (plan.run, plan.cluster), list[tuple[float, float]]()
+    front = layouts.search_result.front
+    for end in sorted(planner.end_on(*given, r.chips, layouts.steps * r.step_s) for r in front):
+        if not shown or end[1] < shown[-1][1]:
+            shown.append(end)
+    near = [end for end in shown if end[0] <= longest] or shown[:1]
+    lines = [Series("Pareto-optimal layouts", [point(*end) for end in near])]
+    chosen = {row.chips: point(row.finishes_s, row.chip_s) for row in plan.rows}
     lines += [Series(f"chosen: {chips:,} chips", [at]) for chips, at in sorted(chosen.items())]
     return svg.line_chart(lines, "Pareto front of layouts", "days", unit)
 

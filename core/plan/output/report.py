@@ -12,7 +12,7 @@ from sabia.core.plan.money.prices import Price
 from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest, usable_needs
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # finishes_s and costs include the interruptions that are planned
 
 
 def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _row(plan: Plan, row: DeadlineRow) -> dict[str, Any]:
         "compute_min_chips_in_nodes": whole_nodes(row.compute_min_chips, size),
         **fields(row, "memory_min_chips", "chips"),
         "chips_in_nodes": whole_nodes(row.chips, size),
-        **fields(row, "chips_needed", "finishes_s", "meets_deadline", "bound", "mfu"),
+        **fields(row, "chips_needed", "work_s", "finishes_s", "meets_deadline", "bound", "mfu"),
         "layout": layout_words(row),
         "costs": [
             {

@@ -15,7 +15,7 @@ from sabia.core.plan.money.bills import short_money
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.output import summary
 from sabia.core.plan.output.report import SCHEMA_VERSION
-from sabia.core.plan.output.table import percent, span
+from sabia.core.plan.output.table import span
 from sabia.core.plan.plans import plan_of
 from sabia.core.units import parse_list
 
@@ -76,19 +76,14 @@ def text(first: str, named: Named, show_model: bool) -> str:
     """The table, the reasons of impossible plans, and which is fastest and cheapest."""
     lines = summary.table(first, named, show_model)
     lines += [f"{name}: {row['error']}" for name, row in named if row["error"]]
-    stops = [row["stops"] for _, row in named if row.get("stops")]
-    shares = {s["spot_share"] for s in stops if s["preemption_s"] and s["spot_share"] < 1}
-    lines += [
-        f"costs     preemptible at {percent(share)} of the prices" for share in sorted(shares)
-    ]
     if not show_model:
         lines.append(f"verdict   {_verdict([(n, row) for n, row in named if not row['error']])}")
     return "\n".join(lines)
 
 
 def _verdict(named: Named) -> str:
-    name, row = min(named, key=lambda pair: pair[1]["wall_s"])
-    words = [f"fastest on {row['chips']} {name.upper()}, {span(row['wall_s'])}"]
+    name, row = min(named, key=lambda pair: pair[1]["finishes_s"])
+    words = [f"fastest on {row['chips']} {name.upper()}, {span(row['finishes_s'])}"]
     bills = [(usd, at, name) for name, row in named for at, usd in row["costs_usd"].items()]
     if bills:
         usd, at, name = min(bills)

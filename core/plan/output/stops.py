@@ -4,75 +4,30 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from sabia.core.errors import UsageError
-from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
+from sabia.core.plan.money.bills import DAY_S, short_money
 from sabia.core.plan.money.prices import cheapest
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import percent, span
-from sabia.core.plan.output.view import VIEWS, View
+from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.stops import failures
-from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun, forecast
+from sabia.core.plan.stops.failures import StopForecast, StopModel, StoppedRun
 from sabia.core.plan.stops.simulation import simulate
-from sabia.core.units import format_bytes, format_duration
-
-
-def stopped_run(request: PlanRequest, plan: Plan) -> StoppedRun:
-    """The plan's smallest cluster in time, with the interruptions of the options."""
-    if plan.run.lora and plan.run.adapter_params is None:
-        raise UsageError(
-            "--lora: the size of the adapters is missing, so checkpoints cannot be planned; give "
-            "--lora-rank, as --lora-rank 16"
-        )
-    model, size, best = stop_model(request.settings), plan.run.checkpoint_bytes, plan.best
-    return StoppedRun(model, plan.cluster.chip, best.chips, size, best.finishes_s)
-
-
-def paid(request: PlanRequest, plan: Plan) -> tuple[float, float]:
-    """Billed chip-seconds, and their price as a share of the on-demand price.
-
-    With interruptions where the options request them, else the work alone at the full price.
-    """
-    if not request.settings.set_values(*VIEWS["stops"]):
-        return plan.best.chip_s, 1.0
-    run = stopped_run(request, plan)
-    return forecast(run).billed_chip_s, _price_share(run.model)
-
-
-def paid_by_terms(request: PlanRequest, plan: Plan) -> tuple[float, float]:
-    """Billed chip-seconds on preemptible chips, and on chips that are not preemptible."""
-    if not request.settings.set_values(*VIEWS["stops"]):
-        return plan.best.chip_s, plan.best.chip_s
-    run = stopped_run(request, plan)
-    return forecast(run).billed_chip_s, forecast(failures.without_waits(run, None)).billed_chip_s
-
-
-def _price_share(model: StopModel) -> float:
-    """Price of the chips as a share of the on-demand price."""
-    return model.spot_share if model.preemption_s else 1.0
+from sabia.core.units import format_bytes
 
 
 def stops(request: PlanRequest, plan: Plan) -> View:
     """The view for the plan's smallest cluster that meets its deadline."""
-    run = stopped_run(request, plan)
-    model, expected = run.model, forecast(run)
-    deadline_s = plan.best.deadline_s
-    in_time = expected.wall_s <= deadline_s * (1 + 1e-9)
+    cluster, best = plan.cluster, plan.best
+    model, expected = cluster.stops, best.expected
+    assert model is not None and expected is not None
+    size = plan.run.checkpoint_bytes
+    run = StoppedRun(model, cluster.chip, best.chips, size, best.work_s)
     lines = _lines(model, expected, plan)
-    if not in_time:  # the delay, and the deadline to request instead
-        tenth_s = (DAY_S if deadline_s > 2 * DAY_S else 3600) / 10
-        sooner_s = math.floor(deadline_s**2 / expected.wall_s / tenth_s) * tenth_s
-        fix = f"; use --deadline {format_duration(sooner_s)} to meet it"
-        lines.append(
-            f"late      {span(expected.wall_s - deadline_s)} after the deadline of "
-            f"{format_duration(deadline_s)} with interruptions{'' if plan.cluster.chips else fix}"
-        )
     figures = asdict(model) | asdict(expected)
     figures["wall_over_work"] = expected.wall_s / expected.work_s
     figures = {key: None if value == math.inf else value for key, value in figures.items()}
-    figures["wall_meets_deadline"] = in_time
     if request.settings.simulate:
         process = failures.process_of(run, failures.saving(run))
         simulated = simulate(process, request.settings.simulate, request.settings.seed)
@@ -83,32 +38,11 @@ def stops(request: PlanRequest, plan: Plan) -> View:
             f"interruptions each (95% at most {interruptions.p95:.0f})"
         )
         figures["simulated"] = asdict(simulated)
-    if request.settings.spot and model.preemption_s and plan.cluster.prices:
+    if request.settings.spot and model.preemption_s and cluster.prices:
         line, comparison = _against_on_demand(request, run, plan)
         lines.append(line)
         figures["spot"] = comparison
     return View("\n".join(lines), figures)
-
-
-def stop_model(settings: PlanOptions) -> StopModel:
-    """The interruptions of the options; others have the defaults of StopModel."""
-    gbps = settings.bucket_gbps
-    given: dict[str, Any] = {
-        "failures_per_chip_day": settings.failure_rate,
-        "preemption_s": settings.preempt,
-        "restart_s": settings.restart,
-        "bucket_bytes_per_s": None if gbps is None else gbps * 1e9,
-        "spot_share": 1.0 if settings.spot else settings.spot_share,
-        "capacity_wait_s": settings.capacity_wait,
-        "repair_s": settings.repair,
-        "spare_nodes": settings.spare_nodes,
-        "job_limit_s": settings.job_limit,
-        "queue_s": settings.queue,
-        "synchronous": settings.synchronous or None,
-        "copies": settings.checkpoint_copies,
-        "peer_copies": settings.peer_copies or None,
-    }
-    return StopModel(**{name: value for name, value in given.items() if value is not None})
 
 
 def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
@@ -120,7 +54,7 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
         )
     copies = expected.host_copies
     save = (
-        f"{short_time(expected.offload_s)} to host memory, {short_time(expected.upload_s)} to "
+        f"{short_time(expected.offload_s)} of blocking, {short_time(expected.upload_s)} to "
         f"storage{f' ({copies} copies in host memory)' if copies > 1 else ''}"
     )
     if model.synchronous:
@@ -142,12 +76,8 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
     }
     waiting = ", ".join(f"{span(s)} of waiting {why}" for why, s in waits.items() if s)
     waiting = f", with {waiting}" if waiting else ""
-    share = _price_share(model)
-    terms = f"preemptible at {percent(share)} of " if share < 1 else ""
     bills = "".join(
-        f", {short_money(cost_usd(expected.billed_chip_s, price.usd_per_chip_hour * share))} "
-        f"{terms}{price.label}"
-        for price in plan.cluster.prices
+        f", {short_money(plan.cost_usd(price))} {price.label}" for price in plan.cluster.prices
     )
     return [
         f"failures  {expected.chips} chips failing {percent(model.failures_per_chip_day)} a day: "

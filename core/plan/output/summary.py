@@ -6,8 +6,8 @@ Tables, JSON, Parquet and plots of several plans are all made from `summary`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sabia.core.plan.money.bills import cost_usd, short_money
-from sabia.core.plan.money.prices import Price, cheapest
+from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.prices import cheapest
 from sabia.core.plan.output.report import fields, layout_words
 from sabia.core.plan.output.table import columns, span
 from sabia.core.plan.output.view import views
@@ -22,35 +22,26 @@ MOST_BILLS = 3  # columns of a table
 def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     """The plan's smallest cluster that meets its deadline; `costs_usd` by the name of the price.
 
-    Where the options request interruptions, `wall_s` and the costs include them. Other requested
-    views are objects of their own, by name.
+    Where the options request interruptions, `finishes_s` and the costs include them. Other
+    requested views are objects of their own, by name.
     """
-    from sabia.core.plan.output.stops import paid
-
     best, run = plan.best, plan.run
     view_reports = {
         name: view.report for name, view in views(request, plan, without=("layout",)).items()
     }
-    longer = view_reports["stops"]["wall_over_work"] if "stops" in view_reports else 1.0
-    chip_s, share = paid(request, plan)
-
-    def usd(price: Price, share_of_price: float = 1.0) -> float:
-        return cost_usd(chip_s, price.usd_per_chip_hour * share_of_price)
-
     spot = cheapest(plan.cluster.chip.name, request.today, spot=True)
     return {
         **fields(run, "params", "active_params", "tokens"),
         "sequence_tokens": run.sequence,
         "chip": plan.cluster.chip.name,
         **fields(best, "chips", "mfu"),
-        "step_s": best.finishes_s * run.batch_tokens / run.tokens,
-        "finishes_s": best.finishes_s,
-        "wall_s": best.finishes_s * longer,
+        "step_s": best.work_s * run.batch_tokens / run.tokens,
+        **fields(best, "work_s", "finishes_s"),
         "chip_hours": best.chip_s / 3600,
         "bound": best.bound,
         "layout": layout_words(best),
-        "costs_usd": {p.label.removesuffix("/h"): usd(p, share) for p in plan.cluster.prices},
-        "spot_cost_usd": usd(spot) if spot else None,
+        "costs_usd": {p.label.removesuffix("/h"): plan.cost_usd(p) for p in plan.cluster.prices},
+        "spot_cost_usd": plan.cost_usd(spot) if spot else None,
         "assumed": list(request.assumed),
         "error": None,
         **view_reports,
@@ -108,7 +99,7 @@ def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool) -> list[str]
         f"{row['chips']:,}",
         f"{row['mfu']:.0%}",
         f"{row['step_s']:.3g}s",
-        span(row["wall_s"]),
+        span(row["finishes_s"]),
         *costs,
         _money(row["spot_cost_usd"]),
         row["bound"],

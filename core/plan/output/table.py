@@ -135,9 +135,11 @@ def verdict(plan: Plan) -> str:
     least_usd = min((plan.cost_usd(price) for price in plan.cluster.prices), default=None)
     bill = "" if least_usd is None else f", {short_money(least_usd)}"
     weeks = f" ({best.finishes_s / DAY_S / 7:.1f} weeks)" if best.finishes_s > 60 * DAY_S else ""
-    done = f"finishes in {best.finishes_s / DAY_S:.1f} days{weeks}{bill}."
+    took = f"{best.finishes_s / DAY_S:.1f} days{weeks}"
     if best.finishes_s < DAY_S:
-        done = f"finishes in {format_duration(best.finishes_s)}{bill}."
+        took = format_duration(best.finishes_s)
+    with_stops = " with interruptions" if best.expected else ""
+    done = f"finishes in {took}{with_stops}{bill}."
     least = plan.accumulated_min_chips
     hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
     if plan.layouts:

@@ -3,16 +3,16 @@
 D is the time that a save blocks the chips, M the mean time between interruptions, U the time of the
 upload to storage in the background.
 
-- `young`: τ = √(2DM), first order (Young, CACM 17(9), 1974).
 - `daly`: τ = √(2DM)·(1 + ⅓√(D/2M) + D/18M) − D for D < 2M, else M: higher order (Daly, FGCS
   22(3), 2006, equation 37), for synchronous saves.
-- `asynchronous`: max(U / copies, √(2DM)): at most `copies` uploads at the same time; a second one
-  helps only if storage has the bandwidth for both.
+- background uploads: max(U / copies, √(2DM)) (core.save_interval, as in the trainer): at most
+  `copies` uploads at the same time; a second one helps only if storage has the bandwidth for both.
 
 Interruptions are Poisson: failures of `chips` chips at a daily rate, and preemptions of the whole
 cluster, with a common mean time M. One failed chip interrupts the whole job. With a spare node it
 continues at once; after a preemption it may wait for capacity. A checkpoint of C bytes blocks the
-chips for D = C / (chips · PCIe) while it is copied to host memory, and then uploads for
+chips for D = C / chips · (1 / PCIe + 1 / FILE) while each process writes its share to files in host
+memory, as the trainer does, and then uploads for
 U = C / min(chips · network, bucket) in the background. Only one upload runs at a time, so the best
 interval, √(2DM), is never shorter than U. The newest durable checkpoint is U older than the newest
 copy, so an interruption loses τ/2 + U of work, and R for the restart. A synchronous save blocks the
@@ -34,11 +34,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.stops.process import Process, divided, expectation
-
-
-def young(offload_s: float, mean_s: float) -> float:
-    """First-order optimum, seconds."""
-    return math.sqrt(2 * offload_s * mean_s)
+from sabia.core.save_interval import best_interval_s
 
 
 def daly(offload_s: float, mean_s: float) -> float:
@@ -46,12 +42,7 @@ def daly(offload_s: float, mean_s: float) -> float:
     if offload_s >= 2 * mean_s:
         return mean_s
     part = offload_s / (2 * mean_s)
-    return young(offload_s, mean_s) * (1 + math.sqrt(part) / 3 + part / 9) - offload_s
-
-
-def asynchronous(offload_s: float, upload_s: float, mean_s: float, copies: int = 1) -> float:
-    """Optimum with background uploads, at most `copies` at the same time."""
-    return max(upload_s / copies, young(offload_s, mean_s))
+    return best_interval_s(offload_s, 0, mean_s) * (1 + math.sqrt(part) / 3 + part / 9) - offload_s
 
 
 def copies_held(upload_s: float, interval_s: float) -> int:
@@ -59,6 +50,8 @@ def copies_held(upload_s: float, interval_s: float) -> int:
     return max(1, math.ceil(upload_s / interval_s * (1 - 1e-12)))
 
 
+# bytes per second of a process that writes and hashes files (tests/bench/RESULTS.md)
+FILE_BYTES_PER_S = 1e9
 WINDOW_S = 3 * DAY_S
 LONGEST_WALL = 100
 
@@ -71,10 +64,11 @@ class StopModel:
     preemptions of the whole cluster (None: never), and `capacity_wait_s` the mean time until its
     machines are available again, not billed. The repair of a failed node takes `repair_s` on
     average; `spare_nodes` replace it and are billed. A job ends after `job_limit_s` (None: never)
-    and the next one waits `queue_s`. `copies` checkpoints may upload at the same time. With
+    and the next one waits `queue_s`. A save blocks the chips for `stall_s` (None: the time of a
+    copy to host memory and into files). `copies` checkpoints may upload at the same time. With
     `peer_copies` each node's share of a save is also in another node's memory, so that the failure
-    of one node loses nothing of U (Gemini, SOSP 2023); a preemption of all nodes does.
-    `spot_share` is the price of a preemptible chip as a share of the on-demand price.
+    of one node loses nothing of U (Gemini, SOSP 2023); a preemption of all nodes does. `spot_share`
+    is the price of a preemptible chip as a share of the on-demand price.
     """
 
     failures_per_chip_day: float = PlanOptions.assumed("failure_rate")
@@ -87,9 +81,32 @@ class StopModel:
     spare_nodes: int = 0
     job_limit_s: float | None = None
     queue_s: float = 0.0
+    stall_s: float | None = None
     synchronous: bool = False
     copies: int = PlanOptions.assumed("checkpoint_copies")
     peer_copies: bool = False
+
+    @classmethod
+    def of(cls, settings: PlanOptions) -> "StopModel":
+        """The interruptions of the options; others have the defaults of this class."""
+        gbps = settings.bucket_gbps
+        given: dict[str, Any] = {
+            "failures_per_chip_day": settings.failure_rate,
+            "preemption_s": settings.preempt,
+            "restart_s": settings.restart,
+            "bucket_bytes_per_s": None if gbps is None else gbps * 1e9,
+            "spot_share": 1.0 if settings.spot else settings.spot_share,
+            "capacity_wait_s": settings.capacity_wait,
+            "repair_s": settings.repair,
+            "spare_nodes": settings.spare_nodes,
+            "job_limit_s": settings.job_limit,
+            "queue_s": settings.queue,
+            "stall_s": settings.save_stall,
+            "synchronous": settings.synchronous or None,
+            "copies": settings.checkpoint_copies,
+            "peer_copies": settings.peer_copies or None,
+        }
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
         """Check values that must be above 0."""
@@ -189,17 +206,23 @@ class Saving:
 
 def saving(run: StoppedRun) -> Saving:
     """D, U and the best interval. Raises UsageError on unknown bandwidths of the chip."""
-    model, chip, rates = run.model, run.chip, []
-    for rate, name in ((chip.host_bytes_per_s, "host"), (chip.network_bytes_per_s, "network")):
-        if rate is None:
+    model, chip, mean_s = run.model, run.chip, run.mean_time_between_stops_s
+
+    def rate(value: float | None, name: str) -> float:
+        if value is None:
             raise UsageError(
                 f"--chip: no {name} rate of {chip.name} is on file; checkpoints cannot be planned "
                 "for it (expected a chip with pcie_gb_s and nic_gb_s in chips.toml)"
             )
-        rates.append(rate)
-    mean_s = run.mean_time_between_stops_s
-    offload_s = run.checkpoint_bytes / (run.chips * rates[0])
-    upload_s = upload_seconds(run.checkpoint_bytes, run.chips, rates[1], model.bucket_bytes_per_s)
+        return value
+
+    if model.stall_s is None:
+        each = run.checkpoint_bytes / run.chips
+        offload_s = each / rate(chip.host_bytes_per_s, "host") + each / FILE_BYTES_PER_S
+    else:
+        offload_s = model.stall_s
+    network = rate(chip.network_bytes_per_s, "network")
+    upload_s = upload_seconds(run.checkpoint_bytes, run.chips, network, model.bucket_bytes_per_s)
     if model.synchronous:
         offload_s, upload_s = offload_s + upload_s, 0.0
     if math.isinf(mean_s):
@@ -207,7 +230,7 @@ def saving(run: StoppedRun) -> Saving:
     elif model.synchronous:
         interval_s = daly(offload_s, mean_s)
     else:
-        interval_s = asynchronous(offload_s, upload_s, mean_s, model.copies)
+        interval_s = best_interval_s(offload_s, upload_s, mean_s, model.copies)
     if model.job_limit_s is not None:
         longest_s = model.job_limit_s - model.restart_s - upload_s - offload_s
         interval_s = min(interval_s, longest_s) if longest_s > 0 else interval_s

@@ -1,17 +1,16 @@
 """When to save: every N steps, every N seconds, or at the optimal interval.
 
-`auto` uses T = max(1.1 x upload time, sqrt(2 x blocking time x MTBF)): Young's first-order optimum
-between time spent saving and work lost in failures (Young, CACM 17(9), 1974; Daly, FGCS 22(3),
-2006), but never before the last upload has ended. Blocking and upload times are measured in the
-run. The default mean time between failures is that of the published Llama 3 405B run (arXiv
-2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, so 50,700
-device-hours each) divided by the number of devices, and at most a week.
+`auto` uses core.save_interval with the blocking and upload times that are measured in the run; the
+latter with a tenth more, so that a save never begins before the last upload has ended. The default
+mean time between failures is that of the published Llama 3 405B run (arXiv 2407.21783, section
+3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs, so 50,700 device-hours each) divided
+by the number of devices, and at most a week.
 """
 
-import math
 from dataclasses import dataclass
 
 from sabia.core import units
+from sabia.core.save_interval import best_interval_s
 
 DEVICE_MTBF_S = 54 * 86400 * 16384 / 419
 LONGEST_MTBF_S = 7 * 86400.0
@@ -22,12 +21,6 @@ UPLOAD_SLACK = 1.1
 def default_mtbf_s(devices: int) -> float:
     """Expected seconds between failures of a run on this number of devices."""
     return min(DEVICE_MTBF_S / max(1, devices), LONGEST_MTBF_S)
-
-
-def best_interval_s(blocking_s: float, upload_s: float, mtbf_s: float) -> float:
-    """Seconds from one save to the next: max(1.1 upload, sqrt(2 blocking MTBF))."""
-    # Young: minimise blocking / T + T / (2 MTBF)
-    return max(UPLOAD_SLACK * upload_s, math.sqrt(2 * blocking_s * mtbf_s))
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,8 @@ class Interval:
             return self.seconds
         if blocking_s is None:
             return FIRST_SAVE_S
-        return best_interval_s(blocking_s, upload_s, self.mtbf_s or default_mtbf_s(self.devices))
+        mtbf_s = self.mtbf_s or default_mtbf_s(self.devices)
+        return best_interval_s(blocking_s, UPLOAD_SLACK * upload_s, mtbf_s)
 
 
 def parse_interval(text: str, mtbf_s: float = 0.0, devices: int = 1) -> Interval:

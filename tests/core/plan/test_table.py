@@ -80,7 +80,7 @@ def test_stops_view():
     text = run(chips=150, preempt=6 * 3600.0, bucket_gbps=8.0).text
     assert "one every 6.7d, 36% within 3 days, a preemption every 6h" in text
     assert "40 min to storage; one every 40 min" in text
-    assert "preemptible at 50% of neocloud" in text
+    assert "neocloud at 50%, " in text and "NEOCLOUD AT 50% $2.20" in text
     calm = run(chips=150, failure_rate=0.0).text
     assert "150 chips failing 0% a day: no failure" in calm
     assert "one at the end" in calm

@@ -3,10 +3,10 @@
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.save_interval import best_interval_s
 from sabia.core.train.checkpoint.interval import (
     FIRST_SAVE_S,
     Interval,
-    best_interval_s,
     default_mtbf_s,
     parse_interval,
 )
@@ -19,8 +19,8 @@ HOUR = 3600.0
     [
         (30.0, 0.0, 8 * HOUR, 1314.5),  # 21.9 minutes
         (30.0, 156.0, 8 * HOUR, 1314.5),  # 25.6 TB from 64 hosts at 2.56 GB/s each
-        (30.0, 1800.0, 8 * HOUR, 1980.0),  # never before the upload is through
-        (0.0, 10.0, 8 * HOUR, 11.0),
+        (30.0, 1800.0, 8 * HOUR, 1800.0),  # never before the upload is through
+        (0.0, 10.0, 8 * HOUR, 10.0),
     ],
 )
 def test_best_interval(blocking: float, upload: float, mtbf: float, wanted: float) -> None:

@@ -150,12 +150,15 @@ def test_rows_are_ranked_and_priced():
     for row in best_layouts.front:
         assert row.token_chip_s == row.step_s * row.chips / (512 * 8192)
         assert row.memory.total <= 0.9 * H100.usable_hbm_bytes
-    slower = best_layouts.cheapest_within(best_layouts.best.step_s * 3)
+    limit_s = best_layouts.best.step_s
+    slower, late = best_layouts.cheapest_in_time(
+        [limit_s * 3, limit_s * 0.99], lambda row: (row.step_s, row.token_chip_s)
+    )
     in_time = [row for row in best_layouts.front if row.step_s <= best_layouts.best.step_s * 3]
     least = min(row.token_chip_s for row in in_time)
     alike = [row.chips for row in in_time if row.token_chip_s <= least * HARDLY_MORE]
     assert slower.chips == min(alike) and slower in in_time
-    assert best_layouts.cheapest_within(best_layouts.best.step_s * 0.99) is None
+    assert late == best_layouts.fastest
 
 
 def test_a_small_model_is_not_cut_over_layers_or_heads():

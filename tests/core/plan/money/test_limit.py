@@ -20,12 +20,13 @@ def test_a_run_within_the_limit():
     assert affordable.tokens == pytest.approx(626.2e9, rel=1e-3)
 
 
-def test_overheads_count():
-    assert within_limit(250e3, WORK_S, 500e9, PRICES, 1.1).cost_usd == pytest.approx(
-        219_593, rel=1e-5
-    )
-    with pytest.raises(Infeasible):
-        within_limit(210e3, WORK_S, 500e9, PRICES, 1.1)
+def test_a_lower_price_is_in_the_terms_of_the_option():
+    """Preemptible chips at half the price: half of the named --price meets the limit."""
+    half = tuple(price.preemptible(0.5) for price in PRICES)
+    with pytest.raises(Infeasible) as error:
+        within_limit(50e3, WORK_S, 500e9, half)
+    rate = float(re.search(r"--price ([\d.]+)", str(error.value))[1])
+    assert within_limit(50e3, WORK_S, 500e9, (Price(rate).preemptible(0.5),)).cost_usd <= 50e3
 
 
 def test_changes_beyond_all_reach_are_not_proposed():

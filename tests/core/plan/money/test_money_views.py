@@ -30,9 +30,9 @@ def test_a_limit_counts_the_bill_with_stops():
     paid = stopped["stops"]["billed_s"] * stopped["stops"]["billed_chips"] / 3600 * 4.4
     assert stopped["limit"]["cost_usd"] == pytest.approx(paid)
     half = plan(max_cost=250e3, preempt=6 * 3600.0)
-    assert half.report["limit"]["price_usd_per_chip_hour"] == pytest.approx(4.4)
+    assert half.report["limit"]["price_usd_per_chip_hour"] == pytest.approx(2.2)
     assert half.report["limit"]["cost_usd"] < calm
-    assert "preemptible at 50% of it" in half.text
+    assert "at neocloud at 50% $2.20" in half.text
 
 
 def test_offers_are_billed_one_by_one():

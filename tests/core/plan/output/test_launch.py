@@ -21,7 +21,7 @@ COMMAND = ("pretrain", "tokens/", "--model", "base model/", "--mesh", "fsdp=64")
 
 def planned(chip: str | Chip, chips: int, **fields: object) -> LaunchPlan:
     known_chip = find_chip(chip) if isinstance(chip, str) else chip
-    given = {"wall_s": 6 * 3600, "save_every_s": 1790.4} | fields
+    given = {"wall_s": 6 * 3600, "mtbf_s": 1790.4} | fields
     return LaunchPlan("run-7b", known_chip, chips, COMMAND, **given)
 
 
@@ -85,7 +85,15 @@ def test_the_words_reach_the_command_as_they_were(tmp_path: Path) -> None:
         ["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert printed.stdout.splitlines() == [*COMMAND, "--save-every", "1790s", "-o", "my run"]
+    assert printed.stdout.splitlines() == [
+        *COMMAND,
+        "--save-every",
+        "auto",
+        "--mtbf",
+        "1790s",
+        "-o",
+        "my run",
+    ]
 
 
 def test_an_interval_in_the_command_stays() -> None:
@@ -149,7 +157,7 @@ def test_xpk_creates_one_workload_on_one_slice() -> None:
     assert options["cluster"] == "big" and options["docker-image"] == "registry/sabia:1"
     assert options["tpu-type"] == "v5p-1024" and options["num-slices"] == "1"
     assert "spot" in options and options["restart-on-exit-codes"] == "75"
-    expected = ["sabia", *COMMAND, "--save-every", "1790s", "-o", "run"]
+    expected = ["sabia", *COMMAND, "--save-every", "auto", "--mtbf", "1790s", "-o", "run"]
     assert shlex.split(options["command"]) == expected
     assert "--spot" not in launch_script("xpk", planned("tpu-v5p", 512))
 

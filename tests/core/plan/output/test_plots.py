@@ -52,12 +52,13 @@ def test_points_are_the_plan_s_own():
     _, plan = plan_of(ARTICLE)
     days = plots._spread([7.0, 14.0, 30.0])
     assert days[0] == pytest.approx(3.5) and days[-1] == pytest.approx(60)
-    at_two_weeks = plots._chip_lines(plan, [14.0])
+    rows = plots._replanned(plan, [14.0])
+    at_two_weeks = plots._chip_lines(rows)
     chips = {line.name: line.points[0][1] for line in at_two_weeks}
     row = plan.rows[1]
     assert chips["by compute"] == row.compute_min_chips
     assert (chips["by memory"], chips["used"]) == (row.memory_min_chips, row.chips)
-    (point,) = plots._costs(plan, [14.0], plan.cluster.prices[0])
+    (point,) = plots._costs(plan, rows, plan.cluster.prices[0])
     assert point[1] == pytest.approx(plan.cost_usd(plan.cluster.prices[0], row))
 
 

@@ -100,7 +100,7 @@ def test_a_provider_s_prices_and_no_others():
 @pytest.mark.parametrize("stage", ["serve", "grpo", "eval"])
 def test_stages_answer_in_every_form(stage):
     output = ask({"params": 8e9, "chip": "h100", "price": "2"}, stage=stage)
-    assert output.report["stage"] == stage and output.report["schema_version"] == 1
+    assert output.report["stage"] == stage and output.report["schema_version"] == 2
     (row,) = output.rows
     assert row["chip"] == "h100" and not [v for v in row.values() if isinstance(v, dict | list)]
     assert "verdict" in output.text

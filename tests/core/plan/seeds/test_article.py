@@ -14,6 +14,7 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money import bills
 from sabia.core.plan.money.prices import default_prices
 from sabia.core.plan.stops import failures
+from sabia.core.save_interval import best_interval_s
 
 DAY_S = 86400.0
 TODAY = datetime.date(2026, 9, 1)  # the prices on file are then a month old
@@ -160,7 +161,7 @@ def test_row_17_rates_of_a_v5p_and_why_the_bucket_sets_the_interval():
     assert chip.host_bytes_per_s == 16e9
     assert chip.network_bytes_per_s == pytest.approx(6e9, rel=0.05)
     assert failures.upload_seconds(19.2e12, 300, 6e9, float("inf")) == pytest.approx(10.7, abs=0.1)
-    assert failures.asynchronous(60, 0, 12 * 3600) / 60 == pytest.approx(38, abs=0.1)
+    assert best_interval_s(60, 0, 12 * 3600) / 60 == pytest.approx(38, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_published_failures_of_a_16384_gpu_run():
 
 
 def test_forecast_puts_the_upload_into_what_a_stop_costs():
-    model = StopModel(preemption_s=6 * HOUR_S, failures_per_chip_day=0, bucket_bytes_per_s=8e9)
+    model = StopModel(preemption_s=6 * HOUR_S, failures_per_chip_day=0, stall_s=4.0)
     seen = forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
     lag = expected_wall(WORK_S, seen.interval_s, seen.offload_s, 6 * HOUR_S, 55 * MINUTE_S)
     lag += 41 * MINUTE_S  # the last save: its upload, where a stop costs a restart too
@@ -89,7 +89,7 @@ def test_published_effective_time_of_a_16384_gpu_run():
 
 
 def v5p(**settings):
-    model = StopModel(failures_per_chip_day=0.001, **settings)
+    model = StopModel(failures_per_chip_day=0.001, stall_s=4.0, **settings)
     return forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
 
 
@@ -127,7 +127,7 @@ def test_a_job_limit_cuts_without_losing_work():
 
 
 def test_a_calm_run_with_a_job_limit_saves_once_a_job():
-    model = StopModel(failures_per_chip_day=0, job_limit_s=DAY_S)
+    model = StopModel(failures_per_chip_day=0, job_limit_s=DAY_S, stall_s=4.0)
     seen = forecast(StoppedRun(model, find_chip("v5p"), 300, 19.2e12, WORK_S))
     assert seen.cuts == 13
     assert seen.wall_s == pytest.approx(WORK_S + 40 * MINUTE_S + 13 * 55 * MINUTE_S, rel=1e-4)
