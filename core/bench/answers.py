@@ -84,7 +84,8 @@ def generate(
     """Answers by the local engine, in the order of the items; variables: of the chat template.
 
     Answers that are kept are not generated again, and new ones are kept when they are finished; the
-    engine, of a model of `context` positions, is opened if there are any.
+    engine, of a model of `context` positions, is opened if there are any. Equal prompts have one
+    greedy answer.
 
     Random numbers are a function of seed, task, item and sample, so two models use the same ones.
     Prompts too long for the model are truncated on the left, with a warning.
@@ -106,7 +107,11 @@ def generate(
                 stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
-    named = {r.name: (r, item.id) for r, item in zip(requests, items, strict=True)}
+    # equal greedy requests are run once, under the name of the first
+    sharing: dict[str, list[tuple[Request, str]]] = {}
+    for request, item in zip(requests, items, strict=True):
+        sharing.setdefault(kept.same(request), []).append((request, item.id))
+    named = {asked[0][0].name: asked for asked in sharing.values()}
     closing = {
         item.id: opened_by_prompt(render_chat(item.messages, tokenizer, True, **variables))
         for item in items
@@ -114,7 +119,7 @@ def generate(
     }
     order = {item.id: number for number, item in enumerate(items)}
     finished, left = list[Completion](), list[Request]()
-    for request in requests:
+    for request in (asked[0][0] for asked in sharing.values()):
         known = [kept.completion(request, sample) for sample in request.samples]
         finished += filter(None, known)
         if only := tuple(sample for sample, done in enumerate(known) if done is None):
@@ -123,15 +128,15 @@ def generate(
     with progress(len(items) * samples, task.name, "answers") as bar:
         new = engine().stream(left) if left else ()
         for number, done in enumerate(chain(finished, new)):
-            request, item = named[done.request_id]
-            reason = done.finish_reason
+            reason, asked = done.finish_reason, named[done.request_id]
             if number >= len(finished):
-                kept.keep_completion(request, done)
-            answers.append(
+                kept.keep_completion(asked[0][0], done)
+            answers += [
                 answer_of(item, done.sample, done.text, closing.get(item, ""),
                           finish_reason=reason, tokens=len(done.tokens))
-            )  # fmt: skip
-            bar.advance()
+                for _, item in asked
+            ]  # fmt: skip
+            bar.advance(len(asked))
     return sorted(answers, key=lambda answer: (order[answer.item_id], answer.sample))
 
 

@@ -41,6 +41,11 @@ class KeptResults:
         text, reason = kept["text"], kept["finish_reason"]
         return Completion(request.name, sample, kept["tokens"], text, [], [], reason)
 
+    def same(self, request: Request) -> str:
+        """A text that is equal for requests with the same first sample: equal prompts and settings,
+        and if it is drawn, the same item."""
+        return self._sample_key(request, 0)
+
     def keep_completion(self, request: Request, done: Completion) -> None:
         """Keep a finished sample."""
         kept = {"text": done.text, "finish_reason": done.finish_reason, "tokens": done.tokens}
@@ -58,9 +63,10 @@ class KeptResults:
         return self._key({"rows": [[list(row.ids), row.scored] for row in unit]} | asked)
 
     def _sample_key(self, request: Request, sample: int) -> str:
-        asked = {name: getattr(request, name) for name in
-                 ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop",
-                  "stop_ids", "name")}  # fmt: skip
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "stop", "stop_ids")
+        # of sampled texts, the random numbers depend on the item
+        drawn = ("seed", "name") if request.temperature else ()
+        asked = {name: getattr(request, name) for name in (*names, *drawn)}
         return self._key({"ids": list(request.prompt), "sample": sample} | asked)
 
     def _key(self, body: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ EXAMPLES = 3  # changed items shown in full for each comparison
 EXAMPLE_CHARACTERS = 1_200
 COMPARISONS_WITH_EXAMPLES = 12
 IDS_SHOWN = 12
+SHARES = "mean of shares"
 
 
 def render(
@@ -101,10 +102,10 @@ def _results_table(summary: Summary) -> str:
         rows.append(
             [r.task, r.model, metric, value_text(r), *counts, bounds_text(r), least, method]
         )
-    means = [("all tasks", model, i) for model, i in summary.overall.items()]
-    for name, model, i in [*capability_rows(summary), *means]:
+    means = [("all tasks", model, SHARES, i) for model, i in summary.overall.items()]
+    for name, model, what, i in [*mean_rows(summary), *means]:
         method = i.method.replace("_", " ")
-        rows.append([name, model, "mean of shares", _share(i), *[""] * 6, method])
+        rows.append([name, model, what, _share(i), *[""] * 6, method])
     columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no answer",
                "no verdict", "missing: wrong – right", "detectable", "interval"]  # fmt: skip
     note = (
@@ -124,12 +125,16 @@ def bounds_text(result: Result) -> str:
     return f"{wrong:.4g} – {'?' if math.isnan(right) else f'{right:.4g}'}"
 
 
-def capability_rows(summary: Summary) -> list[tuple[str, str, Interval]]:
-    """(name of a capability, model, mean of the shares of its tasks)."""
-    return [
-        (f"capability {name}", model, interval)
+def mean_rows(summary: Summary) -> list[tuple[str, str, str, Interval]]:
+    """(name of a capability or group, model, what its value is, the mean over its tasks)."""
+    rows = [
+        (f"capability {name}", model, SHARES, interval)
         for name, by_model in summary.capabilities.items()
         for model, interval in by_model.items()
+    ]
+    return rows + [
+        (f"group {one.group}", one.model, f"mean of {one.metric}", one.interval)
+        for one in summary.groups
     ]
 
 
@@ -225,8 +230,8 @@ def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str
             missed = [str(r.missing or ""), bounds_text(r)] if missing else []
             missed = [_number(r.detectable), *missed]
             rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples, *missed])
-    for name, model, i in capability_rows(summary):
-        rows.append([name, model, "mean of shares", _share(i), *[""] * (len(rows[0]) - 4)])
+    for name, model, what, i in mean_rows(summary):
+        rows.append([name, model, what, _share(i), *[""] * (len(rows[0]) - 4)])
     lines = aligned(rows)
     if summary.comparisons:
         pairs = [

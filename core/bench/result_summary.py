@@ -79,6 +79,26 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class GroupResult:
+    """A metric of a group of tasks for one model: the mean of `results`. of, filter: the metric and
+    the filter that `metric` is named after; by_size: tasks are weighted by their items."""
+
+    group: str
+    model: str
+    metric: str
+    of: str
+    filter: str
+    interval: statistics.Interval
+    results: tuple[Result, ...]
+    by_size: bool
+
+    @property
+    def items(self) -> int:
+        """The items of all tasks."""
+        return sum(result.items for result in self.results)
+
+
+@dataclass(frozen=True)
 class Summary:
     """All results and comparisons of a report, in the order of models and tasks given."""
 
@@ -90,6 +110,7 @@ class Summary:
     overall: Mapping[str, statistics.Interval] = field(default_factory=dict)
     # capability → model → mean of the headline shares of its tasks
     capabilities: Mapping[str, Mapping[str, statistics.Interval]] = field(default_factory=dict)
+    groups: tuple[GroupResult, ...] = ()
 
     def result(self, model: str, task: str, metric: str = "") -> Result | None:
         """The result of a model on a task (its headline metric by default)."""
@@ -321,7 +342,7 @@ def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
             for model, interval in by_model.items()
         ],
         "paired": [_comparison_json(c, shown_ids) for c in summary.comparisons],
-    }
+    } | ({"groups": [_group_json(one) for one in summary.groups]} if summary.groups else {})
 
 
 def unit_key(metric: str) -> str:
@@ -333,6 +354,12 @@ def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, Any]:
     numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
     ends = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
     return ends | {"ci_method": interval.method}
+
+
+def _group_json(one: GroupResult) -> dict[str, Any]:
+    record = {"group": one.group, "model": one.model, "metric": one.metric, "items": one.items,
+              "tasks": len(one.results), "weighted_by_items": one.by_size}  # fmt: skip
+    return record | _interval_json(one.interval, unit_key(one.results[0].metric))
 
 
 def _result_json(result: Result, summary: Summary) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Tasks of the files that an option names: TOML, YAML of lm-evaluation-harness, folders of them.
 
-A YAML file is one task. In a folder, files without a task of their own (those that others include,
-and groups, whose tasks lie beside them) are passed over. A name without an ending is one of the
+A YAML file is one task, or a group, which stands for its tasks. In a folder, files without a task
+of their own (those that others include) are passed over, and groups are those of the tasks in it. A
+name without an ending is one of the
 definitions in `definitions/`, whose data are always given: the authors' file, or its folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sabia.core import notes
+from sabia.core.bench.harness.groups import Folder, Group, is_group
 from sabia.core.bench.harness.prompts import Prompts
 from sabia.core.bench.harness.scores import check_metrics, named
 from sabia.core.bench.harness.splits import Splits
@@ -34,19 +37,53 @@ def load_tasks(
 
     trust: code that YAML files name may run. Raises UsageError for an invalid file.
     """
+    return load_groups(paths, data, trust, option)[0]
+
+
+def load_groups(
+    paths: Sequence[str], data: Sequence[str] = (), trust: bool = False, option: str = "--task"
+) -> tuple[list[Task], list[Group]]:
+    """The same tasks, and the groups of them."""
     given = dict(_pair(text) for text in data)
     used: set[str] = set()
     tasks: list[Task] = []
+    groups: list[Group] = []
     for name in paths:
         for path in _files(name, option):
-            if is_yaml(path):
-                settings = _task_of(path, trust, option)
-                tasks.append(_from_yaml(settings, given, used))
-            else:
+            if not is_yaml(path):
                 tasks.append(_with_data(load_task(str(path), option), given, used))
+                continue
+            keys = read_yaml(path, trust, option)
+            every: list[tuple[Mapping[str, Any], str]] = [(keys, str(path))]
+            if is_group(keys):
+                whole = Folder(path.parent, trust, option).read(keys, str(path))
+                every = whole.tasks
+                groups += whole.group.below
+            for of_task, file in every:
+                settings = task_of(of_task, file)
+                check_metrics(settings)
+                tasks.append(_from_yaml(settings, given, used))
+        if Path(name).is_dir():
+            groups += _groups_in(Path(name), {task.name for task in tasks}, option)
     if unused := [name for name in given if name not in used]:
         raise UsageError(f"--data: {unused[0]} is neither a task nor a YAML task's data set")
-    return tasks
+    return tasks, list({group.name: group for group in groups}.values())
+
+
+def _groups_in(folder: Path, present: Collection[str], option: str) -> list[Group]:
+    """The groups in a folder whose tasks are all present, as their files have them."""
+    made: list[Group] = []
+    whole = Folder(folder, True, option)
+    for path in sorted(p for p in folder.iterdir() if is_yaml(p)):
+        if is_group(keys := read_yaml(path, True, option)):
+            try:
+                read = whole.read(keys, str(path))
+            except UsageError as error:
+                notes.note(f"a group is passed over: {error}")
+                continue
+            if not read.changed and set(read.group.tasks) <= set(present):
+                made += read.group.below
+    return made
 
 
 def items_of(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
@@ -55,6 +92,13 @@ def items_of(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
         return load_items(task, limit, seed)
     splits = Splits(task.yaml, task.data)
     return Prompts(task.yaml, splits, task.shots, seed).items(limit)
+
+
+def rows_of(task: Task) -> int:
+    """The rows of the split that a YAML task evaluates. UsageError, BadData."""
+    assert task.yaml is not None, "only called for YAML tasks"
+    split = task.yaml.test_split or task.yaml.validation_split or ""
+    return len(Splits(task.yaml, task.data).rows(split, task.yaml.process_docs))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -77,14 +121,14 @@ def _files(name: str, option: str) -> list[Path]:
             )
         return [defined[name]]
     present = sorted(p for p in path.iterdir() if p.suffix == ".toml" or is_yaml(p))
-    tasks = [
-        p
-        for p in present
-        if not is_yaml(p) or isinstance(read_yaml(p, True, option).get("task"), str)
-    ]
+    tasks = [p for p in present if not is_yaml(p) or _is_task(read_yaml(p, True, option))]
     if not tasks:
         raise UsageError(f"{option}: {path}: no task in it (expected .toml, .yaml, .yml)")
     return tasks
+
+
+def _is_task(keys: Mapping[str, Any]) -> bool:
+    return isinstance(keys.get("task"), str) and not is_group(keys)
 
 
 def definitions() -> dict[str, Path]:
@@ -104,15 +148,6 @@ def _with_data(task: Task, data: Mapping[str, str], used: set[str]) -> Task:
             f"{task.data} or its folder)"
         )
     return task
-
-
-def _task_of(path: Path, trust: bool, option: str) -> YamlTask:
-    keys = read_yaml(path, trust, option)
-    if isinstance(keys.get("task"), list):
-        raise UsageError(f"{option}: {path} is a group; name its tasks, or their folder")
-    settings = task_of(keys, str(path))
-    check_metrics(settings)
-    return settings
 
 
 def _from_yaml(settings: YamlTask, data: Mapping[str, str], used: set[str]) -> Task:

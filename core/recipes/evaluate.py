@@ -21,6 +21,8 @@ from sabia.core.bench import gate_report, item_analysis, judged_checks, many_sam
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
+from sabia.core.bench.harness.groups import Group, group_results
+from sabia.core.bench.harness.results_json import harness_json
 from sabia.core.bench.items import Item, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import aligned, render, terminal_table
@@ -34,7 +36,7 @@ from sabia.core.bench.score_rows import (
     to_batches,
 )
 from sabia.core.bench.task import Task
-from sabia.core.bench.task_files import items_of, load_tasks
+from sabia.core.bench.task_files import items_of, load_groups, rows_of
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
@@ -64,7 +66,7 @@ def run(job: Job, options: EvalOptions) -> None:
     Raises UsageError where there is nothing to evaluate or an option does not fit.
     """
     started = time.monotonic()
-    tasks = load_tasks(options.task, options.data, options.trust_task_code)
+    tasks, groups = load_groups(options.task, options.data, options.trust_task_code)
     gate = load_gate(options.gate) if options.gate else None
     _check(job, options, tasks)
     index_line = ""  # which tasks the corpus was cleaned of, for the report
@@ -104,6 +106,7 @@ def run(job: Job, options: EvalOptions) -> None:
     capabilities = {task.name: task.capability for task in tasks if task.capability}
     headlines = {task.name: task.metric for task in tasks if task.metric}
     summary = summarise(scores, headlines, capabilities)
+    summary = replace(summary, groups=tuple(group_results(groups, summary)))
     # rows are not printed on a terminal, and not where the JSON report goes
     printable = not job.to_stdout or not (job.json or sys.stdout.isatty())
     if old is None and (options.model or options.answers) and printable:
@@ -114,7 +117,8 @@ def run(job: Job, options: EvalOptions) -> None:
     facts += [("decontaminated", index_line)] if index_line else []
     checks = _gate_checks(gate, summary, scores, verdicts, capabilities)
     wall_s = time.monotonic() - started
-    _publish(job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks)
+    harness = _harness(job, options, tasks, groups, summary, scores) if job.json else {}
+    _publish(job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks, harness)
     if count == 1 and (lacking := missing_shards(scores)):
         raise Failed(f"INPUT: {'; '.join(lacking)}; the report is of the other rows only")
     if missing := _missing(fresh, options.max_missing):
@@ -127,6 +131,30 @@ def run(job: Job, options: EvalOptions) -> None:
         names = ", ".join(f"{c.candidate}: {c.name} ({c.verdict})" for c in closing[:3])
         more = f" and {len(closing) - 3} more" if len(closing) > 3 else ""
         raise GateClosed(f"--gate {options.gate}: {names}{more}; the rows are written")
+
+
+def _harness(
+    job: Job,
+    options: EvalOptions,
+    tasks: Sequence[Task],
+    groups: Sequence[Group],
+    summary: Summary,
+    scores: Sequence[Score],
+) -> dict[str, Any]:
+    """The results of YAML tasks by model, as lm-evaluation-harness writes them."""
+    given = [task for task in tasks if task.yaml is not None and task.name in summary.tasks]
+    if not given:
+        return {}
+    table, originals = tabulate(scores)[0], {task.name: rows_of(task) for task in given}
+    config = {"limit": options.limit or None, "random_seed": job.seed, "batch_size": "auto"}
+    return {
+        "lm_eval": {
+            model: harness_json(
+                model, given, groups, summary, table, originals, {"model": model, **config}
+            )
+            for model in summary.models
+        }
+    }
 
 
 def _gate_checks(
@@ -318,6 +346,7 @@ def _publish(
     more: Sequence[tuple[str, str]],
     gate: Gate | None,
     checks: Sequence[Check],
+    harness: dict[str, Any],
 ) -> None:
     table = terminal_table(summary, verdicts)
     for line in filter(None, table.splitlines()):
@@ -362,6 +391,7 @@ def _publish(
             | ({"items": item_analysis.to_json(analyses)} if analyses else {})
             | ({"samples": many_samples.to_json(sampled)} if sampled else {})
             | ({"gate": gate_report.to_json(checks)} if gate else {})
+            | harness
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )
         print(json.dumps(report, indent=1))

@@ -74,3 +74,35 @@ def test_a_key_that_cannot_be_honoured_ends_the_command(folder: Path, tiny_model
     path.write_text(path.read_text() + "doc_to_audio: a\n")
     with pytest.raises(UsageError, match="doc_to_audio is not supported"):
         stage("eval", task=(str(path),), model=(str(tiny_model),), out=folder / "s.parquet")
+
+
+def test_equal_greedy_requests_are_run_once(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal prompts of one task and of two, and also where they are drawn: these are not equal."""
+    from sabia.core.generate.engine import Engine
+
+    rows = [{"id": f"r{n}", "q": f"dois mais {n % 2}?", "answer": "7"} for n in range(6)]
+    (folder / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = 'kind = "exact_match"\ndata = "r.jsonl"\nprompt = "{{q}}"\nmax_new_tokens = 3\n'
+    for name, more in (("one", ""), ("two", ""), ("drawn", "temperature = 1.0\n")):
+        (folder / f"{name}.toml").write_text(f'name = "{name}"\n{common}{more}')
+    asked: list[str] = []
+    stream = Engine.stream
+
+    def counted(self: Engine, requests: list) -> object:
+        asked.extend(request.name for request in requests)
+        return stream(self, requests)
+
+    monkeypatch.setattr(Engine, "stream", counted)
+    out = folder / "s.parquet"
+    names = ("one", "two", "drawn")
+    tasks = tuple(str(folder / f"{name}.toml") for name in names)
+    stage("eval", task=tasks, model=(str(tiny_model),), out=out, judge_cache=str(folder / "c"))
+    assert asked == ["one/r0", "one/r1", *(f"drawn/r{n}" for n in range(6))]
+    rows = pq.read_table(out).to_pylist()
+    texts = {(r["task"], r["item_id"]): json.loads(r["detail"])["response"] for r in rows}
+    assert len(texts) == 18
+    for n in range(6):
+        assert texts["one", f"r{n}"] == texts["two", f"r{n}"] == texts["one", f"r{n % 2}"]
+    assert texts["one", "r0"] != texts["one", "r1"]

@@ -1,0 +1,233 @@
+"""Groups of YAML tasks: their tasks, also through other groups and tags, and their mean metrics.
+
+A file with `group` lists members in `task`: names of tasks, groups and tags of the files in its
+folder and below, or mappings of `task` or `group` with keys that replace those of the file. A group
+has a value where it has `aggregate_metric_list`: the mean over all its tasks, weighted by their
+items unless `weight_by_size` is false, for each filter, as in lm-evaluation-harness 0.4.13.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from sabia.core import notes
+from sabia.core.bench.harness.scores import named
+from sabia.core.bench.harness.yaml_file import is_yaml, read_yaml
+from sabia.core.bench.result_summary import GroupResult, Result, Summary, unit_key
+from sabia.core.bench.statistics import Interval
+from sabia.core.errors import UsageError
+
+KEYS = ("group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag")
+METRIC_KEYS = ("metric", "filter_list", "aggregation", "weight_by_size")
+
+
+@dataclass(frozen=True)
+class GroupMetric:
+    """An entry of aggregate_metric_list. filters: None for all that the tasks have."""
+
+    metric: str
+    filters: tuple[str, ...] | None
+    by_size: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group; members: tasks by name, and groups."""
+
+    name: str
+    members: "tuple[str | Group, ...]"
+    metrics: tuple[GroupMetric, ...] = ()
+    alias: str = ""
+    version: str = "N/A"
+    path: str = ""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of all tasks below."""
+        parts = ((m,) if isinstance(m, str) else m.tasks for m in self.members)
+        return tuple(name for part in parts for name in part)
+
+    @property
+    def below(self) -> "Iterator[Group]":
+        """The group and all groups in it."""
+        yield self
+        for member in self.members:
+            if isinstance(member, Group):
+                yield from member.below
+
+
+@dataclass(frozen=True)
+class Read:
+    """A group of a file, and its tasks: (keys, path of the file). changed: a member replaces keys
+    of its file."""
+
+    group: Group
+    tasks: list[tuple[Mapping[str, Any], str]]
+    changed: bool
+
+
+@dataclass
+class Folder:
+    """The tasks, groups and tags of the YAML files in a folder and below."""
+
+    path: Path
+    trust: bool
+    option: str
+    _open: list[str] = field(default_factory=list)
+
+    @cached_property
+    def _entries(self) -> dict[str, tuple[Mapping[str, Any], str]]:
+        made: dict[str, tuple[Mapping[str, Any], str]] = {}
+        for path in sorted(p for p in self.path.rglob("*") if is_yaml(p)):
+            keys = read_yaml(path, True, self.option)
+            name = keys["group"] if is_group(keys) else keys.get("task")
+            if isinstance(name, str):
+                made.setdefault(name, (keys, str(path)))
+        return made
+
+    @cached_property
+    def _tags(self) -> dict[str, list[str]]:
+        tags: dict[str, list[str]] = {}
+        for name, (keys, _) in self._entries.items():
+            given = [] if is_group(keys) else keys.get("tag") or []
+            for tag in [given] if isinstance(given, str) else given:
+                tags.setdefault(str(tag), []).append(name)
+        return {tag: sorted(names) for tag, names in tags.items()}
+
+    def read(self, keys: Mapping[str, Any], path: str, more: Mapping[str, Any] = {}) -> Read:
+        """The group of the keys of a file; more: keys that replace those of its tasks."""
+        name = str(keys["group"])
+        if name in self._open:
+            raise UsageError(f"{path}: the group {name} contains itself")
+        own = {key: value for key, value in keys.items() if key not in KEYS} | {**more}
+        own.pop("task", None)
+        listed = keys.get("task") or []
+        self._open.append(name)
+        made = Read(Group(name, ()), [], bool(own))
+        members: list[str | Group] = []
+        for entry in [listed] if isinstance(listed, str) else listed:
+            for part in self._members(entry, name, own, path):
+                members.append(part.group if part.group.name else str(part.tasks[0][0]["task"]))
+                made.tasks.extend(part.tasks)
+                made = Read(made.group, made.tasks, made.changed or part.changed)
+        self._open.pop()
+        metadata = keys.get("metadata")
+        version = metadata.get("version", "N/A") if isinstance(metadata, Mapping) else "N/A"
+        alias, metrics = str(keys.get("group_alias") or ""), _metrics(keys, path)
+        group = Group(name, tuple(members), metrics, alias, str(version), path)
+        return Read(group, made.tasks, made.changed)
+
+    def _members(self, entry: Any, group: str, own: Mapping[str, Any], path: str) -> Iterator[Read]:
+        """What an entry of `task` names; the group of a task has no name."""
+        if not isinstance(entry, str | Mapping) or not {"task", "group"} & set(
+            entry if isinstance(entry, Mapping) else ("task",)
+        ):
+            raise UsageError(f"{path}: task: {entry!r:.60} (expected a name, or task or group)")
+        keys = {} if isinstance(entry, str) else dict(entry)
+        inner = "group" in keys
+        name = entry if isinstance(entry, str) else str(keys.get("group" if inner else "task"))
+        known = self._entries.get(name)
+        if inner and known is None:
+            yield self.read(keys | {"group": f"{group}::{name}"}, path, own)
+        elif known is not None and is_group(known[0]):
+            more = {key: value for key, value in keys.items() if key not in ("group", "task")}
+            listed = {key: more.pop(key) for key in KEYS if key in more}
+            yield self.read({**known[0], **listed}, known[1], {**own, **more})
+        elif known is not None:
+            yield self._task(name, {**own, **keys})
+        elif name in self._tags:
+            for tagged in self._tags[name]:
+                yield self._task(tagged, {**own, **keys, "task": tagged})
+        elif keys.get("dataset_path") or keys.get("include"):
+            yield Read(Group("", ()), [({**own, **keys, "task": f"{group}::{name}"}, path)], True)
+        else:
+            raise UsageError(
+                f"{path}: the group {group} names {name!r}, which is no task, group or tag of the "
+                f"files in {self.path} and below"
+            )
+
+    def _task(self, name: str, more: Mapping[str, Any]) -> Read:
+        _, path = self._entries[name]
+        keys = read_yaml(Path(path), self.trust, self.option)
+        return Read(
+            Group("", ()), [({**keys, "task": name, **more}, path)], bool(more.keys() - {"task"})
+        )
+
+
+def is_group(keys: Mapping[str, Any]) -> bool:
+    """Whether the keys of a file are those of a group."""
+    of_task = {"output_type", "dataset_path", "doc_to_text", "doc_to_target"} & keys.keys()
+    return "group" in keys and not (of_task and isinstance(keys.get("task"), str))
+
+
+def _metrics(keys: Mapping[str, Any], path: str) -> tuple[GroupMetric, ...]:
+    given = keys.get("aggregate_metric_list") or []
+    made = []
+    for entry in [given] if isinstance(given, Mapping) else given:
+        where = f"{path}: aggregate_metric_list"
+        if not isinstance(entry, Mapping) or "metric" not in entry:
+            raise UsageError(f"{where}: {entry!r:.60} (expected a list with metric)")
+        if unknown := [key for key in entry if key not in METRIC_KEYS]:
+            raise UsageError(f"{where}: {unknown[0]} is not supported")
+        if entry.get("aggregation", "mean") != "mean":
+            raise UsageError(f"{where}: aggregation {entry['aggregation']!r} (expected mean)")
+        filters = entry.get("filter_list")
+        if filters is not None:
+            filters = (filters,) if isinstance(filters, str) else tuple(map(str, filters))
+        by_size = bool(entry.get("weight_by_size", True))
+        made.append(GroupMetric(str(entry["metric"]), filters, by_size))
+    return tuple(made)
+
+
+def group_results(groups: Sequence[Group], summary: Summary) -> list[GroupResult]:
+    """The values of all groups. Tasks are taken as independent."""
+    made = []
+    for group in groups:
+        for model in summary.models:
+            of_model = {(r.task, r.metric): r for r in summary.results if r.model == model}
+            for metric in group.metrics:
+                for name in metric.filters or _filters(metric.metric, group, of_model):
+                    full = named(metric.metric, name)
+                    parts = [of_model[t, full] for t in group.tasks if (t, full) in of_model]
+                    if len(parts) < len(group.tasks):
+                        without = [t for t in group.tasks if (t, full) not in of_model]
+                        notes.warn(
+                            f"group {group.name}: {model} has no {full} of {len(without)} of "
+                            f"{len(group.tasks)} tasks ({', '.join(without[:3])})"
+                        )
+                    if parts:
+                        mean = _mean(parts, metric.by_size)
+                        made.append(
+                            GroupResult(
+                                group.name, model, full, metric.metric, name, mean, tuple(parts),
+                                metric.by_size,
+                            )
+                        )  # fmt: skip
+    return made
+
+
+def _filters(metric: str, group: Group, results: Mapping[tuple[str, str], Any]) -> list[str]:
+    plain = named(metric, "none")
+    present = set()
+    for task, name in results:
+        first, _, of = name.partition(",")
+        if task in group.tasks and first == plain:
+            present.add(of or "none")
+    return sorted(present) or ["none"]
+
+
+def _mean(parts: Sequence[Result], by_size: bool) -> Interval:
+    weights = [float(part.items) if by_size else 1.0 for part in parts]
+    whole = sum(weights) or math.nan
+    shares = [weight / whole for weight in weights]
+    mean = sum(w * part.interval.value for w, part in zip(shares, parts, strict=True))
+    half = math.sqrt(
+        sum((w * part.interval.half_width) ** 2 for w, part in zip(shares, parts, strict=True))
+    )
+    low, high = mean - half, mean + half
+    if all(unit_key(part.metric) == "share" for part in parts):
+        low, high = max(0.0, low), min(1.0, high)
+    return Interval(mean, low, high, "weighted_mean" if by_size else "macro_mean")
