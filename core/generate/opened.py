@@ -4,15 +4,24 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from sabia.core import units
 from sabia.core.generate.budget import Budget, load_prices
 from sabia.core.generate.calls import ModelRequest
-from sabia.core.generate.client import REFUSED_AFTER, Client, ClientStats
+from sabia.core.generate.client import REFUSED_AFTER, Client, ClientStats, Estimate
 from sabia.core.generate.ledger import Ledger
 from sabia.core.options.model_calls import ApiCalls
 from sabia.core.shards.job import Job
 from sabia.kernels.runtime.cache_folder import cache_folder
+
+
+class Spender(Protocol):
+    """A client, or several of them together."""
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counts so far."""
 
 
 def open_budget(options: ApiCalls, job: Job, max_tokens: int | None = None) -> Budget:
@@ -46,23 +55,39 @@ def open_client(
     )
 
 
-def cost_so_far(stats: ClientStats) -> str:
-    """What the calls of this process were and have cost, in short."""
+def cost_so_far(clients: Sequence[Spender]) -> str:
+    """What the calls of this process were and have cost, in short; '' without clients."""
+    if not clients:
+        return ""
+    first, *others = (client.stats for client in clients)
+    stats = sum(others, first)
     cost = "" if stats.usd is None else f", {units.format_money(stats.usd)}"
     share = stats.cached / max(stats.calls + stats.cached, 1)
     tokens = f"{stats.usage.total_tokens:,} tokens"
     return f"{stats.requests:,} requests, {tokens}{cost}, {share:.0%} from the cache"
 
 
-def print_estimate(client: Client, requests: Iterable[ModelRequest]) -> None:
+def print_estimate(client: Client, requests: Iterable[ModelRequest]) -> Estimate:
     """Print the most that requests would cost (`--dry-run`)."""
     calls = client.estimate(requests)
-    cost = "" if calls.usd is None else f", at most {units.format_money(calls.usd)}"
     print(
-        f"call {', '.join(client.urls)}: {calls.requests:,} requests ({calls.cached:,} more are in "
-        f"the cache), about {calls.usage.prompt_tokens:,} prompt and at most "
-        f"{calls.usage.completion_tokens:,} completion tokens{cost}"
+        f"call {client.model} at {', '.join(client.urls)}: {calls.requests:,} requests "
+        f"({calls.cached:,} more are in the cache), about {calls.usage.prompt_tokens:,} prompt and "
+        f"at most {calls.usage.completion_tokens:,} completion tokens{_at_most(calls.usd)}"
     )
+    return calls
+
+
+def print_total(estimates: Sequence[Estimate]) -> None:
+    """Print the sum of the estimates, if there are several."""
+    if len(estimates) > 1:
+        usd = [one.usd for one in estimates if one.usd is not None]
+        total = sum(usd) if len(usd) == len(estimates) else None
+        print(f"calls in all: {sum(one.requests for one in estimates):,} requests{_at_most(total)}")
+
+
+def _at_most(usd: float | None) -> str:
+    return "" if usd is None else f", at most {units.format_money(usd)}"
 
 
 def default_cache() -> Path:

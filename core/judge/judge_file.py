@@ -16,15 +16,14 @@
 Paths are relative to the file. See `lookup` for how a table is searched.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.files import unreadable
-from sabia.core.generate.budget import Price
+from sabia.core.files import read_toml
+from sabia.core.generate.model_servers import ModelServer, model_server
 from sabia.core.judge.lookup import LookupTable
 
 TABLE = {"lookup-key": "key", "lookup-text": "text", "lookup-about": "about"}
@@ -32,27 +31,17 @@ KEYS = ("url", "model", "weight", "prompt", "completion", "api-key-env", "audit"
 
 
 @dataclass(frozen=True)
-class JudgeServer:
-    """One judge of a file; api_key_env '': that of the command."""
+class JudgeServer(ModelServer):
+    """One judge of a file."""
 
-    name: str
-    urls: tuple[str, ...]
-    model: str
     weight: float = 1.0
-    price: Price | None = None
-    api_key_env: str = ""
     audit: bool = False
     table: LookupTable | None = None
 
 
 def load_judges(path: str | Path) -> list[JudgeServer]:
     """The judges of a file; raises UsageError if it is not such a file."""
-    try:
-        tables = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise unreadable("--judge", path, error) from error
-    except ValueError as error:
-        raise UsageError(f"--judge: {path}: {error} (expected TOML)") from error
+    tables = read_toml("--judge", path)
     try:
         judges = [_judge(name, table, Path(path).parent) for name, table in tables.items()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -73,23 +62,16 @@ def load_judges(path: str | Path) -> list[JudgeServer]:
 
 
 def _judge(name: str, table: Mapping[str, Any], folder: Path) -> JudgeServer:
-    if odd := sorted(table.keys() - set(KEYS)):
-        raise ValueError(f"{name}: no key {odd[0]!r}")
-    if missing := [key for key in KEYS[:2] if not table.get(key)]:
-        raise ValueError(f"{name}: {missing[0]} is missing")
-    url, weight, price = table["url"], float(table.get("weight", 1.0)), None
+    model = model_server(name, table, KEYS)
+    weight = float(table.get("weight", 1.0))
     if not weight > 0:
         raise ValueError(f"{name}: weight {weight:g} is not above 0")
     if not isinstance(audit := table.get("audit", False), bool):
         raise ValueError(f"{name}: audit {audit!r} is not true or false")
     if audit and "weight" in table:
         raise ValueError(f"{name}: an auditor has no weight, because it decides nothing")
-    if {"prompt", "completion"} & table.keys():
-        price = Price(float(table["prompt"]), float(table["completion"]))
-    urls = (url,) if isinstance(url, str) else tuple(map(str, url))
-    key = str(table.get("api-key-env", ""))
     lookup = _lookup(name, table, folder)
-    return JudgeServer(name, urls, str(table["model"]), weight, price, key, audit, lookup)
+    return JudgeServer(**vars(model), weight=weight, audit=audit, table=lookup)
 
 
 def _lookup(name: str, table: Mapping[str, Any], folder: Path) -> LookupTable | None:

@@ -156,19 +156,31 @@ class Judge:
             raise kind(f"{text}; {NO_TOOLS}") from error
 
     def _asked(self, question: Question, verdicts: Mapping[str, Verdict]) -> AskedQuestion:
-        """The calls about the items that are ready; with several items in a call, their order is
-        drawn again for each vote."""
-        step, ready = self.options.judge_items_per_call, question.ready(verdicts)
-        calls = []
+        """The calls about the items that are ready."""
+        parts = self._parts(question, question.ready(verdicts))
+        return AskedQuestion(
+            question,
+            [AskedItems(part, self.ask(one, partial(has_all, part))) for part, one in parts],
+        )
+
+    def requests(self, question: Question) -> Iterator[ChatRequest]:
+        """The calls about a question if all conditions of items are met, without lookups."""
+        items = tuple(item for item in question.rubric.items if item.kind == "llm")
+        return (request for _, request in self._parts(question, items))
+
+    def _parts(
+        self, question: Question, ready: tuple[Item, ...]
+    ) -> Iterator[tuple[tuple[Item, ...], ChatRequest]]:
+        """Items and the call about them; with several items in a call, their order is drawn again
+        for each vote."""
+        step = self.options.judge_items_per_call
         for vote in range(self.options.judge_votes if ready else 0):
             items = list(ready)
             if step > 1:
                 random.Random(f"{SEED} {vote} {question.response}").shuffle(items)
             for start in range(0, len(items), step):
                 part = tuple(items[start : start + step])
-                request = self._request(question, part, vote)
-                calls.append(AskedItems(part, self.ask(request, partial(has_all, part))))
-        return AskedQuestion(question, calls)
+                yield part, self._request(question, part, vote)
 
     @staticmethod
     def _verdicts(

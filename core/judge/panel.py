@@ -10,14 +10,15 @@ decides nothing: where its server fails, the run goes on without it.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from sabia.core import notes
 from sabia.core.errors import Failed
-from sabia.core.generate.client import ClientStats
+from sabia.core.generate.client import ClientStats, Estimate
+from sabia.core.generate.opened import print_estimate
 from sabia.core.judge.agreement import Agreement
 from sabia.core.judge.judge_file import JudgeServer
 from sabia.core.judge.llm import AskedQuestion, Judge, Judgement, Question
@@ -107,6 +108,21 @@ class Panel:
             for server, _ in self.auditors:
                 notes.warn(f"auditor {server.name}: {error}; nothing more is audited")
             self.audit = 0.0
+
+    def print_estimates(self, questions: Callable[[], Iterable[Question]]) -> list[Estimate]:
+        """Print the most that all questions would cost, and return it for each judge."""
+        return [
+            print_estimate(
+                judge.client,
+                (
+                    request
+                    for one in questions()
+                    if not server.audit or self.audits(one.messages, one.response)
+                    for request in judge.requests(one)
+                ),
+            )
+            for server, judge in (*self.judges, *self.auditors)
+        ]
 
     def submit(self, question: Question) -> AskedPanel:
         """Start the calls of every judge about a question."""

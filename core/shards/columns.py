@@ -25,29 +25,32 @@ from sabia.core.shards.named_numbers import keys_of, names_of
 from sabia.core.shards.sources import Source
 
 
-def unified(sources: Sequence[Any], whole: bool = True) -> list[Any]:
-    """The sources, which then give batches with the columns of all of them.
+def unified(sources: Sequence[Any], whole: bool = True, kind: str = "document") -> list[Any]:
+    """The sources of records of a kind, which then give batches with the columns of all of them.
 
     whole: if names of scores are only in the rows, read all rows; else read the first rows of each
     shard (a slice does not read the shards of others), and a name that is not in them is BadData.
     Sources of other records, such as pages, are unchanged. Raises BadData if the types of a column
     cannot be combined.
     """
-    documents = all(isinstance(one, Source) and one.kind == "document" for one in sources)
-    if not documents or all(source.schema is not None for source in sources):
+    of_kind = all(isinstance(one, Source) and one.kind == kind for one in sources)
+    if not of_kind or all(source.schema is not None for source in sources):
         return list(sources)
     names: set[str] = set()
     extras: dict[str, tuple[pa.DataType, str]] = {}
     for source in sources:
         stop.check()
         header = _header(source)
-        names |= score_names(source, whole, header)
+        if schemas.is_scores(kind, "scores"):
+            names |= score_names(source, whole, header)
         keys = [pa.field(name, pa.string()) for name, _ in source.keys if name not in header.names]
         for field in [*header, *keys]:
-            if field.name not in schemas.document().names:
+            if field.name not in schemas.KINDS[kind].names:
                 _join(extras, field, source.name)
-    known = schemas.document(tuple(sorted(names)))
-    schema = pa.schema([*known, *(pa.field(name, kind) for name, (kind, _) in extras.items())])
+    known = schemas.KINDS[kind]
+    if schemas.is_scores(kind, "scores"):
+        known = schemas.document(tuple(sorted(names)))
+    schema = pa.schema([*known, *(pa.field(name, type_) for name, (type_, _) in extras.items())])
     return [replace(source, schema=schema) for source in sources]
 
 
@@ -98,7 +101,7 @@ def _header(source: Source) -> pa.Schema:
     with source.reading():
         if source.form == "jsonl":
             first = next(source.raw(), None)
-            return schemas.document() if first is None else first.schema
+            return schemas.KINDS[source.kind] if first is None else first.schema
         schema = source.stored_schema()
         names = source.named(schema.names)
         return pa.schema([f.with_name(n) for f, n in zip(schema, names, strict=True)])

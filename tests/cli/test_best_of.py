@@ -3,36 +3,15 @@
 import json
 import random
 import re
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kills import left_over, through_kills
+from rewrite_cases import SABIA, Sampler, fault, sabia, written
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from openai_stub import Stub
-
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
 QUESTION = re.compile(r"What is (\d+)\+(\d+)\?")
-FAULTS = ["503", "429-ms", "garbage", "reset", *[""] * 36]  # 10 % of the first attempts fail
-
-
-class Sampler(Stub):
-    """Answers depend on the question, the model and the seed."""
-
-    async def _perform(self, fault, request, content, text):
-        body = json.loads(content)
-        return await super()._perform(
-            fault, request, content, f"{body['model']} {body.get('seed')}\n{text}"
-        )
-
-
-def fault(text, attempt):
-    return random.Random(text).choice(FAULTS) if attempt == 0 else ""
 
 
 def answer(text):
@@ -64,16 +43,6 @@ def expected(record, seeds):
         text = text.removeprefix("<think>Perhaps 7.</think>")
         samples.append((text, text == f"It is {record['answer']}."))
     return samples
-
-
-def sabia(*words, **settings):
-    settings = {"capture_output": True, "check": True, "timeout": 120} | settings
-    return subprocess.run([*SABIA, *map(str, words)], **settings)
-
-
-def written(path, records):
-    pq.write_table(pa.Table.from_pylist(list(records)), path)
-    return path
 
 
 @pytest.fixture
@@ -250,6 +219,7 @@ def test_dry_run_and_usage_errors(tmp_path, recipe):
         more = asked(stub, tmp_path, recipe)
         plan = sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more, "--dry-run")
         assert b": 20 requests (0 more are in the cache)" in plan.stdout and not stub.requests
+        assert b"calls in all" not in plan.stdout
         cases = [
             (("--temperature", 0), "--temperature: 0 gives 4 equal samples"),
             (("--on-unfaithful", "keep"), "--on-unfaithful: only for documents"),
@@ -262,7 +232,7 @@ def test_dry_run_and_usage_errors(tmp_path, recipe):
             done = sabia("rewrite", given, *more, *words, check=False)
             assert done.returncode == 2 and message in done.stderr.decode(), words
     done = sabia("rewrite", given, "--recipe", "best-of", check=False)
-    assert done.returncode == 2 and b"expected --engine endpoint" in done.stderr
+    assert done.returncode == 2 and b"expected --engine endpoint or local" in done.stderr
     for text, message in {
         "[samples]\ncuont = 3": "samples: key: 'cuont'",
         "[samples]\ncount = 0": "count = 0 (expected 1 or more)",
@@ -276,3 +246,70 @@ def test_dry_run_and_usage_errors(tmp_path, recipe):
     recipe.write_text('base = "best-off"')
     done = sabia("rewrite", given, "--recipe", recipe, check=False)
     assert b"did you mean best-of?" in done.stderr
+
+
+def test_other_columns_are_carried_through(tmp_path, recipe):
+    """Those of all shards; nothing of an earlier run replaces what this one made."""
+    (tmp_path / "in").mkdir()
+    first, second = list(prompts(40, 0)), list(prompts(40, 1))
+    for n, record in enumerate(first):
+        record |= {"source": f"s{n}", "tags": [str(n), "x"], "best_of_score": 77.0}
+    for n, record in enumerate(second):
+        record |= {"weight": n / 4}
+    written(tmp_path / "in" / "p0.parquet", first)
+    (tmp_path / "in" / "p1.jsonl").write_text("".join(json.dumps(one) + "\n" for one in second))
+    with Sampler(answer=answer) as stub:
+        sabia("rewrite", tmp_path / "in", "-o", tmp_path / "o", *asked(stub, tmp_path, recipe))
+    given = {one["id"]: one for one in (*first, *second)}
+    for part in range(2):
+        table = pq.read_table(tmp_path / "o" / f"part-0000{part}.parquet")
+        assert set(table.column_names) >= {"source", "tags", "weight"} and table.num_rows > 20
+        for row in table.to_pylist():
+            for name in ("source", "tags", "weight", "answer"):
+                assert row[name] == given[row["id"]].get(name)
+            assert row["best_of_score"] == 1.0
+    kept = pq.read_table(tmp_path / "o" / "part-00000.parquet").num_rows
+    rejected = [json.loads(r["record"]) for r in pq.read_table(tmp_path / "o.rejects").to_pylist()]
+    assert kept + sum("tags" in r and r["source"] is not None for r in rejected) == 40
+
+
+def test_the_dry_run_counts_the_calls_of_the_judges(tmp_path, recipe):
+    recipe.write_text('base = "best-of"\n[samples]\ncount = 3\nreward = "rubric"\n'
+                      'min-score = 0\nmax-tokens = 100\n')  # fmt: skip
+    rubric = json.dumps({"id": "r", "items": [
+        {"id": "even", "text": "Even.", "weight": 2}, {"id": "big", "text": "Big.", "weight": 1},
+        {"id": "is", "text": "", "kind": "regex", "reference": "It", "weight": 1},
+    ]})  # fmt: skip
+    given = written(tmp_path / "in.parquet", [one | {"rubric": rubric} for one in prompts(7)])
+
+    def reply(text):
+        if not text.startswith("judge"):
+            return f"It is {hash(text) % 10**9}."
+        item = "even" if "Even." in text else "big"
+        return json.dumps({"verdicts": [{"item": item, "evidence": "x", "met": True}]})
+
+    with Sampler(answer=reply) as stub:
+        judges = tmp_path / "judges.toml"
+        judges.write_text("".join(
+            f'[j{n}]\nurl = "{stub.url}"\nmodel = "judge-{n}"\nprompt = 0\ncompletion = {n}\n'
+            for n in (1, 2)
+        ))  # fmt: skip
+        prices = tmp_path / "prices.toml"
+        prices.write_text("[m]\nprompt = 0\ncompletion = 1000\n")
+        more = asked(stub, tmp_path, recipe, "--judge", judges, "--judge-cache", tmp_path / "jc",
+                     "--prices", prices, "--judge-votes", 2, "--judge-tokens", 1000)  # fmt: skip
+
+        def plan():
+            out = sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more, "--dry-run").stdout
+            lines = [one for one in out.decode().splitlines() if one.startswith("call")]
+            return lines, [int(re.search(r"([\d,]+) requests", one)[1]) for one in lines]
+
+        lines, counts = plan()
+        # 7 records, 3 samples; 2 items with 2 votes each by 2 judges
+        assert counts == [21, 84, 84, 189] and not stub.requests
+        assert lines[0].startswith("call m at ") and lines[1].startswith("call judge-1 at ")
+        # 21 × 100 tokens at $1,000 a million, 84 × 1,000 at $1 and at $2
+        assert [one.rpartition("$")[2] for one in lines] == ["2.10", "0.08", "0.17", "2.35"]
+        sabia("rewrite", given, "-o", tmp_path / "o.parquet", *more)
+        assert stub.requests == 189
+        assert plan()[1] == [0, 0, 0, 0]

@@ -8,41 +8,53 @@ accepted answer is rejected, with the reason. New columns: `best_of_id` (of the 
 `rewrite_recipe`, `rewrite_model` and `rewrite_finish_reason`.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.generate.calls import ChatRequest, ChatResponse
-from sabia.core.generate.chat_variables import server_variables
-from sabia.core.generate.client import Client
-from sabia.core.generate.message_forms import message_of
-from sabia.core.generate.opened import cost_so_far, open_budget, open_client, print_estimate
+from sabia.core.generate.calls import BYTES_PER_TOKEN, ChatRequest
+from sabia.core.generate.opened import cost_so_far, open_budget, print_total
 from sabia.core.generate.reasoning import split_reasoning
-from sabia.core.generate.template_engine import from_json
+from sabia.core.judge.llm import Question
 from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
 from sabia.core.judge.rewards import RUBRIC, Case, Grader, parse_reward
 from sabia.core.judge.rubric import Rubric
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards import schemas
-from sabia.core.shards.dry_run import unmeasured
-from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.text.rewrite.model_engine import BATCHES_AHEAD, one_process
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.text.rewrite.model_engine import (
+    Answers,
+    Collect,
+    EndpointAnswers,
+    one_process,
+    open_answers,
+)
+from sabia.core.text.rewrite.prompt_records import (
+    SCHEMA,
+    Answer,
+    Row,
+    answer_of,
+    answered,
+    check_options,
+    conversation,
+    in_batches,
+    prompt_sources,
+    with_columns_of,
+)
+from sabia.core.text.rewrite.review import run_reviewed
 from sabia.core.text.rewrite.rewrite_recipe import BestOf
 
-OF_DOCUMENTS = ("on_unfaithful", "text_column")
 EQUAL = 1e-9  # a score that is lower by less is high enough
-PROMPT = schemas.KINDS["prompt"]
-SCHEMA = pa.schema([
-    *schemas.KINDS["chat"], PROMPT.field("rubric"), PROMPT.field("answer"),
+OWN = pa.schema([
+    *SCHEMA,
     pa.field("best_of_id", pa.string()), pa.field("best_of_score", pa.float64()),
     pa.field("best_of_scores", pa.list_(pa.float64())), pa.field("best_of_sample", pa.int64()),
     pa.field("best_of_reward", pa.string()),
@@ -53,33 +65,19 @@ SCHEMA = pa.schema([
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt record, its rubric, and the calls for its answers."""
+    """A prompt record, its number in its batch, its rubric, and the requests for its answers."""
 
+    number: int
     record: Mapping[str, Any]
     rubric: Rubric | None
-    calls: Sequence[Future[ChatResponse]]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One sample: its text without reasoning, and why it cannot be graded ('' if it can)."""
-
-    text: str
-    reasoning: str
-    response: ChatResponse
-    reason: str
+    requests: Sequence[ChatRequest]
 
 
 def run(job: Job, options: RewriteOptions, recipe: BestOf) -> None:
     """Write chat records of the job's prompt records; raise what the shards and clients raise."""
-    if options.engine != "endpoint":
-        raise UsageError(
-            f"--engine {options.engine}: recipe {recipe.name} asks a server (expected --engine "
-            "endpoint)"
-        )
-    if unused := [name for name in OF_DOCUMENTS if name in options.given]:
-        flag = unused[0].replace("_", "-")
-        raise UsageError(f"--{flag}: only for documents (recipe {recipe.name} reads prompts)")
+    check_options(options, recipe.name)
+    if options.models:
+        raise UsageError(f"--models: recipe {recipe.name} asks one model (expected ensemble)")
     weights = parse_reward(recipe.samples.reward)
     if RUBRIC not in weights and (options.judge or options.judge_url):
         raise UsageError(
@@ -88,98 +86,115 @@ def run(job: Job, options: RewriteOptions, recipe: BestOf) -> None:
         )
     job = one_process(job)
     budget = open_budget(options, job, options.max_tokens)
-    with (
-        open_panel(options, budget) as panel,
-        open_client(
-            options.url, options.model, options, options.cache, budget, options.timeout
-        ) as client,
-    ):
-        grader = Grader(weights, panel, options.max_unknown)
-        sampler = Sampler(client, recipe, options.temperature, job.seed, options.chat)
-        sources = open_inputs(job, "prompt", once=True)
-        if job.dry_run:
-            requests = (
-                request
-                for source in sources
-                for batch in source.batches(columns=["messages", "tools"])
-                for record in batch.to_pylist()
-                for request in sampler.requests(record)
-            )
-            print_estimate(client, requests)
-        run_map(
-            job, partial(best_of_shard, sampler=sampler, grader=grader), "prompt", "chat", sources,
-            f"{recipe.digest} {judges_identity(options)}", schema=SCHEMA, sampled=unmeasured,
-            live=lambda: cost_so_far(client.stats + grader.stats if panel else client.stats),
-        )  # fmt: skip
-        if not job.dry_run:
-            note_calls("samples", client)
+    answers = open_answers(options, budget)
+    client = answers.client if isinstance(answers, EndpointAnswers) else None
+    try:
+        with open_panel(options, budget) as panel:
+            grader = Grader(weights, panel, options.max_unknown)
+            sampler = Sampler(answers, recipe, options.temperature, job.seed)
+            sources, schema = prompt_sources(job, OWN)
+            if job.dry_run:
+                print_estimates(sampler, grader, sources)
+            salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
+            transform = partial(best_of_shard, sampler=sampler, grader=grader, schema=schema)
+            live = partial(cost_so_far, [one for one in (client, panel) if one is not None])
+            run_reviewed(job, options, transform, sources, salt, schema, live)
+            if client is not None and not job.dry_run:
+                note_calls("samples", client)
+    finally:
+        answers.close()
+
+
+def print_estimates(sampler: "Sampler", grader: Grader, sources: Sequence[Any]) -> None:
+    """Print the most that the samples and their judges would cost (`--dry-run`)."""
+
+    def prompts() -> Iterator[Prompt]:
+        for source in sources:
+            for batch in source.batches(columns=["messages", "tools", "rubric", "answer"]):
+                for record in batch.to_pylist():
+                    with contextlib.suppress(BadData):
+                        yield sampler.prompt(0, record, grader)
+
+    def questions() -> Iterator[Question]:
+        for prompt in prompts():
+            for number, request in enumerate(prompt.requests if prompt.rubric else ()):
+                kept = sampler.answers.cached_text(request)
+                unknown = f"{number} ".ljust(
+                    int(sampler.recipe.samples.max_tokens * BYTES_PER_TOKEN), "x"
+                )
+                text = unknown if kept is None else split_reasoning(kept)[0]
+                if text and prompt.rubric:
+                    yield Question(prompt.record["messages"], text, prompt.rubric)
+
+    made = [sampler.answers.print_estimate(r for p in prompts() for r in p.requests)]
+    if grader.judge is not None:
+        made += grader.judge.print_estimates(questions)
+    print_total([one for one in made if one is not None])
 
 
 class Sampler:
-    """Asks a server for the answers to prompt records."""
+    """Asks a model for the answers to prompt records."""
 
     def __init__(
-        self, client: Client, recipe: BestOf, temperature: float | None, seed: int, chat: str
+        self, answers: Answers, recipe: BestOf, temperature: float | None, seed: int
     ) -> None:
         """temperature: None for that of the recipe. Raises UsageError for equal samples."""
-        self.client, self.recipe, self.seed = client, recipe, seed
+        self.answers, self.recipe, self.seed = answers, recipe, seed
         self.temperature = recipe.samples.temperature if temperature is None else temperature
-        self.extra = server_variables(chat)
         if self.temperature == 0 and recipe.samples.count > 1:
             raise UsageError(
                 f"--temperature: 0 gives {recipe.samples.count} equal samples (expected above 0)"
             )
 
-    def requests(self, record: Mapping[str, Any]) -> list[ChatRequest]:
-        """The requests for the answers to a record; raises BadData for a damaged one."""
-        messages = [message_of(message) for message in record["messages"] or ()]
-        if not messages or messages[-1].get("role") == "assistant":
-            raise BadData("the conversation does not end with a turn to answer")
-        tools = {"tools": from_json(record["tools"], "tools")} if record["tools"] else {}
-        return [
+    def prompt(self, number: int, record: Mapping[str, Any], grader: Grader) -> Prompt:
+        """The requests for a record; raises BadData if they or the reward cannot use it."""
+        rubric = grader.check(record["answer"], record["rubric"])
+        messages, tools = conversation(record)
+        requests = [
             ChatRequest(
                 messages,
                 max_tokens=self.recipe.samples.max_tokens,
                 temperature=self.temperature,
                 seed=self.seed,
-                vote=number,
-                extra={**self.extra, **tools},
+                vote=vote,
+                extra={**self.answers.extra, **tools},
             )
-            for number in range(self.recipe.samples.count)
+            for vote in range(self.recipe.samples.count)
         ]
-
-    def submit(self, record: Mapping[str, Any], grader: Grader) -> Prompt:
-        """Start the calls for a record; raises BadData if they or the reward cannot use it."""
-        rubric = grader.check(record["answer"], record["rubric"])
-        return Prompt(record, rubric, [self.client.submit(r) for r in self.requests(record)])
+        return Prompt(number, record, rubric, requests)
 
 
 def best_of_shard(
-    batches: Iterator[pa.RecordBatch], context: ShardContext, sampler: Sampler, grader: Grader
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    sampler: Sampler,
+    grader: Grader,
+    schema: pa.Schema,
 ) -> Iterator[pa.RecordBatch]:
-    """The accepted answers to a shard of prompt records, with up to BATCHES_AHEAD batches requested
-    in advance: a transform for `run_map`."""
-    pending: deque[list[Prompt]] = deque()
-    for batch in batches:
-        prompts = []
-        for record in batch.to_pylist():
-            try:
-                prompts.append(sampler.submit(record, grader))
-            except BadData as error:
-                context.reject(record, f"best-of: {error}")
-        pending.append(prompts)
-        if len(pending) > BATCHES_AHEAD:
-            yield _finish(pending.popleft(), context, sampler, grader)
-    while pending:
-        yield _finish(pending.popleft(), context, sampler, grader)
+    """The accepted answers to a shard of prompt records: a transform for `run_map`."""
+
+    def submit(batch: pa.RecordBatch, prompts: Sequence[Prompt]) -> Callable[[], pa.RecordBatch]:
+        collect = sampler.answers.submit([one for prompt in prompts for one in prompt.requests])
+        return lambda: _finish(batch, prompts, collect, context, sampler, grader, schema)
+
+    ask = partial(sampler.prompt, grader=grader)
+    return in_batches(batches, context, "best-of", ask, submit)
 
 
 def _finish(
-    prompts: Sequence[Prompt], context: ShardContext, sampler: Sampler, grader: Grader
+    batch: pa.RecordBatch,
+    prompts: Sequence[Prompt],
+    collect: Collect,
+    context: ShardContext,
+    sampler: Sampler,
+    grader: Grader,
+    schema: pa.Schema,
 ) -> pa.RecordBatch:
     """Wait for the answers of a batch, grade them, and make rows of those that are accepted."""
-    responses = iter(sampler.client.wait([call for prompt in prompts for call in prompt.calls]))
-    answers = [[_answer(next(responses)) for _ in prompt.calls] for prompt in prompts]
+    responses = iter(collect())
+    answers = [
+        [answer_of(one) for one in islice(responses, len(prompt.requests))] for prompt in prompts
+    ]
     cases = [
         Case(p.record["messages"], one.text, p.record["answer"], p.rubric)
         for p, given in zip(prompts, answers, strict=True)
@@ -187,34 +202,16 @@ def _finish(
         if not one.reason
     ]
     grades = iter(grader.grade(cases))
-    rows = []
+    rows = list[Row]()
     for prompt, given in zip(prompts, answers, strict=True):
         graded = [(one, Grade(None) if one.reason else next(grades)) for one in given]
-        made = list(_rows(prompt, graded, sampler.recipe, sampler.client.model))
+        made = list(_rows(prompt, graded, sampler.recipe, sampler.answers.name))
         context.count("samples", len(graded))
         context.count("accepted", sum(_accepted(grade, sampler.recipe) for _, grade in graded))
         if not made:
             context.reject(dict(prompt.record), f"best-of: {_why_none(graded, sampler.recipe)}")
-        rows += made
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
-def _answer(response: ChatResponse) -> Answer:
-    text, reasoning = split_reasoning(response.text or "")
-    given = response.message.get("reasoning_content")
-    reasoning = given if isinstance(given, str) else reasoning
-    try:
-        f"{text or ''}{reasoning}".encode()
-    except UnicodeEncodeError:
-        return Answer("", "", response, "not valid Unicode")
-    reason = response.error or ""
-    if not reason and response.message.get("tool_calls"):
-        reason = "calls a tool"
-    if not reason and response.finish_reason not in ("stop", None):
-        reason = f"cut short (finish reason {response.finish_reason})"
-    if not reason and not (text or "").strip():
-        reason = "empty"
-    return Answer(text or "", reasoning, response, reason)
+        rows += [(prompt.number, row) for row in made]
+    return with_columns_of(batch, rows, OWN, schema)
 
 
 def _accepted(grade: Grade, recipe: BestOf) -> bool:
@@ -235,15 +232,9 @@ def _rows(
         texts.setdefault(graded[number][0].text, number)
     for number in list(texts.values())[: samples.keep]:
         answer, grade = graded[number]
-        turn = {
-            "role": "assistant",
-            "content": answer.text,
-            "reasoning_content": answer.reasoning or None,
-        }
         yield {
-            **{name: record[name] for name in ("tools", "meta", "rubric", "answer")},
+            **answered(record, answer.text, answer.reasoning),
             "id": record["id"] if samples.keep == 1 else f"{record['id']}-{number}",
-            "messages": [*record["messages"], turn],
             "best_of_id": record["id"],
             "best_of_score": grade.score,
             "best_of_scores": [one.score for _, one in graded],

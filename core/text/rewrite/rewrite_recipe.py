@@ -20,10 +20,12 @@ from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.judge.rewards import parse_reward
 from sabia.core.options.option import unknown
+from sabia.core.text.rewrite.segments import Limits
 
 BASE, ENDING = "reason-first", ".toml"
 SEPARATORS = {"blank-lines": r"(\n[ \t]*\n\s*)", "lines": r"(\n\s*)", "nowhere": r"((?!))"}
 RULES = ("", "reason-first")
+ROUNDING = 1e-9  # 2/3 of 3 models are two
 Table = TypeVar("Table")
 
 
@@ -156,9 +158,61 @@ class BestOf:
     digest: str = field(compare=False)
 
 
+@dataclass(frozen=True)
+class OneAnswer:
+    """How each model answers."""
+
+    max_tokens: int
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max-tokens = {self.max_tokens} (expected 1 or more)")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """When models agree, and how much they must agree on; see `segments`."""
+
+    quorum: float
+    similarity: float
+    names: bool
+    kept: float
+
+    def __post_init__(self) -> None:
+        for name in ("quorum", "similarity"):
+            if not 0 < (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} = {value:g} (expected above 0, at most 1)")
+        if not 0 <= self.kept <= 1:
+            raise ValueError(f"kept = {self.kept:g} (expected 0 to 1)")
+
+    def limits(self, models: int) -> Limits:
+        """The limits for a number of models. Raises UsageError if one model is a quorum."""
+        quorum = math.ceil(self.quorum * models - ROUNDING)
+        if quorum < 2:
+            raise UsageError(
+                f"--recipe: quorum = {self.quorum:g} of {models} models is one (expected two or "
+                "more, so that something is agreed on)"
+            )
+        return Limits(quorum, self.similarity, self.names)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """A recipe on the base of ensemble; `digest` is a hash of all of it but the name."""
+
+    name: str
+    answers: OneAnswer
+    agreement: Agreement
+    digest: str = field(compare=False)
+
+
 TABLES: dict[str, dict[str, type[Any]]] = {
     BASE: {"pieces": Pieces, "filters": Filters, "checks": Checks},
     "best-of": {"samples": Samples},
+    "ensemble": {"answers": OneAnswer, "agreement": Agreement},
 }
 
 
@@ -169,7 +223,7 @@ def built_in() -> dict[str, str]:
     return {name.removesuffix(ENDING): named[name].read_text("utf-8") for name in sorted(named)}
 
 
-def load_recipe(name: str) -> Recipe | BestOf:
+def load_recipe(name: str) -> Recipe | BestOf | Ensemble:
     """The recipe of the package of this name, or that of a TOML file. Raises UsageError."""
     texts = built_in()
     if name in texts:
@@ -179,7 +233,7 @@ def load_recipe(name: str) -> Recipe | BestOf:
     return _recipe(Path(name).stem, read_toml("--recipe", name), f"--recipe: {name}")
 
 
-def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf:
+def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf | Ensemble:
     named = given.get("base", BASE)
     if not isinstance(named, str) or named not in TABLES:
         raise unknown(f"{where}: base", named, TABLES)
@@ -192,7 +246,8 @@ def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf:
         for key, kind in kinds.items()
     }
     if named != BASE:
-        return BestOf(name, **tables, digest=_hash(str(tables)))
+        made = BestOf if named == "best-of" else Ensemble
+        return made(name, **tables, digest=_hash(str(tables)))
     prompt, rules = given.get("prompt", ""), given.get("rules", "")
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{where}: prompt = {prompt!r} (expected the instructions for the model)")

@@ -21,35 +21,33 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.generate.cache import CallCache
-from sabia.core.generate.calls import ChatRequest
-from sabia.core.generate.model_directory import load_engine, model_fingerprint
-from sabia.core.generate.opened import (
-    cost_so_far,
-    default_cache,
-    open_budget,
-    open_client,
-    print_estimate,
-)
+from sabia.core.generate.calls import ChatRequest, ChatResponse
+from sabia.core.generate.opened import cost_so_far, open_budget
 from sabia.core.options.rewrite import RewriteOptions
-from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.mapping import ShardContext, run_map
+from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.summary import Summary
 from sabia.core.text.removed_rows import put_column
 from sabia.core.text.rewrite import faithfulness, reason_first
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import (
     BATCHES_AHEAD,
-    EndpointWriter,
-    LocalWriter,
-    ModelAnswer,
+    EndpointAnswers,
     Writer,
     one_process,
+    open_answers,
     pieces_of,
 )
-from sabia.core.text.rewrite.rewrite_recipe import BestOf, Checks, Filters, Recipe, load_recipe
+from sabia.core.text.rewrite.review import run_reviewed
+from sabia.core.text.rewrite.rewrite_recipe import (
+    BestOf,
+    Checks,
+    Ensemble,
+    Filters,
+    Recipe,
+    load_recipe,
+)
 
 REWRITTEN, UNCHANGED = "rewritten", "unchanged"
 LEFT_OUT = "left out"
@@ -80,6 +78,13 @@ def run(job: Job, options: RewriteOptions) -> None:
 
         best_of.run(job, options, recipe)
         return
+    if isinstance(recipe, Ensemble):
+        from sabia.core.text.rewrite import ensemble
+
+        ensemble.run(job, options, recipe)
+        return
+    if options.models:
+        raise UsageError(f"--models: recipe {recipe.name} asks one model (expected ensemble)")
     if options.judge or options.judge_url:
         raise UsageError(f"--judge: recipe {recipe.name} has no judge (expected one of best-of)")
     sources = open_inputs(job, "document", once=True)
@@ -89,25 +94,25 @@ def run(job: Job, options: RewriteOptions) -> None:
                              "--engine endpoint or local)")  # fmt: skip
         transform = partial(rewrite_by_rules, recipe=recipe)
         salt = f"rules {reason_first.VERSION} {recipe.filters}"
-        summary = run_map(job, transform, sources=sources, salt=salt)
+        summary = run_reviewed(job, options, transform, sources, salt)
         _report(job, summary)
         return
     job = one_process(job)
-    writer = make_writer(job, options, recipe)
+    answers = open_answers(options, open_budget(options, job, options.max_tokens))
+    writer = Writer(answers, recipe, options.temperature or 0.0, job.seed)
     try:
-        if job.dry_run and isinstance(writer, EndpointWriter):
-            print_estimate(writer.client, _requests(writer, sources))
+        if job.dry_run:
+            answers.print_estimate(_requests(writer, sources))
         transform = partial(rewrite_by_model, writer=writer, options=options, recipe=recipe)
-        identity = getattr(writer, "fingerprint", "")
-        salt = f"{recipe.digest} {identity} checks {faithfulness.VERSION}"
-        client = writer.client if isinstance(writer, EndpointWriter) else None
-        live = (lambda: cost_so_far(client.stats)) if client else None
-        summary = run_map(job, transform, sources=sources, salt=salt, sampled=unmeasured, live=live)
+        salt = f"{recipe.digest} {answers.fingerprint} checks {faithfulness.VERSION}"
+        client = answers.client if isinstance(answers, EndpointAnswers) else None
+        live = partial(cost_so_far, [client] if client else [])
+        summary = run_reviewed(job, options, transform, sources, salt, live=live)
     finally:
-        writer.close()
+        answers.close()
     _report(job, summary)
-    if isinstance(writer, EndpointWriter) and not job.dry_run:
-        notes.note(writer.client.summary())
+    if client is not None and not job.dry_run:
+        notes.note(client.summary())
 
 
 def rewrite_by_rules(
@@ -167,7 +172,7 @@ def _submit(texts: Sequence[str], writer: Writer, recipe: Recipe) -> Callable[[]
     collect = writer.submit([parts[i][j] for i, j in submitted])
 
     def outcomes() -> list[Outcome]:
-        answers: dict[int, dict[int, ModelAnswer]] = {}
+        answers: dict[int, dict[int, ChatResponse]] = {}
         for (i, j), answer in zip(submitted, collect(), strict=True):
             answers.setdefault(i, {})[j] = answer
         return [
@@ -179,7 +184,7 @@ def _submit(texts: Sequence[str], writer: Writer, recipe: Recipe) -> Callable[[]
     return outcomes
 
 
-def join_pieces(parts: Sequence[str], answers: dict[int, ModelAnswer], checks: Checks) -> Outcome:
+def join_pieces(parts: Sequence[str], answers: dict[int, ChatResponse], checks: Checks) -> Outcome:
     """Join the pieces of one text. A piece that fails keeps its original text, and the verdict is
     the reason of the first failure."""
     source, pieces, failure = "".join(parts), list(parts), ""
@@ -251,22 +256,6 @@ def with_outcomes(
     return batch
 
 
-def make_writer(job: Job, options: RewriteOptions, recipe: Recipe) -> Writer:
-    """The writer for the engine and model that the options name."""
-    if options.engine == "local":
-        cache = CallCache(options.cache or default_cache())
-        fingerprint = model_fingerprint(options.model)
-        return LocalWriter(
-            load_engine(options.model), options.model, fingerprint, cache, recipe,
-            options.temperature or 0.0, job.seed, options.chat,
-        )  # fmt: skip
-    client = open_client(
-        options.url, options.model, options, options.cache,
-        open_budget(options, job, options.max_tokens), options.timeout,
-    )  # fmt: skip
-    return EndpointWriter(client, recipe, options.temperature or 0.0, job.seed, options.chat)
-
-
 def _count(outcomes: Sequence[Outcome], context: ShardContext) -> None:
     context.count("rewritten", sum(outcome.verdict == REWRITTEN for outcome in outcomes))
     if skipped := sum(outcome.verdict.startswith(LEFT_OUT) for outcome in outcomes):
@@ -293,7 +282,7 @@ def _report(job: Job, summary: Summary) -> None:
     )
 
 
-def _requests(writer: EndpointWriter, sources: Sequence[Any]) -> Iterator[ChatRequest]:
+def _requests(writer: Writer, sources: Sequence[Any]) -> Iterator[ChatRequest]:
     return (
         writer.request(part)
         for source in sources

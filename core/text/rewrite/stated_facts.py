@@ -55,20 +55,32 @@ CAPITAL_NOUNS = ("de", "lb")  # languages that write each noun with a capital
 
 def dates(text: str) -> set[frozenset[Date]]:
     """The dates of a text; of each the readings that it has."""
-    read: set[frozenset[Date]] = set()
+    return {readings for *_, readings in _date_matches(text)}
+
+
+def date_spans(text: str) -> list[tuple[int, int, frozenset[Date]]]:
+    """(start, end, readings) of each date of a text, in order, without overlaps."""
+    spans = list[tuple[int, int, frozenset[Date]]]()
+    for one in sorted(_date_matches(text), key=lambda span: (span[0], -span[1])):
+        if not spans or one[0] >= spans[-1][1]:
+            spans.append(one)
+    return spans
+
+
+def _date_matches(text: str) -> Iterator[tuple[int, int, frozenset[Date]]]:
     for match in _WRITTEN.finditer(text):
         parts = match.groupdict()
         month = MONTHS[(parts["m1"] or parts["m2"] or parts["m3"]).lower()]
         day, year = parts["d1"] or parts["d2"], parts["y1"] or parts["y2"] or parts["y3"]
-        read.add(frozenset([(int(year) if year else None, month, int(day) if day else None)]))
+        date = (int(year) if year else None, month, int(day) if day else None)
+        yield *match.span(), frozenset([date])
     for match in _ISO.finditer(text):
-        read.add(frozenset([(int(match[1]), int(match[3]), int(match[4]))]))
+        yield *match.span(), frozenset([(int(match[1]), int(match[3]), int(match[4]))])
     for match in _NUMERIC.finditer(text):
         first, second, year = int(match[1]), int(match[3]), int(match[4])
         readings = ((year, second, first), (year, first, second))
         possible = [one for one in readings if one[1] <= 12]
-        read.add(frozenset(possible or readings[:1]))
-    return read
+        yield *match.span(), frozenset(possible or readings[:1])
 
 
 def new_date(source: str, text: str) -> str:

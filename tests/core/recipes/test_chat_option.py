@@ -31,7 +31,7 @@ from sabia.core.recipes.grpo.prompt_schedule import read_prompts
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
-from sabia.core.text.rewrite.model_engine import EndpointWriter, LocalWriter
+from sabia.core.text.rewrite.model_engine import EndpointAnswers, LocalAnswers, Writer
 from sabia.core.text.rewrite.rewrite_recipe import load_recipe
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -202,10 +202,11 @@ def test_servers_get_the_variables():
     options = EvalOptions(task=("t.toml",), model=("m",), chat="enable_thinking=false")
     with pytest.raises(BadData, match="recorded"):
         answers.ask(client, Task("t", "exact_match", "x"), [item], options)
-    writer = EndpointWriter(client, load_recipe("reason-first"), 0.0, 0, "enable_thinking=false")
+    recipe = load_recipe("reason-first")
+    writer = Writer(EndpointAnswers(client, "enable_thinking=false"), recipe, 0.0, 0)
     for request in (client.requests[0], writer.request("text")):
         assert request.body("m")["chat_template_kwargs"] == {"enable_thinking": False}
-    plain = EndpointWriter(client, load_recipe("reason-first"), 0.0, 0).request("text")
+    plain = Writer(EndpointAnswers(client), recipe, 0.0, 0).request("text")
     assert "chat_template_kwargs" not in plain.body("m")
     with pytest.raises(UsageError, match="only with a model directory"):
         server_variables("date=2026-11-21")
@@ -217,11 +218,12 @@ def test_rewrite_asks_for_the_date_that_the_template_writes(models, tmp_path):
     engine = load_engine(models / "dated")
     asked, generate = [], engine.generate
     engine.generate = lambda requests: asked.extend(requests) or generate(requests)
-    settings = ("m", "f", CallCache(tmp_path), load_recipe("reason-first"), 0.0, 0)
+    settings = ("m", "f", CallCache(tmp_path))
     with pytest.raises(UsageError, match=r"--chat: m has a chat template that writes the date"):
-        LocalWriter(engine, *settings)
+        LocalAnswers(engine, *settings)
     for chat in ("date=2026-11-21", "date=2026-11-22", "date=2026-11-21"):
-        LocalWriter(engine, *settings, chat).submit(["1"])()
+        local = LocalAnswers(engine, *settings, chat)
+        Writer(local, load_recipe("reason-first"), 0.0, 0).submit(["1"])()
     texts = [engine.tokenizer.decode(request.prompt)[:20] for request in asked]
     assert texts == ["Today is 21 Nov 2026", "Today is 22 Nov 2026"]  # the third was cached
     with pytest.raises(UsageError, match="--chat: only with --engine endpoint or local"):

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sabia.core.generate.calls import ChatResponse
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
-from sabia.core.text.rewrite.model_engine import ModelAnswer, answer_tokens, pieces_of
+from sabia.core.text.rewrite.model_engine import answer_tokens, pieces_of
 from sabia.core.text.rewrite.rewrite_recipe import load_recipe
 from sabia.core.text.rewrite.stage import join_pieces
 
@@ -76,16 +77,21 @@ def test_pieces_join_to_the_text_and_are_bounded():
 
 def test_a_failing_piece_keeps_its_original_and_decides_the_verdict():
     parts = [SOURCE + "\n", "\n\n", "  " + SOURCE]
-    whole = {0: ModelAnswer(GOOD, "stop", "m"), 2: ModelAnswer(GOOD, "stop", "m")}
+    whole = {
+        0: ChatResponse("", GOOD, "stop", model="m"),
+        2: ChatResponse("", GOOD, "stop", model="m"),
+    }
     done = join_pieces(parts, whole, BUILT_IN.checks)
     assert done.text == GOOD + "\n\n\n  " + GOOD and done.verdict == "rewritten"
     assert (done.before, done.after) == ((0.0, 0.0), (1.0, 1.0))
     half = join_pieces(
-        parts, whole | {2: ModelAnswer(None, None, "m", "given up after 6 tries")}, BUILT_IN.checks
+        parts,
+        whole | {2: ChatResponse("", model="m", error="given up after 6 tries")},
+        BUILT_IN.checks,
     )
     assert half.text == GOOD + "\n\n\n  " + SOURCE
     assert half.verdict == "given up after 6 tries"
-    same = join_pieces([SOURCE], {0: ModelAnswer(SOURCE, "stop", "m")}, BUILT_IN.checks)
+    same = join_pieces([SOURCE], {0: ChatResponse("", SOURCE, "stop", model="m")}, BUILT_IN.checks)
     assert (same.text, same.verdict) == (SOURCE, "unchanged")
 
 
@@ -108,24 +114,25 @@ class Scripted:
 
 def test_local_writer_generates_once_and_keeps_answers(tmp_path):
     from sabia.core.generate.cache import CallCache
-    from sabia.core.text.rewrite.model_engine import LocalWriter
+    from sabia.core.text.rewrite.model_engine import LocalAnswers, Writer
     from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     engine = Scripted(train_bpe([SOURCE, GOOD] * 3, 400))
-    settings = ("name", "f" * 32, CallCache(tmp_path), BUILT_IN, 0.0, 0)
-    answers = LocalWriter(engine, *settings).submit([SOURCE, GOOD, SOURCE, "x" * 9_000])()
+
+    def submit(*texts):
+        local = LocalAnswers(engine, "name", "f" * 32, CallCache(tmp_path))
+        return Writer(local, BUILT_IN, 0.0, 0).submit(texts)()
+
+    answers = submit(SOURCE, GOOD, SOURCE, "x" * 9_000)
     assert [a.text is None for a in answers] == [False, False, False, True]
     assert answers[0] == answers[2] and "does not fit" in answers[3].error
     assert engine.asked == 2
-    again = LocalWriter(engine, *settings[:2], CallCache(tmp_path), *settings[3:])
-    assert again.submit([GOOD, SOURCE])() == [answers[1], answers[0]]
+    assert submit(GOOD, SOURCE) == [answers[1], answers[0]]
     assert engine.asked == 2
 
 
-def test_a_real_local_model_answers(tmp_path):
-    """A tiny random model: its words mean nothing, so every document keeps its text."""
-    pytest.importorskip("torch", reason="the local engine runs on torch")
-    from sabia.core.generate.model_directory import load_engine, model_fingerprint
+def tiny_model(folder):
+    """A model directory of random weights."""
     from sabia.core.model.init import init_params
     from sabia.core.model.storage import hub
     from sabia.core.spec import from_config
@@ -141,21 +148,89 @@ def test_a_real_local_model_answers(tmp_path):
     }  # fmt: skip
     spec = from_config(config)
     params = {name: np.asarray(value) for name, value in init_params(spec, 0).items()}
-    hub.save_model(tmp_path, spec, params)
-    tokenizer.save(tmp_path)
+    hub.save_model(folder, spec, params)
+    tokenizer.save(folder)
+
+
+def test_a_real_local_model_answers(tmp_path):
+    """A tiny random model: its words mean nothing, so every document keeps its text."""
+    pytest.importorskip("torch", reason="the local engine runs on torch")
+    from sabia.core.generate.model_directory import load_engine, model_fingerprint
+
+    tiny_model(tmp_path)
     assert model_fingerprint(tmp_path) == model_fingerprint(tmp_path)
     from sabia.core.generate.cache import CallCache
-    from sabia.core.text.rewrite.model_engine import LocalWriter
+    from sabia.core.text.rewrite.model_engine import LocalAnswers, Writer
 
-    writer = LocalWriter(
-        load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(tmp_path / "calls"),
-        BUILT_IN, 0.0, 0,
-    )  # fmt: skip
+    local = LocalAnswers(
+        load_engine(tmp_path), "tiny", model_fingerprint(tmp_path), CallCache(tmp_path / "calls")
+    )
+    writer = Writer(local, BUILT_IN, 0.0, 0)
     (answer,) = writer.submit(["Is 1 + 1 = 2?"])()
     assert answer.text is not None and answer.finish_reason in ("stop", "length")
     assert (
         join_pieces(
-            [SOURCE], {0: ModelAnswer(answer.text, answer.finish_reason, "tiny")}, BUILT_IN.checks
+            [SOURCE], {0: ChatResponse("", answer.text, answer.finish_reason)}, BUILT_IN.checks
         ).text
         == SOURCE
     )
+
+
+def test_samples_of_a_local_model_do_not_depend_on_what_is_cached(tmp_path):
+    """Requests that differ in their vote alone are samples of one prompt, each drawn once."""
+    pytest.importorskip("torch", reason="the local engine runs on torch")
+    from sabia.core.generate.cache import CallCache
+    from sabia.core.generate.calls import ChatRequest
+    from sabia.core.generate.model_directory import load_engine
+    from sabia.core.text.rewrite.model_engine import LocalAnswers
+
+    tiny_model(tmp_path)
+    engine, asked = load_engine(tmp_path), []
+    generate = engine.generate
+    engine.generate = lambda requests: asked.extend(requests) or generate(requests)
+
+    def samples(folder, *votes):
+        local = LocalAnswers(engine, "tiny", "f" * 32, CallCache(tmp_path / folder))
+        turn = [{"role": "user", "content": "Is 1 + 1 = 2?"}]
+        return local.submit([
+            ChatRequest(turn, max_tokens=8, temperature=1.0, seed=3, vote=vote) for vote in votes
+        ])()  # fmt: skip
+
+    whole = samples("a", *range(5))
+    assert len(asked) == 1 and len({one.text for one in whole}) > 1
+    assert all(one.model == "tiny" and one.message["role"] == "assistant" for one in whole)
+    samples("b", 3, 1)
+    assert samples("b", *range(5)) == whole and samples("b", 2) == whole[2:3]
+    assert [list(one.samples) for one in asked] == [[0, 1, 2, 3, 4], [1, 3], [0, 2, 4]]
+
+
+def test_best_of_samples_in_the_process(tmp_path):
+    pytest.importorskip("torch", reason="the local engine runs on torch")
+    import json
+
+    import pyarrow.parquet as pq
+    from rewrite_cases import sabia, written
+
+    tiny_model(tmp_path / "model")
+    recipe = tmp_path / "own.toml"
+    recipe.write_text('base = "best-of"\n[samples]\ncount = 3\nkeep = 3\nmin-score = 0\n'
+                      'max-tokens = 12\n')  # fmt: skip
+    given = written(tmp_path / "in.parquet", [
+        {"id": f"p{n}", "messages": [{"role": "user", "content": f"Is {n} + 1 = 2?"}],
+         "answer": "2", "shelf": n} for n in range(40)
+    ])  # fmt: skip
+    words = ("rewrite", given, "-o", tmp_path / "o.parquet", "--recipe", recipe, "--engine",
+             "local", "--model", tmp_path / "model", "--cache", tmp_path / "cache")  # fmt: skip
+    plan = sabia(*words, "--dry-run").stdout.decode()
+    assert f"generate with {tmp_path / 'model'}: 120 answers (0 more are in the cache)" in plan
+    sabia(*words)
+    made = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    rejects = pq.read_table(tmp_path / "o.rejects.parquet").to_pylist()
+    assert len({row["best_of_id"] for row in made}) + len(rejects) == 40 and made
+    for row in made:
+        assert row["shelf"] == int(row["best_of_id"][1:]) and len(row["best_of_scores"]) == 3
+        assert row["rewrite_finish_reason"] == "stop"
+        assert row["rewrite_model"] == str(tmp_path / "model")
+    assert all("cut short" in row["reason"] or "empty" in row["reason"] for row in rejects)
+    assert all(json.loads(row["record"])["shelf"] >= 0 for row in rejects)
+    assert ": 0 answers (120 more are in the cache)" in sabia(*words, "--dry-run").stdout.decode()

@@ -1,0 +1,228 @@
+"""Recipe ensemble: each of several models answers a prompt record; what they agree on is kept.
+
+`segments` says what agreement is. The chat record has the answer of which most is supported by a
+quorum, without its other segments and without reasoning. A record is rejected if a call of a model
+failed, because another model's segments may have needed its support, and if too little is left. An
+answer that is cut short, empty, or calls a tool supports nothing. New columns: `ensemble_model`
+(the table of the model whose answer it is), `ensemble_share` (of its characters that are kept),
+`ensemble_segments` (its segments, the models that support each, and whether it is kept),
+`rewrite_recipe`, `rewrite_model` and `rewrite_finish_reason`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from sabia.core.errors import BadData, UsageError
+from sabia.core.generate.budget import Budget
+from sabia.core.generate.calls import ChatRequest
+from sabia.core.generate.model_servers import ModelServer, load_servers
+from sabia.core.generate.opened import cost_so_far, open_budget, open_client, print_total
+from sabia.core.judge.opened_judges import note_calls
+from sabia.core.options.rewrite import RewriteOptions
+from sabia.core.shards.job import Job
+from sabia.core.shards.mapping import ShardContext
+from sabia.core.text.rewrite import segments
+from sabia.core.text.rewrite.model_engine import (
+    Answers,
+    Collect,
+    EndpointAnswers,
+    local_answers,
+    one_process,
+)
+from sabia.core.text.rewrite.prompt_records import (
+    SCHEMA,
+    Answer,
+    Row,
+    answer_of,
+    answered,
+    check_options,
+    conversation,
+    in_batches,
+    prompt_sources,
+    with_columns_of,
+)
+from sabia.core.text.rewrite.review import run_reviewed
+from sabia.core.text.rewrite.rewrite_recipe import Ensemble
+from sabia.core.text.rewrite.segments import Agreed, Limits
+
+OWN = pa.schema([
+    *SCHEMA,
+    pa.field("ensemble_model", pa.string()), pa.field("ensemble_share", pa.float64()),
+    pa.field("ensemble_segments", pa.list_(pa.struct([
+        ("text", pa.string()), ("models", pa.list_(pa.string())), ("kept", pa.bool_()),
+    ]))),
+    *(pa.field(f"rewrite_{name}", pa.string()) for name in ("recipe", "model", "finish_reason")),
+])  # fmt: skip
+Models = Mapping[str, Answers]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt record, its number in its batch, and the request for its answers to each model."""
+
+    number: int
+    record: Mapping[str, Any]
+    requests: Mapping[str, ChatRequest]
+
+
+def run(job: Job, options: RewriteOptions, recipe: Ensemble) -> None:
+    """Write chat records of the job's prompt records; raise what the shards and clients raise."""
+    check_options(options, recipe.name)
+    if options.judge or options.judge_url:
+        raise UsageError(f"--judge: recipe {recipe.name} has no judge (expected one of best-of)")
+    if not options.models:
+        raise UsageError(f"--models: is missing (recipe {recipe.name} asks several models)")
+    servers = load_servers("--models", options.models, addressed=options.engine == "endpoint")
+    limits = recipe.agreement.limits(len(servers))
+    job = one_process(job)
+    budget = open_budget(options, job, options.max_tokens)
+    with ExitStack() as opened:
+        models = {}
+        for server in servers:
+            models[server.name] = _open(server, options, budget)
+            opened.callback(models[server.name].close)
+        clients = {n: one.client for n, one in models.items() if isinstance(one, EndpointAnswers)}
+        temperature = recipe.answers.temperature
+        if options.temperature is not None:
+            temperature = options.temperature
+        asker = Asker(models, recipe, temperature, job.seed)
+        sources, schema = prompt_sources(job, OWN)
+        if job.dry_run:
+            print_estimates(asker, sources)
+        named = [(s.name, s.model, models[s.name].fingerprint) for s in servers]
+        run_reviewed(
+            job, options, partial(ensemble_shard, asker=asker, limits=limits, schema=schema),
+            sources, f"{recipe.digest} {named}", schema,
+            partial(cost_so_far, list(clients.values())),
+        )  # fmt: skip
+        if not job.dry_run:
+            for name, client in clients.items():
+                note_calls(name, client)
+
+
+def _open(server: ModelServer, options: RewriteOptions, budget: Budget) -> Answers:
+    if not server.urls:
+        return local_answers(server.model, options)
+    if server.price is not None:
+        budget.prices = {server.model: server.price, **budget.prices}
+    client = open_client(
+        server.urls, server.model, options, options.cache, budget, options.timeout,
+        server.api_key_env,
+    )  # fmt: skip
+    return EndpointAnswers(client, options.chat)
+
+
+class Asker:
+    """Asks several models for the answer to a record."""
+
+    def __init__(self, models: Models, recipe: Ensemble, temperature: float, seed: int) -> None:
+        self.models, self.recipe = models, recipe
+        self.temperature, self.seed = temperature, seed
+
+    def prompt(self, number: int, record: Mapping[str, Any]) -> Prompt:
+        """The requests for a record; raises BadData for a damaged one."""
+        messages, tools = conversation(record)
+        return Prompt(number, record, {
+            name: ChatRequest(
+                messages,
+                max_tokens=self.recipe.answers.max_tokens,
+                temperature=self.temperature,
+                seed=self.seed if self.temperature > 0 else None,
+                extra={**model.extra, **tools},
+            )
+            for name, model in self.models.items()
+        })  # fmt: skip
+
+    def submit(self, prompts: Sequence[Prompt]) -> dict[str, Collect]:
+        """Start the calls of each model for the prompts."""
+        return {
+            name: model.submit([prompt.requests[name] for prompt in prompts])
+            for name, model in self.models.items()
+        }
+
+
+def print_estimates(asker: Asker, sources: Sequence[Any]) -> None:
+    """Print the most that the answers would cost (`--dry-run`)."""
+
+    def requests(name: str) -> Iterator[ChatRequest]:
+        for source in sources:
+            for batch in source.batches(columns=["messages", "tools"]):
+                for record in batch.to_pylist():
+                    try:
+                        yield asker.prompt(0, record).requests[name]
+                    except BadData:
+                        continue
+
+    made = [model.print_estimate(requests(name)) for name, model in asker.models.items()]
+    print_total([one for one in made if one is not None])
+
+
+def ensemble_shard(
+    batches: Iterator[pa.RecordBatch],
+    context: ShardContext,
+    asker: Asker,
+    limits: Limits,
+    schema: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """What the models agree on about a shard of prompt records: a transform for `run_map`."""
+
+    def submit(batch: pa.RecordBatch, prompts: Sequence[Prompt]) -> Callable[[], pa.RecordBatch]:
+        collects = asker.submit(prompts)
+        return lambda: _finish(batch, prompts, collects, context, asker, limits, schema)
+
+    return in_batches(batches, context, "ensemble", asker.prompt, submit)
+
+
+def _finish(
+    batch: pa.RecordBatch,
+    prompts: Sequence[Prompt],
+    collects: Mapping[str, Collect],
+    context: ShardContext,
+    asker: Asker,
+    limits: Limits,
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """Wait for the answers of a batch, and make rows of what is agreed on."""
+    by_model = {name: [answer_of(one) for one in collect()] for name, collect in collects.items()}
+    rows = list[Row]()
+    for index, prompt in enumerate(prompts):
+        answers = {name: given[index] for name, given in by_model.items()}
+        reason, agreed = _agreed(answers, limits, asker.recipe.agreement.kept)
+        if agreed is None:
+            context.reject(dict(prompt.record), f"ensemble: {reason}")
+            continue
+        context.count("segments", len(agreed.segments))
+        context.count("kept", sum(one.kept for one in agreed.segments))
+        response = answers[agreed.model].response
+        rows.append((prompt.number, {
+            **answered(prompt.record, agreed.text),
+            "ensemble_model": agreed.model,
+            "ensemble_share": agreed.share,
+            "ensemble_segments": [asdict(one) for one in agreed.segments],
+            "rewrite_recipe": asker.recipe.name,
+            "rewrite_model": response.model or asker.models[agreed.model].name,
+            "rewrite_finish_reason": response.finish_reason,
+        }))  # fmt: skip
+    return with_columns_of(batch, rows, OWN, schema)
+
+
+def _agreed(
+    answers: Mapping[str, Answer], limits: Limits, least: float
+) -> tuple[str, Agreed | None]:
+    """What the models agree on, or the reason why there is no such answer."""
+    for name, answer in answers.items():
+        if answer.response.error:
+            return f"{name}: {answer.response.error}", None
+    usable = {name: answer.text for name, answer in answers.items() if not answer.reason}
+    if len(usable) < limits.quorum:
+        reasons = "; ".join(f"{name}: {one.reason}" for name, one in answers.items() if one.reason)
+        return f"{len(usable)} answers (expected {limits.quorum} or more): {reasons}", None
+    agreed = segments.agree(usable, limits)
+    if not agreed.text.strip() or agreed.share < least:
+        return f"{agreed.share:.0%} of the answer has a quorum (expected {least:.0%} or more)", None
+    return "", agreed
