@@ -20,6 +20,7 @@ from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops, dtype_name
 from sabia.core.ops.kv_cache import KVCache
+from sabia.core.ops.row_adapters import adapters_of
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
@@ -81,6 +82,7 @@ class Engine:
         """Samples as they are finished, in no particular order."""
         for request in requests:
             request.check(self.spec.vocab_size, self.spec.max_positions)
+        adapters_of(self.ops, [request.adapter for request in requests])
         if requests:
             yield from self._run(requests)
 
@@ -109,7 +111,7 @@ class Engine:
         if not self.shares_prefixes:
             return [Prefix(members=list(range(len(requests))))]
         # of each prompt one token or more is left to run, and all of it for its log-probabilities
-        prompts = [() if request.echo else request.prompt[:-1] for request in requests]
+        prompts = [() if r.echo or r.adapter else r.prompt[:-1] for r in requests]
         position_bytes, state_bytes = self.cache_size()
         width = max(position_bytes, 1)
         return prefix_tree(

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage import hub
+from sabia.core.model.storage.peft_adapters import load_adapter
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.engine import Engine
+    from sabia.core.ops.row_adapters import RowAdapters
+    from sabia.core.spec import ModelSpec
+
+NONE: Mapping[str, str] = {}
 
 
-def load_engine(directory: str | Path, dtype: str = "float32") -> Engine:
-    """An `Engine` over the model and tokenizer of a Hugging Face directory."""
+def load_engine(
+    directory: str | Path, dtype: str = "float32", adapters: Mapping[str, str] = NONE
+) -> Engine:
+    """An `Engine` over the model and tokenizer of a Hugging Face directory.
+
+    adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
+    """
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = hub.load_model(directory)
-    ops = ops_as_served("torch", spec)
+    ops = ops_as_served("torch", spec, _row_adapters(spec, dtype, adapters))
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
+
+
+def _row_adapters(
+    spec: ModelSpec, dtype: str, directories: Mapping[str, str]
+) -> RowAdapters | None:
+    """The rule of adapters by name; None without any."""
+    from sabia.core.ops.backend import load_ops
+    from sabia.core.ops.row_adapters import RowAdapters
+
+    move, adapters = load_ops("torch").to_device, {}
+    for name, directory in directories.items():
+        arrays = load_adapter(directory, spec)
+        absorbed = next((matrix for matrix in arrays if matrix.endswith("attn.kv_up")), None)
+        if absorbed:  # decoding multiplies by it in another order
+            raise UsageError(
+                f"adapter: {directory} changes {absorbed} of latent attention (expected a merged "
+                "model)"
+            )
+        pairs = {matrix: move({"a": a, "b": b}, dtype) for matrix, (a, b) in arrays.items()}
+        adapters[name] = {matrix: (pair["a"], pair["b"]) for matrix, pair in pairs.items()}
+    return RowAdapters(adapters) if adapters else None
 
 
 def model_fingerprint(directory: str | Path, option: str = "--model") -> str:

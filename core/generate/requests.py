@@ -28,7 +28,8 @@ class Request:
     log-probabilities of the prompt. `presence_penalty` is subtracted from the logit of each token
     that the sample has, `frequency_penalty` once for each time it has it, and `logit_bias` is added
     to those of its token ids (before the temperature; as in the API of OpenAI). `guide`: the
-    grammar that the text fits, also where it ends at the limit of tokens.
+    grammar that the text fits, also where it ends at the limit of tokens. `adapter`: the name of an
+    adapter that the model's operations have.
     """
 
     prompt: Sequence[int]
@@ -49,6 +50,7 @@ class Request:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     guide: Guide | None = None
+    adapter: str = ""
 
     @property
     def samples(self) -> Sequence[int]:

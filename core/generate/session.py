@@ -111,7 +111,9 @@ class Session:
     def _prefill(self, group: list[Waiting]) -> None:
         """Run the prompts once, copy their keys and values to their samples, draw token 0."""
         slots, runner, first = self.slots, self.runner, self.slots.active
-        prefilled = runner.prefill([one.request.prompt for one in group], group[0].prefix)
+        prompts = [one.request.prompt for one in group]
+        adapters = [one.request.adapter for one in group]
+        prefilled = runner.prefill(prompts, group[0].prefix, adapters)
         for row, (ticket, request) in enumerate((one.ticket, one.request) for one in group):
             if request.echo:
                 echo = runner.echo(prefilled, row, request.prompt, request.top_logprobs)

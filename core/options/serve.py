@@ -1,7 +1,7 @@
 """Options of `sabia serve`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, quantity, text
+from sabia.core.options.option import choice, integer, quantity, several, text
 from sabia.core.options.shared import Call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -14,6 +14,11 @@ class ServeOptions(Call, group="General"):
                       common=True, group="Model")  # fmt: skip
     name: str = text("Name of the model in requests", "NAME", unset="that of the directory",
                      common=True, group="Model")  # fmt: skip
+    adapter: tuple[str, ...] = several(
+        "LoRA adapter (format of peft) that requests name as their model", "NAME=DIR", group="Model"
+    )
+    """Each request has the adapter of its model name, or none with the name of the model; those of
+    one batch may differ. DIR has adapter_config.json and adapter_model.safetensors."""
     dtype: str = choice("Number format of the weights and the cache", "float32", "bfloat16",
                         group="Model")  # fmt: skip
     host: str = text("Address to listen on", "ADDRESS", default="127.0.0.1", group="Endpoint")

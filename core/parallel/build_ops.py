@@ -56,9 +56,10 @@ def build_ops(
     return ops
 
 
-def ops_as_served(backend: str, spec: ModelSpec) -> Ops:
+def ops_as_served(backend: str, spec: ModelSpec, adapters: Rule | None = None) -> Ops:
     """Operations on one device that round the inputs of products as the config of a quantized model
-    says; those of `load_ops` for other models. UsageError where the backend does not."""
+    says; those of `load_ops` for other models. UsageError where the backend does not. adapters: a
+    rule before all others, which sees inputs that are not rounded."""
     formats = input_formats(spec)
     if formats and backend != "torch":
         label = min(form.rule.label() for form in formats.values())
@@ -66,7 +67,10 @@ def ops_as_served(backend: str, spec: ModelSpec) -> Ops:
             f"--backend: {backend} does not round activations to {label}, as "
             "servers of this quantized model do (expected torch)"
         )
-    return build_ops(backend, record=RoundedInputs(formats) if formats else None)
+    ops = build_ops(backend)
+    rules = (adapters, RoundedInputs(formats) if formats else None)
+    ops.set_rules([rule for rule in rules if rule is not None])
+    return ops
 
 
 def _rounding(

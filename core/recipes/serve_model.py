@@ -1,6 +1,7 @@
 """`sabia serve`: load a model and serve it."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from sabia.core import notes, units
@@ -22,9 +23,10 @@ def run(options: ServeOptions) -> None:
             f"--host: {options.host} can be reached by others (expected a token of clients in the "
             f"environment variable {options.token_env})"
         )
-    engine = load_engine(options.model, options.dtype)
-    context, samples = sizes(engine, options)
     name = options.name or Path(options.model).resolve().name
+    adapters = adapter_directories(options.adapter, name)
+    engine = load_engine(options.model, options.dtype, adapters)
+    context, samples = sizes(engine, options)
 
     position_bytes, state_bytes = engine.cache_size()
     memory = samples * (context * position_bytes + state_bytes)
@@ -42,6 +44,17 @@ def run(options: ServeOptions) -> None:
         raise UsageError(f"--updates: {updates} is not a directory")
     address = options.host, options.port
     serve(engine, name, address, context, samples, options.queue, token, ready, updates)
+
+
+def adapter_directories(given: Sequence[str], model: str) -> dict[str, str]:
+    """The directories of adapters by name, from NAME=DIR. Raises UsageError."""
+    adapters = dict[str, str]()
+    for text in given:
+        name, _, directory = text.partition("=")
+        if not name or not directory or name in {model, *adapters}:
+            raise UsageError(f"--adapter: {text} (expected NAME=DIR, with a name of its own)")
+        adapters[name] = directory
+    return adapters
 
 
 def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:

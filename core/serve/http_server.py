@@ -17,6 +17,7 @@ from aiohttp import web
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
+from sabia.core.ops.row_adapters import row_adapters
 from sabia.core.serve.exposition import exposition
 from sabia.core.serve.protocol import (
     Asked,
@@ -44,7 +45,9 @@ class Server:
     def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
                  token: str = "", updates: Path | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
-        self.limits = Limits(context, samples, queue, engine.spec.vocab_size)
+        rule = row_adapters(engine.ops)
+        adapters = rule.names[1:] if rule else ()
+        self.limits = Limits(context, samples, queue, engine.spec.vocab_size, adapters)
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
         self.started = time.time()
         self._texts = TokenTexts(engine.tokenizer)
@@ -150,7 +153,8 @@ class Server:
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self.name, "object": "model", "created": int(self.started),
                  "owned_by": "sabia", "max_model_len": self.limits.context}  # fmt: skip
-        return web.json_response({"object": "list", "data": [model]})
+        adapters = [{**model, "id": name, "parent": self.name} for name in self.limits.adapters]
+        return web.json_response({"object": "list", "data": [model, *adapters]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         raw = await self._body(request)
@@ -175,7 +179,8 @@ class Server:
             raise _Busy("the server is shutting down", 503)
         if self.thread.queued + len(asked.requests) > self.limits.prompts:
             raise _Busy(f"{self.thread.queued} requests wait already", 429)
-        reply = Reply(asked, self.name, self.engine.tokenizer, self._texts)
+        name = asked.requests[0].adapter or self.name
+        reply = Reply(asked, name, self.engine.tokenizer, self._texts)
         work = Work(asked.requests, asked.stream and reply.in_pieces)
         begin = time.monotonic()
         self._open += 1

@@ -54,6 +54,7 @@ class Limits:
     samples: int
     prompts: int
     vocabulary: int
+    adapters: Sequence[str] = ()  # by their names in requests
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def parse_chat(
 ) -> Asked:
     """The body of /v1/chat/completions. Raises Rejected."""
     body = Body(raw)
-    _check_model(body, model)
+    adapter = _adapter(body, model, limits)
     body.needs("messages")
     tools = body.take("tools", list, [])
     if body.left.get("tool_choice") == "none":
@@ -170,7 +171,7 @@ def parse_chat(
     guide = guide or _guide(body, "structured_outputs", formats.of_structure)
     return _asked(
         body, [prompt], [text], turn, _alternatives(alternatives) if wanted else None, most, limits,
-        tokenizer.stop_ids, guide,
+        tokenizer.stop_ids, guide, adapter,
     )  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def parse_completion(
 ) -> Asked:
     """The body of /v1/completions. Raises Rejected."""
     body = Body(raw)
-    _check_model(body, model)
+    adapter = _adapter(body, model, limits)
     body.needs("prompt")
     texts, prompts = list[str | None](), list[list[int]]()
     given = _prompts(body.left.pop("prompt"))
@@ -201,14 +202,15 @@ def parse_completion(
     alternatives = None if count == -1 else _alternatives(count)
     guide = _guide(body, "structured_outputs", formats.of_structure)
     return _asked(
-        body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, guide, echo
-    )
+        body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, guide, adapter,
+        echo,
+    )  # fmt: skip
 
 
 def _asked(
     body: Body, prompts: Sequence[list[int]], texts: Sequence[str | None], turn: Turn | None,
     alternatives: int | None, most: int, limits: Limits, ends: tuple[int, ...],
-    guide: Guide | None, echo: bool = False,
+    guide: Guide | None, adapter: str, echo: bool = False,
 ) -> Asked:  # fmt: skip
     """What both bodies share, checked."""
     count = body.take("n", int, 1)
@@ -238,7 +240,7 @@ def _asked(
             top_logprobs=alternatives or 0, echo=echo and alternatives is not None,
             logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
             min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
-            frequency_penalty=sampling["frequency_penalty"], guide=guide,
+            frequency_penalty=sampling["frequency_penalty"], guide=guide, adapter=adapter,
         )
         for prompt in prompts
     ]  # fmt: skip
@@ -271,11 +273,14 @@ def _logit_bias(values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
         raise Rejected("logit_bias: expected numbers by token id", "logit_bias") from None
 
 
-def _check_model(body: Body, model: str) -> None:
+def _adapter(body: Body, model: str, limits: Limits) -> str:
+    """The adapter that a request names as its model; '' for the model itself."""
     body.needs("model")
     name = body.take("model", str, "")
-    if name != model:
-        raise Rejected(f"model: {_short(name)} is not served (expected {model})", "model", 404)
+    if name != model and name not in limits.adapters:
+        expected = " or ".join([model, *limits.adapters])
+        raise Rejected(f"model: {_short(name)} is not served (expected {expected})", "model", 404)
+    return "" if name == model else name
 
 
 def _messages(values: list[Any]) -> list[dict[str, Any]]:

@@ -30,12 +30,14 @@ class RowByRow(TorchRunner):
     """Computes each row apart, so that other rows cannot change its last bits: samples are exactly
     those of the row alone."""
 
-    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def _hidden(
+        self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, adapters: np.ndarray
+    ) -> torch.Tensor:
         rows = []
         for row in range(len(ids)):
             one = slice(row, row + 1)
             layers = [{name: x[one] for name, x in layer.items()} for layer in cache.layers]
-            rows.append(super()._hidden(ids[one], positions[one], KVCache(layers)))
+            rows.append(super()._hidden(ids[one], positions[one], KVCache(layers), adapters[one]))
         return torch.cat(rows)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class Prefilled(NamedTuple):
     hidden: Any
     cache: Any
     lengths: np.ndarray  # tokens of each prompt
+    adapters: np.ndarray  # number of the adapter of each
 
 
 class Drawn(NamedTuple):
@@ -55,8 +56,11 @@ class Runner(Protocol):
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which all other methods are called."""
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefix: Prefix) -> Prefilled:
-        """Run prompts, all of which begin with `prefix` and go on after it."""
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], prefix: Prefix, adapters: Sequence[str]
+    ) -> Prefilled:
+        """Run prompts, all of which begin with `prefix` and go on after it, each with the adapter
+        of that name ('': none)."""
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """Copy the keys, values and states of prompts which[B] to rows first..first + B."""

@@ -14,6 +14,7 @@ from sabia.core.generate.runner.interface import ECHO_POSITIONS, Drawn, Model, P
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import dtype_name
+from sabia.core.ops.row_adapters import adapters_of, row_adapters
 
 Tensor = torch.Tensor
 READ_STEP = 16  # a step reads a multiple of so many positions
@@ -29,12 +30,15 @@ class TorchRunner:
             self._run_prefix, lambda slots: self._new_cache(1, slots), model.ops
         )
         self._columns: Columns | None = None
+        self._adapters = np.zeros(capacity, np.int64)  # of each row
 
     def computing(self) -> AbstractContextManager[Any]:
         """See Runner.computing."""
         return torch.inference_mode()
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefix: Prefix) -> Prefilled:
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], prefix: Prefix, adapters: Sequence[str]
+    ) -> Prefilled:
         """See Runner.prefill."""
         start, width = len(prefix), max(map(len, prompts))
         ids = np.zeros((len(prompts), width - start), np.int64)
@@ -48,14 +52,16 @@ class TorchRunner:
                 for name, tensor in ours.items():
                     (tensor if "state" in ours else tensor[:, :start])[:] = theirs[name]
         positions = np.tile(np.arange(start, width), (len(ids), 1))
-        hidden = self._hidden(self._tensor(ids), self._tensor(positions), cache)
+        numbers = adapters_of(self.model.ops, adapters)
+        hidden = self._hidden(self._tensor(ids), self._tensor(positions), cache, numbers)
         rows = torch.arange(len(ids), device=self._device)
         logits = self._logits(hidden[rows, self._tensor(cache.lengths - 1)])
-        return Prefilled(logits, hidden, cache, lengths)
+        return Prefilled(logits, hidden, cache, lengths, numbers)
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """See Runner.admit."""
         rows, width = self._tensor(which), int(prefilled.lengths.max())
+        self._adapters[first : first + len(which)] = prefilled.adapters[which]
         for ours, theirs in zip(self._cache.layers, prefilled.cache.layers, strict=True):
             for name, tensor in ours.items():
                 new = tensor[first : first + len(which)]
@@ -65,12 +71,14 @@ class TorchRunner:
         """See Runner.step."""
         reads = -(-int(positions.max() + 1) // READ_STEP) * READ_STEP
         view = self._cache.first(len(ids)).upto(min(reads, self._cache.slots))
-        hidden = self._hidden(self._tensor(ids), self._tensor(positions), view)
+        adapters = self._adapters[: len(ids)]
+        hidden = self._hidden(self._tensor(ids), self._tensor(positions), view, adapters)
         self._cache.take_states(view, len(ids))
         return self._logits(hidden.flatten(0, 1))
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""
+        self._adapters[target] = self._adapters[source]
         moved, to = self._tensor(source), self._tensor(target)
         for layer in self._cache.layers:
             for tensor in layer.values():
@@ -123,10 +131,15 @@ class TorchRunner:
     def _run_prefix(
         self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
     ) -> forward.KVCache:
-        self._hidden(self._tensor(ids), self._tensor(positions), cache)
+        none = np.zeros(len(ids), np.int64)
+        self._hidden(self._tensor(ids), self._tensor(positions), cache, none)
         return cache
 
-    def _hidden(self, ids: Tensor, positions: Tensor, cache: forward.KVCache) -> Tensor:
+    def _hidden(
+        self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray
+    ) -> Tensor:
+        if (rule := row_adapters(self.model.ops)) is not None:
+            rule.rows = adapters
         spec, params, ops = self.model.spec, self.model.params, self.model.ops
         hidden: Tensor = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         return hidden

@@ -5,14 +5,19 @@ we write last names if they are equivalent, because other programs (vLLM, …) r
 """
 
 import json
+import math
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sabia.core.errors import UsageError
-from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.storage.safetensors_file import write_tensors
+from sabia.core.errors import BadData, UsageError
+from sabia.core.model.lora import LoraConfig, adaptable, lora_tensors, targeted
+from sabia.core.model.storage.fused_tensors import read_part
+from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileName, FusedPart, TensorSpec
@@ -54,6 +59,85 @@ def save_adapter(
         (temporary / CONFIG).write_text(text, encoding="utf-8")
         arrays = {str(t.hf): np.asarray(params[t.name]) for t in tensors}
         write_tensors(temporary / WEIGHTS, arrays, {"format": "pt"})
+
+
+def load_adapter(
+    directory: str | Path, spec: ModelSpec
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """(A[rank, in], alpha/rank · B[out, rank]), float32, by the name of their matrix.
+
+    Adapters of this module, and LoRA of peft with any targets among `adaptable`, ranks and alphas
+    of single modules, and rsLoRA. Raises UsageError for what is not LoRA of this model, BadData for
+    damaged files.
+    """
+    root = Path(directory)
+    settings = _settings(root)
+    tensors = {
+        re.sub(r"(^base_model\.model\.|\.weight$)", "", name): np.asarray(tensor, np.float32)
+        for name, tensor in read_tensors(root / WEIGHTS).items()
+    }
+    pairs, used = {}, set[str]()
+    for matrix in adaptable(spec):
+        module = next(iter(_files(matrix.hf))).removesuffix(".weight")
+        names = [f"{module}.lora_{part}" for part in "AB"]
+        if not used.issuperset(names) and not tensors.keys() >= set(names):
+            continue
+        used |= {*names}
+        a, b = (tensors[name] for name in names)
+        if isinstance(matrix.hf, FusedPart):
+            b = b[_rows(matrix.hf, matrix.shape[0])] if len(b) == matrix.hf.shape[0] else b[:0]
+        if (len(b), a.shape[1], b.shape[1]) != (*matrix.shape, len(a)):
+            raise UsageError(
+                f"adapter: {directory} is of another model: {names[0]} {list(a.shape)} (expected "
+                f"{matrix.shape[1]} columns)"
+            )
+        pairs[matrix.name] = a, _scale(settings, module, len(a)) * b
+    if unknown := sorted(tensors.keys() - used):
+        raise UsageError(
+            f"adapter: {directory}: {unknown[0]} changes no matrix of this model that can have an "
+            f"adapter ({len(unknown)} of {len(tensors)} tensors; merge it instead)"
+        )
+    return pairs
+
+
+def _settings(root: Path) -> dict[str, Any]:
+    """adapter_config.json; raises UsageError for what `load_adapter` does not compute."""
+    if not (root / CONFIG).is_file() or not (root / WEIGHTS).is_file():
+        raise UsageError(f"adapter: {root} has no {CONFIG} or {WEIGHTS} (expected both)")
+    try:
+        settings = json.loads((root / CONFIG).read_text(encoding="utf-8"))
+        kind = settings["peft_type"]
+    except (ValueError, KeyError, TypeError):
+        raise BadData(
+            f"adapter: {root / CONFIG} has no peft_type (expected JSON with one)"
+        ) from None
+    plain = {"use_dora": False, "bias": "none", "modules_to_save": None, "fan_in_fan_out": False}
+    other = [key for key, value in plain.items() if (settings.get(key) or value) != value]
+    if kind != "LORA" or other:
+        found = f"{other[0]} {settings[other[0]]}" if other else f"peft_type {kind}"
+        raise UsageError(f"adapter: {root}: {found} is not supported (expected plain LoRA)")
+    return dict(settings)
+
+
+def _scale(settings: Mapping[str, Any], module: str, rank: int) -> float:
+    """alpha / rank of a module, or alpha / √rank (rsLoRA, arXiv 2312.03732)."""
+    alpha = settings.get("lora_alpha", 8)  # the default of peft
+    for pattern, own in (settings.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = own
+            break
+    return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _rows(part: FusedPart, rows: int) -> np.ndarray:
+    """The rows of the file's matrix that are those of a part of it."""
+    columns = part.shape[-1]
+    if part.view[-1] != columns or part.order[-1] != len(part.view) - 1:
+        raise UsageError(f"adapter: {part.file} is not fused by rows (expected a merged model)")
+    height = part.shape[0]
+    narrow = replace(part, shape=(height, 1), view=(*part.view[:-1], 1),
+                     cut=(*part.cut[:-1], (0, 1, 1)))  # fmt: skip
+    return read_part(narrow, np.arange(height)[:, None], (rows, 1))[:, 0]
 
 
 def _file_modules(tensors: Iterable[TensorSpec]) -> set[str]:

@@ -14,13 +14,16 @@ import aiohttp
 import jsonschema
 import numpy as np
 import pytest
-from served import Client, RowByRowEngine, little_engine, serving
+import torch
+from served import NAME, Client, RowByRowEngine, little_engine, serving
 
 from sabia.core.errors import Failed
 from sabia.core.generate.chat import render
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.ops.row_adapters import RowAdapters
+from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.serve.http_server import Server
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
@@ -343,6 +346,38 @@ def test_requests_past_the_queue_are_sent_away(engine: Engine) -> None:
         assert f"sabia_generated_tokens_total {drawn}\n" in page
 
     run(engine, call, samples=2, queue=4)
+
+
+def test_a_request_names_its_adapter_as_the_model(engine: Engine) -> None:
+    draw = np.random.default_rng(2)
+    shapes = {t.name: t.shape for t in engine.spec.tensors() if t.name.endswith("attn.v")}
+    pairs = {name: (torch.from_numpy(draw.standard_normal((2, wide)).astype(np.float32)),
+                    torch.from_numpy(draw.standard_normal((high, 2)).astype(np.float32)))
+             for name, (high, wide) in shapes.items()}  # fmt: skip
+    ops = ops_as_served("torch", engine.spec, RowAdapters({"tutor": pairs}))
+    adapted = RowByRowEngine(engine.spec, engine.params, engine.tokenizer, ops=ops)
+    params = {name: p + pairs[name][1] @ pairs[name][0] if name in pairs else p
+              for name, p in engine.params.items()}  # fmt: skip
+    whole = RowByRowEngine(engine.spec, params, engine.tokenizer)
+
+    async def call(server: Server, client: Client) -> None:
+        listed = json.loads(await client.text("/v1/models"))["data"]
+        assert [(one["id"], one.get("parent")) for one in listed] == [
+            (NAME, None), ("tutor", NAME)
+        ]  # fmt: skip
+        body = {"prompt": "the quick", "max_tokens": 12, "temperature": 1, "seed": 5, "n": 2}
+        names = [NAME, "tutor", "tutor", NAME]
+        calls = [client.post(PLAIN, {**body, "model": name, "return_token_ids": True})
+                 for name in names]  # fmt: skip
+        for name, (status, reply) in zip(names, await asyncio.gather(*calls), strict=True):
+            assert status == 200 and reply["model"] == name
+            ids = engine.tokenizer.encode(body["prompt"])
+            ours = expected(engine if name == NAME else whole, body, ids)
+            assert [c["token_ids"] for c in reply["choices"]] == [s.tokens for s in ours]
+        status, reply = await client.post(PLAIN, {**body, "model": "other"})
+        assert status == 404 and "little or tutor" in reply["error"]["message"]
+
+    run(adapted, call)
 
 
 def test_aborted_requests_leave_the_others_alone(engine: Engine) -> None:
