@@ -20,7 +20,7 @@ from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops, dtype_name
 from sabia.core.ops.kv_cache import KVCache
-from sabia.core.ops.row_adapters import adapters_of
+from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
@@ -60,6 +60,12 @@ class Engine:
         self.params = self.placed(params)
         self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step
         self.shares_prefixes = shares_prefixes
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of the adapters that requests may have."""
+        rule = row_adapters(self.ops)
+        return rule.names[1:] if rule else ()
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters, arrays among them moved to the device."""

@@ -17,7 +17,6 @@ from aiohttp import web
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
-from sabia.core.ops.row_adapters import row_adapters
 from sabia.core.serve.exposition import exposition
 from sabia.core.serve.protocol import (
     Asked,
@@ -45,9 +44,7 @@ class Server:
     def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
                  token: str = "", updates: Path | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
-        rule = row_adapters(engine.ops)
-        adapters = rule.names[1:] if rule else ()
-        self.limits = Limits(context, samples, queue, engine.spec.vocab_size, adapters)
+        self.limits = Limits(context, samples, queue, engine.spec.vocab_size, engine.adapters)
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
         self.started = time.time()
         self._texts = TokenTexts(engine.tokenizer)

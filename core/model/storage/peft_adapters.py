@@ -114,8 +114,8 @@ def _settings(root: Path) -> dict[str, Any]:
     plain = {"use_dora": False, "bias": "none", "modules_to_save": None, "fan_in_fan_out": False}
     other = [key for key, value in plain.items() if (settings.get(key) or value) != value]
     if kind != "LORA" or other:
-        found = f"{other[0]} {settings[other[0]]}" if other else f"peft_type {kind}"
-        raise UsageError(f"adapter: {root}: {found} is not supported (expected plain LoRA)")
+        unsupported = f"{other[0]} {settings[other[0]]}" if other else f"peft_type {kind}"
+        raise UsageError(f"adapter: {root}: {unsupported} is not supported (expected plain LoRA)")
     return dict(settings)
 
 
