@@ -4,6 +4,7 @@ Packed form: code + 2^(b-1), 32/b codes an int32, column j in bits b·(j mod 32/
 whole words.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +39,16 @@ class Integers:
 def code_range(bits: int) -> tuple[int, int]:
     """Smallest and largest code: (-8, 7) for 4 bits."""
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+
+
+GROUPS = (128, 64, 32)
+
+
+def usual_group(shape: tuple[int, ...], stacked: bool) -> int | None:
+    """The largest of GROUPS that divides the columns of a matrix (of experts, rows and columns: one
+    size for all matrices of an expert, which servers fuse); None: one scale per row."""
+    columns = math.gcd(*shape[-2:]) if stacked else shape[-1]
+    return next((size for size in GROUPS if columns % size == 0), None)
 
 
 def group_width(columns: int, group: int | None) -> int:

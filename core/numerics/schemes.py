@@ -32,6 +32,9 @@ _SCALE_DTYPES = {"bf16": None, "e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uin
 _SCALE_OF_FORMAT: dict[str, ScaleKind] = {"nvfp4-pack-quantized": "e4m3"}
 _SCALE_OF_FORMAT |= {"mxfp4-pack-quantized": "e8m0", "mxfp8-quantized": "e8m0"}
 DEFAULT_GROUP = 128
+SERVED_TOGETHER = tuple(
+    frozenset(names.split()) for names in ("q k v", "gate up", "q_down kv_down")
+)  # matrices with the same inputs, whose rows servers join: they need one scale as wholes
 BLOCK = (128, 128)
 
 
@@ -191,6 +194,13 @@ SCHEMES = {
         Scheme("nvfp4a16", "e2m1", "nvfp4-pack-quantized", (1, 16), "e4m3"),
     )
 }  # fmt: skip
+
+
+def served_together(name: str) -> tuple[str, frozenset[str]]:
+    """What the matrices that servers join with the one named have in common: the name of the part
+    (`layers.0.attn`), and the last names."""
+    part, _, last = name.rpartition(".")
+    return part, next((group for group in SERVED_TOGETHER if last in group), frozenset({last}))
 
 
 def scheme_named(name: str) -> Scheme:

@@ -13,7 +13,9 @@
              both inputs of the weight's gradient pass a random Hadamard transform of size 16; the
              first 2 and the last 15 % of the layers stay in BF16 (NVIDIA, arXiv 2509.25149)
   qat-*      BF16; weights are rounded to the format in which the model will be served (int8 per
-             row, int4 per group of columns, nvfp4 by 1×16), with a straight-through gradient
+             row, int4 per group of columns, nvfp4 by 1×16 with one scale for the matrices that
+             servers join), as core.numerics.scales does from absmax, with a straight-through
+             gradient
 Embedding, head, norms, router and attention scores stay in BF16 or float32 in all of them. The
 random bits of stochastic rounding are a hash of (seed, step, part, tensor, element), so a resumed
 run repeats them bit for bit.
@@ -31,6 +33,7 @@ from functools import partial
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.schemes import served_together
 from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.quantize.definitions import (
@@ -71,11 +74,11 @@ class MatmulRecipe:
 class QatTarget:
     """The format that quantization-aware training rounds weights to.
 
-    group: columns that share a scale (None: the whole row).
+    grouped: whether the columns of a row share a scale in groups (core.numerics.integers).
     """
 
     kind: str  # int8, int4 or nvfp4
-    group: int | None = None
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ _ALL = (
     Precision("fp8-block", "bfloat16", _FP8_BLOCK),
     Precision("nvfp4", "bfloat16", _NVFP4, bf16_first=2, bf16_last=0.15),
     Precision("qat-int8", "bfloat16", qat=QatTarget("int8")),
-    Precision("qat-int4", "bfloat16", qat=QatTarget("int4", 128)),
+    Precision("qat-int4", "bfloat16", qat=QatTarget("int4", grouped=True)),
     Precision("qat-nvfp4", "bfloat16", qat=QatTarget("nvfp4")),
 )
 BY_NAME: Mapping[str, Precision] = {precision.name: precision for precision in _ALL}
@@ -172,12 +175,13 @@ def hash_words(seed: int, name: str) -> tuple[int, int]:
 class RoundedProducts(Rule):
     """Rounds the operands of the matrices `names`; a rule of the chain of products.
 
-    A backend implements `fake_quantize`, the weight rounded to the QAT format, and `product` and
+    A backend implements `fake_quantize`, weights rounded to the QAT format, of which those that
+    servers join have one scale as wholes, and `product` and
     `grouped_product`, x · weightᵀ of the tensor `name` without a bias (`multiply(rows, weight,
     plan)` is the product of experts without rounding), and `biased`.
     """
 
-    fake_quantize: Callable[[Array], Array]
+    fake_quantize: Callable[[list[Array]], list[Array]]
     product: Callable[[str, Array, Array], Array]
     grouped_product: Callable[[str, Array, Array, Any, Any], Array]
     biased: Callable[[Array, Array | None, Any], Array]
@@ -189,7 +193,24 @@ class RoundedProducts(Rule):
 
     def apply(self, product: Product, proceed: Multiply) -> list[Array]:
         """See Rule.apply."""
+        if self.qat is not None:
+            product = product._replace(matrices=self._simulated(product.matrices))
+            return proceed(product)
         return [self._result(product, matrix, proceed) for matrix in product.matrices]
+
+    def _simulated(self, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        joined: dict[Any, list[Matrix]] = {}
+        for matrix in matrices:
+            if matrix.name in self.names:
+                joined.setdefault(served_together(matrix.name), []).append(matrix)
+        made = {
+            matrix.name: weight
+            for members in joined.values()
+            for matrix, weight in zip(
+                members, self.fake_quantize([m.weight for m in members]), strict=True
+            )
+        }
+        return tuple(m._replace(weight=made.get(m.name, m.weight)) for m in matrices)
 
     def _result(self, product: Product, matrix: Matrix, proceed: Multiply) -> Array:
         x, plan, (name, weight, bias, _) = product.x, product.plan, matrix
@@ -198,8 +219,6 @@ class RoundedProducts(Rule):
                 return self.biased(self.product(name, x, weight), bias, None)
             multiply = partial(_without_name, proceed)
             return self.biased(self.grouped_product(name, x, weight, plan, multiply), bias, plan)
-        if name in self.names:
-            matrix = matrix._replace(weight=self.fake_quantize(weight))
         return proceed(Product(x, (matrix,), plan))[0]
 
 

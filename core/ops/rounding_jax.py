@@ -12,6 +12,7 @@ same values in the compute dtype, which holds them exactly, and scales of the te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,10 +24,12 @@ from jax import lax
 
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
+from sabia.core.numerics.integers import usual_group
 from sabia.core.numerics.integers_jax import fake
+from sabia.core.numerics.nearest_jax import fake_nvfp4
 from sabia.core.ops.experts_jax import biased
 from sabia.core.ops.precision import MatmulRecipe, QatTarget, RoundedProducts, hash_words
-from sabia.kernels.quantize.definitions import NVFP4, Layout
+from sabia.kernels.quantize.definitions import Layout
 from sabia.kernels.quantize.interface import quantize
 from sabia.kernels.quantize.jax_arithmetic import hadamard, mix, rounded
 
@@ -48,11 +51,14 @@ class JaxRounding(RoundedProducts):
         rule._clock = mix(mix(step) + part * np.uint32(0x9E3779B9))
         return rule
 
-    def fake_quantize(self, weight: Array) -> Array:
+    def fake_quantize(self, weights: list[Array]) -> list[Array]:
         """See RoundedProducts; straight-through: the gradient is that of the weight itself."""
-        rounded_weight = _fake_quantized(weight, self.qat).astype(weight.dtype)
+        made = zip(weights, _fake_quantized(weights, self.qat), strict=True)
         # straight-through estimator: forward the rounded weight, backward the identity
-        return weight - lax.stop_gradient(weight) + lax.stop_gradient(rounded_weight)
+        return [
+            w - lax.stop_gradient(w) + lax.stop_gradient(rounded_weight.astype(w.dtype))
+            for w, rounded_weight in made
+        ]
 
     def product(self, name: str, x: Array, weight: Array) -> Array:
         """See RoundedProducts."""
@@ -95,13 +101,12 @@ class _Settings:
         return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), signs)
 
 
-def _fake_quantized(weight: Array, target: QatTarget) -> Array:
-    if target.kind != "nvfp4":
-        return fake(weight, int(target.kind.removeprefix("int")), target.group)
-    if weight.ndim == 3:  # experts [E, out, in]
-        return jax.vmap(lambda matrix: _fake_quantized(matrix, target))(weight)
-    values, scale = rounded(weight, NVFP4)
-    return values * scale
+def _fake_quantized(weights: Sequence[Array], target: QatTarget) -> list[Array]:
+    if target.kind == "nvfp4":
+        return fake_nvfp4(weights)
+    bits = int(target.kind.removeprefix("int"))
+    groups = [usual_group(w.shape, w.ndim == 3) if target.grouped else None for w in weights]
+    return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
 def describe_units(recipe: MatmulRecipe, device: Any) -> str:

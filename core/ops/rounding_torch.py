@@ -19,7 +19,9 @@ import torch.nn.functional as F
 
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
+from sabia.core.numerics.integers import usual_group
 from sabia.core.numerics.integers_torch import fake
+from sabia.core.numerics.nearest_torch import fake_nvfp4
 from sabia.core.ops.experts_torch import biased
 from sabia.core.ops.precision import (
     MatmulRecipe,
@@ -30,7 +32,7 @@ from sabia.core.ops.precision import (
 )
 from sabia.core.ops.rounding_units_torch import product
 from sabia.kernels.grouped_matmul.torch_impl import library_obstacle
-from sabia.kernels.quantize.definitions import NVFP4, mix
+from sabia.kernels.quantize.definitions import mix
 from sabia.kernels.quantize.torch_arithmetic import hadamard, mix_tensor, rounded, signed
 
 Tensor = torch.Tensor
@@ -55,9 +57,9 @@ class TorchRounding(RoundedProducts):
         self._clock.fill_(signed(mix((mix(step & 0xFFFFFFFF) + part * 0x9E3779B9) & 0xFFFFFFFF)))
         return self
 
-    def fake_quantize(self, weight: Tensor) -> Tensor:
+    def fake_quantize(self, weights: list[Tensor]) -> list[Tensor]:
         """See RoundedProducts."""
-        return _StraightThrough.apply(weight, self.qat)
+        return list(_StraightThrough.apply(self.qat, *weights))
 
     def product(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
         """See RoundedProducts."""
@@ -85,24 +87,24 @@ class TorchRounding(RoundedProducts):
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The weight rounded to the QAT format; its gradient passes unchanged."""
+    """Weights rounded to the QAT format; their gradients pass unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, target: QatTarget) -> Tensor:
-        return _fake_quantized(weight, target).to(weight.dtype)
+    def forward(ctx: Any, target: QatTarget, *weights: Tensor) -> tuple[Tensor, ...]:
+        made = _fake_quantized(weights, target)
+        return tuple(values.to(w.dtype) for values, w in zip(made, weights, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *grads
 
 
-def _fake_quantized(weight: Tensor, target: QatTarget) -> Tensor:
-    if target.kind != "nvfp4":
-        return fake(weight, int(target.kind.removeprefix("int")), target.group)
-    if weight.ndim == 3:  # experts [E, out, in]
-        return torch.stack([_fake_quantized(matrix, target) for matrix in weight.unbind()])
-    values, scale = rounded(weight, NVFP4)
-    return values * scale
+def _fake_quantized(weights: Sequence[Tensor], target: QatTarget) -> list[Tensor]:
+    if target.kind == "nvfp4":
+        return fake_nvfp4(weights)
+    bits = int(target.kind.removeprefix("int"))
+    groups = [usual_group(tuple(w.shape), w.ndim == 3) if target.grouped else None for w in weights]
+    return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
 def _weight_key(key: Tensor | None) -> Tensor | None:

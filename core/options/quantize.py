@@ -1,7 +1,7 @@
 """Options of `sabia quantize`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import changed, choice, integer, quantity, text
+from sabia.core.options.option import changed, choice, integer, needs, number, quantity, text
 from sabia.core.options.shared import Call, InputOptions, Output, Redo, Seeded
 
 
@@ -19,8 +19,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
-        excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "samples",
-                  "force", "dry_run"),
+        excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "bits",
+                  "formats", "samples", "force", "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
     are decoded and compared with those of `--model`, which the rows of the output list; tensors
@@ -30,15 +30,33 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     and how far their logits are from those computed here."""
     recipe: str = text(
         "Recipe: mixed, w8, w4, a number format such as nvfp4, or a TOML file", "NAME|FILE.toml",
-        default="mixed", common=True,
+        unset="the format that the weights were trained for, else mixed", common=True,
     )  # fmt: skip
     """A recipe defines the number format of each component of the model. `mixed` has 8 bits in
-    attention and head, 4 bits in the feed-forward parts; `w8` and `w4` include the head. The name
+    attention and head, 4 bits in the feed-forward parts; `w8` and `w4` include the head. Weights
+    of quantization-aware training (`--precision qat-int8`, `qat-int4`, `qat-nvfp4`, which their
+    config.json records and which are names of recipes too) get the codes and scales that the
+    training has simulated, in `w8a16`, `w4a16` and `nvfp4a16`. The name
     of a format applies it to attention and feed-forward parts: `w4a16` and `w4a16-asym` (4-bit
     integers, with zero points), `w8a16`, `w8a8`, `fp8` (a scale for each row and token),
     `fp8-static`, `fp8-block` (128 by 128, as DeepSeek-V3), `mxfp8`, `mxfp4`, `nvfp4`; `mxfp8a16`,
     `mxfp4a16` and `nvfp4a16` round no activations. `fp8-static` and `nvfp4` store scales of
     activations, which are measured on the calibration records."""
+    bits: float | None = number(
+        "Choose formats by sensitivity within this many stored bits per weight", None, least=1,
+        unset="the recipe's formats", common=True,
+    )  # fmt: skip
+    """The matrices that the recipe quantizes and that no rule of it names get formats of
+    `--formats`, so that their stored bits, scales included, are at most this for each of their
+    weights (4.8, say) and the expected divergence is least: matrices whose rounding changes the
+    predictions more get more bits. The expectation is from gradients on the calibration records.
+    Matrices that servers join get one format. `recipe.toml` in the output is the recipe that was
+    found; given as `--recipe`, it makes the same files again."""
+    formats: str = text(
+        "Formats that --bits chooses from", "NAME[:GROUP],…", default="w4a16,w8a16,bf16",
+        only=needs("bits"),
+    )  # fmt: skip
+    """Names of number formats; `w4a16:32` has a scale for each 32 columns."""
     format: str = choice("Form of the written weights", "compressed-tensors", "dense")
     """`compressed-tensors` holds the codes and scales. `dense` holds the decoded values, in float32
     because BF16 does not hold all of them, like a model that is not quantized: for programs that do
@@ -52,10 +70,17 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     of 128, 64 and 32 divides the columns, there is one scale per row. The rows of the output name
     the group size of each matrix."""
     rounding: str | None = choice(
-        "Rounding method", "auto", "gptq", "rtn", default=None, unset="the recipe's, or auto"
+        "Rounding method",
+        "auto",
+        "gptq",
+        "rtn",
+        "trained",
+        default=None,
+        unset="the recipe's, or auto",
     )
     """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
-    nearest; `gptq` uses GPTQ for 8 bits too; `rtn` rounds to nearest, without calibration.
+    nearest; `gptq` uses GPTQ for 8 bits too; `rtn` rounds to nearest, without calibration;
+    `trained` rounds to nearest from BF16, as quantization-aware training does.
     An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
     rounded to nearest, which the summary and the rows of the output say."""
     smooth: str | None = choice(

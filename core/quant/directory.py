@@ -28,6 +28,7 @@ from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.hessians import Batch
 from sabia.core.quant.quantize import Part, Rounding, check_finite
 from sabia.core.quant.recipe import Recipe, plan, stored_form
+from sabia.core.spec.families import TRAINED_FOR
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ def _quantized(
             gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
             bar.advance(layer=layer)
     tensors = _in_order(work, finished)
-    config = dict(spec.config) if dense else export_config(work.form, work.linears)
+    config = export_config(work.form, work.linears)
+    if dense:
+        config = {key: value for key, value in spec.config.items() if key != TRAINED_FOR}
     hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
     _check_written(out, parts, finished)
     rows = [row for record in finished.records for row in record["rows"]]

@@ -20,6 +20,7 @@ from sabia.core.quant.quantize import QuantizedModel
 from sabia.core.quant.recipe import Linear
 from sabia.core.quant.rounding import Stored
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.families import TRAINED_FOR
 from sabia.core.spec.tensors import TensorSpec
 
 
@@ -41,7 +42,9 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     groups, ignore = _groups(linears)
     if spec.tied and "lm_head" not in ignore:
         ignore = ["lm_head", *ignore]
-    config = {key: value for key, value in spec.config.items() if key != "torch_dtype"}
+    config = {
+        key: value for key, value in spec.config.items() if key not in ("torch_dtype", TRAINED_FOR)
+    }
     return config | {
         "dtype": "bfloat16",
         "quantization_config": quantization_config(groups, ignore),

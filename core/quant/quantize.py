@@ -22,7 +22,7 @@ from sabia.core.model.storage.fused_tensors import read_part
 from sabia.core.numerics.compressed import input_dtype
 from sabia.core.numerics.floats import E4M3, numpy_dtype, round_bfloat16
 from sabia.core.numerics.scales import whole_scale
-from sabia.core.numerics.schemes import ELEMENTS
+from sabia.core.numerics.schemes import ELEMENTS, served_together
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import Comparison, embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block
@@ -34,9 +34,6 @@ from sabia.core.spec import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 
 LEAST_TOKENS = 32
-SERVED_TOGETHER = tuple(
-    frozenset(names.split()) for names in ("q k v", "gate up", "q_down kv_down")
-)  # matrices with the same inputs, whose rows servers join: they need one scale as wholes
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,8 @@ class Rounding:
                 smooth(self.form, layer, values, own, self.recipe, hessians)
                 params = self.ops.to_device(values, "float32")
             part = Part(layer, {}, values, [], {})
-            wholes, largest = _whole_scales(own, values), dict[str, float]()
+            trained = self.recipe.rounding == "trained"
+            wholes, largest = _whole_scales(own, values, trained), dict[str, float]()
             for experts in _windows(own):
                 dense = experts.start == 0
                 hessians = self._hessians(params, layer, experts, dense)
@@ -217,10 +215,12 @@ class Rounding:
         return run_block(self.spec, params, ops, batch)
 
     def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """A part's parameters in float32, and with those that are not quantized in BF16 values."""
+        """A part's parameters in float32, and with those that are not quantized in BF16 values, as
+        training has all of them."""
         original = {name: _finite(name, array) for name, array in self.read(layer).items()}
+        wide = self.quantized if self.recipe.rounding != "trained" else frozenset()
         return original, {
-            name: array if name in self.quantized else round_bfloat16(array)
+            name: array if name in wide else round_bfloat16(array)
             for name, array in original.items()
         }
 
@@ -248,15 +248,16 @@ class Rounding:
 
 
 def _whole_scales(
-    linears: Sequence[Linear], values: Mapping[str, np.ndarray]
+    linears: Sequence[Linear], values: Mapping[str, np.ndarray], trained: bool
 ) -> dict[Key, np.float32]:
     """Scales of matrices as wholes, where formats have them; one for those that servers join."""
     together: dict[tuple[str, frozenset[str], int | None], list[Linear]] = {}
     for linear in linears:
         if linear.scheme.scale == "e4m3":
-            layer, _, name = linear.tensor.name.rpartition(".")
-            names = next((group for group in SERVED_TOGETHER if name in group), frozenset({name}))
-            together.setdefault((layer, names, linear.index), []).append(linear)
+            part, names = served_together(linear.tensor.name)
+            if trained and "q_down" in names:  # training multiplies by one after the other
+                names = frozenset({linear.tensor.name})
+            together.setdefault((part, names, linear.index), []).append(linear)
     wholes = dict[Key, np.float32]()
     for members in together.values():
         largest = max(float(np.abs(x.weight(values)).max()) for x in members)

@@ -5,11 +5,10 @@ a scheme of `sabia.core.numerics.schemes`; rules with a regular expression on ou
 override it, and the last matching rule applies. The built-in `mixed` keeps embeddings, norms and
 routers in BF16, attention and head in 8 bits, and MLPs and experts in 4 bits. A key of a recipe
 file that no tensor of the model has is refused.
-A given group size must divide a weight's columns; the default is the largest of GROUPS that divides
-them, or one scale per row if none does.
+A given group size must divide a weight's columns; the default is the largest of 128, 64 and 32 that
+divides them, or one scale per row if none does.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +20,15 @@ from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.model.storage.fused_tensors import write_parts
 from sabia.core.numerics.compressed import stored_bytes
-from sabia.core.numerics.integers import group_width
+from sabia.core.numerics.integers import group_width, usual_group
 from sabia.core.numerics.scales import Method
 from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
-Rounding = Literal["auto", "gptq", "rtn"]
+Rounding = Literal["auto", "gptq", "rtn", "trained"]
+ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "rtn", "trained")
 Smooth = Literal["none", "awq", "smoothquant"]
-GROUPS = (128, 64, 32)
 COMPONENTS = (
     "embedding", "norm", "router", "attention", "head", "mlp", "expert", "shared_expert",
 )  # fmt: skip
@@ -42,6 +41,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "w8": dict.fromkeys(("attention", "head", *_FEED_FORWARD), "w8a16"),
     "w4": dict.fromkeys(("attention", *_FEED_FORWARD), "w4a16") | {"head": "w8a16"},
     "mixed": dict.fromkeys(("attention", "head"), "w8a16") | dict.fromkeys(_FEED_FORWARD, "w4a16"),
+}
+TRAINED = {"qat-int8": "w8a16", "qat-int4": "w4a16", "qat-nvfp4": "nvfp4a16"}  # by --precision
+BUILT_IN |= {
+    precision: dict.fromkeys(("attention", *_FEED_FORWARD), name)
+    for precision, name in TRAINED.items()
 }
 BUILT_IN |= {
     name: dict.fromkeys(("attention", *_FEED_FORWARD), name) for name in SCHEMES if name != "bf16"
@@ -61,7 +65,8 @@ class RecipeRule:
 class Recipe:
     """Schemes by component, rules that override them, and the settings of rounding.
 
-    rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest. scale: how
+    rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest; `trained`: to
+    nearest from BF16 values, as quantization-aware training simulates it. scale: how
     scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by activation,
     with groups in the stored order) or `natural`. damping: see core.quant.gptq.
     smooth and its alpha: see core.quant.smoothing.
@@ -120,13 +125,10 @@ def _check_tiles(scheme: Scheme, tensor: TensorSpec) -> None:
 
 
 def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
-    columns = tensor.shape[-1]
     if group is None:
-        if tensor.stacked:  # one size for all matrices of an expert: servers fuse them
-            columns = math.gcd(*tensor.shape[-2:])
-        return next((size for size in GROUPS if columns % size == 0), None)
+        return usual_group(tensor.shape, bool(tensor.stacked))
     try:
-        group_width(columns, group)
+        group_width(tensor.shape[-1], group)
     except UsageError as error:
         raise UsageError(f"{tensor.name}: {error}") from error
     return group
@@ -134,6 +136,8 @@ def _group_size(group: int | None, tensor: TensorSpec) -> int | None:
 
 def load_recipe(name: str) -> Recipe:
     """A built-in recipe, or one from a TOML file; UsageError names what is wrong."""
+    if name in TRAINED:
+        return Recipe(name, BUILT_IN[name], rounding="trained", scale="absmax")
     if name in BUILT_IN:
         return Recipe(name, BUILT_IN[name])
     if not name.endswith(".toml"):
@@ -172,7 +176,7 @@ def _rule(path: str, values: Any) -> RecipeRule:
 def checked(recipe: Recipe) -> Recipe:
     """The recipe; raises UsageError for a setting with an unknown value."""
     choices = (
-        ("rounding", recipe.rounding, ("auto", "gptq", "rtn")),
+        ("rounding", recipe.rounding, ROUNDINGS),
         ("scale", recipe.scale, ("mse", "absmax")),
         ("order", recipe.order, ("static", "natural")),
         ("smooth", recipe.smooth, ("none", "awq", "smoothquant")),
@@ -183,6 +187,11 @@ def checked(recipe: Recipe) -> Recipe:
     for name, fraction in (("damping", recipe.damping), ("alpha", recipe.alpha)):
         if not 0 < fraction < 1:
             raise UsageError(f"recipe: {name} is {fraction} (expected between 0 and 1)")
+    if recipe.rounding == "trained" and (recipe.scale, recipe.smooth) != ("absmax", "none"):
+        raise UsageError(
+            f"recipe: scale is {recipe.scale} and smooth {recipe.smooth} with rounding trained "
+            "(expected absmax and none, as training has simulated it)"
+        )
     return recipe
 
 

@@ -26,9 +26,10 @@ from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.numerics.schemes import scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.finished import FinishedLayers
-from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES
+from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
 from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
+from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
@@ -38,6 +39,7 @@ from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
+from sabia.core.spec.families import TRAINED_FOR, read_config
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
@@ -62,6 +64,10 @@ def run(job: Job, options: QuantizeOptions) -> None:
         raise UsageError(f"--out: {out} is the model itself; give another directory")
     recipe = _recipe(options)
     job = _with_inputs(job, recipe)
+    if options.bits and not job.inputs:
+        raise UsageError(
+            "--bits: measures gradients on calibration records (expected them as INPUT)"
+        )
     for name in ("samples", "held_out", "length", "seed"):
         if name in options.given and not job.inputs:
             flag = options.table[name].flag
@@ -113,6 +119,11 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> 
     quantized = [x for x in plan(stored_form(spec, recipe), recipe) if x.scheme.quantizes]
     elements = sum(math.prod(x.matrix) for x in quantized)
     written = 2 * (n - elements) + sum(x.stored_bytes for x in quantized)
+    if options.bits:
+        written = 2 * (n - elements) + int(options.bits * elements / 8)
+        flops += 4 * min(SENSITIVITY_TOKENS, tokens) * training_flops_per_token(
+            spec, options.length, "causal"
+        ) / 3  # fmt: skip
     if options.format == "dense":
         written = 4 * n
     planned(
@@ -146,7 +157,13 @@ def _memory_bytes(spec: ModelSpec, tokens: int) -> int:
 
 def _recipe(options: QuantizeOptions) -> Recipe:
     """The recipe with the options' settings; UsageError where no format of it uses one."""
-    recipe = load_recipe(options.recipe)
+    trained = read_config(options.model).get(TRAINED_FOR, {}).get("precision", "")
+    recipe = load_recipe(options.recipe or trained or "mixed")
+    if trained and recipe.rounding != "trained":
+        notes.warn(
+            f"{options.model}: its training has simulated {trained}; recipe {recipe.name} rounds "
+            "it otherwise (expected no --recipe)"
+        )
     schemes = [scheme_named(name) for name in _format_names(recipe)]
     used_by = {
         "group_size": any(scheme.sizes_groups for scheme in schemes),
@@ -175,7 +192,7 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     schemes = map(scheme_named, _format_names(recipe))
     static = any(scheme.inputs and scheme.inputs.part for scheme in schemes)
     measured = static or recipe.smooth != "none"
-    if job.inputs or (recipe.rounding == "rtn" and not measured):
+    if job.inputs or (recipe.rounding in ("rtn", "trained") and not measured):
         return job
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
@@ -190,7 +207,10 @@ def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions)
     piped = "-" in job.inputs
     sources = open_inputs(job, "document") if job.inputs and not piped else ()
     fingerprints = [source.fingerprint() for source in sources]
-    sample = [options.samples, options.held_out, options.length] if job.inputs else []
+    sample: list[Any] = []
+    if job.inputs:
+        sample = [options.samples, options.held_out, options.length]
+    sample += [options.bits, options.formats] if options.bits else []
     salt = json.dumps([model, asdict(recipe), options.format, piped, *sample], default=str)
     record = provenance(replace(job, options={}), "layer_error", fingerprints, salt)
     return str(record["fingerprint"])
@@ -220,13 +240,16 @@ def _quantized(
     check_predicts(spec)
     if "quantization_config" in spec.config:
         raise UsageError(f"{options.model} is already quantized (expected the original model)")
-    form = stored_form(spec, recipe)
-    linears = plan(form, recipe)
     has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
     read = CalibrationRows("none", [], [])
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
         read = read_rows(job, tokenizer, options.samples, options.held_out, options.length)
+    if options.bits:
+        recipe = found_in_budget(options, recipe, files, read, job.seed)
+        fingerprint += json.dumps(asdict(recipe))
+    form = stored_form(spec, recipe)
+    linears = plan(form, recipe)
     finished = FinishedLayers(_layers(out), _with_rows(fingerprint, read))
     made = quantize_directory(
         files,
@@ -240,6 +263,8 @@ def _quantized(
         options.model if has_tokenizer else None,
         dense=options.format == "dense",
     )
+    if options.bits:
+        write_recipe(out, recipe, options)
     quantization = made.config.get("quantization_config")
     results = loaders(form, linears, quantization) if quantization else ()
     report: dict[str, Any] = {

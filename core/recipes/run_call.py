@@ -24,7 +24,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.ops import kernel_report
-from sabia.core.ops.precision import Precision
+from sabia.core.ops.precision import Precision, precision_named
 from sabia.core.ops.precision_units import describe
 from sabia.core.options.training import RunOptions, Training
 from sabia.core.parallel import process_group
@@ -114,6 +114,15 @@ class Made:
     tokenizer: str
     model: str
     lora: LoraConfig | None
+    trained_for: str = ""  # see trained_for
+
+
+def trained_for(options: RunOptions, lora: LoraConfig | None) -> str:
+    """The precision of quantization-aware training that the exported weights were trained for; ''
+    if there is none: merged adapters, and steps in BF16, are not what was simulated."""
+    name = str(getattr(options, "precision", ""))
+    tail = getattr(options, "bf16_tail", False)
+    return name if precision_named(name).qat and lora is None and not tail else ""
 
 
 def in_directory(
@@ -312,6 +321,7 @@ def export(directory: RunDirectory, made: Made, dtype: str) -> None:
             tokenizer_from=tokenizer,
             lora=made.lora,
             kept_from=made.model or None,
+            trained_for=made.trained_for,
         )
 
 

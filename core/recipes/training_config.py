@@ -14,6 +14,7 @@ from sabia.core import units
 from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig
 from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
+from sabia.core.ops.precision import precision_named
 from sabia.core.options.table import Options
 from sabia.core.options.training import Adapters, RunOptions, Training
 from sabia.core.parallel.mesh import parse_mesh
@@ -42,7 +43,12 @@ def identity(options: Training) -> dict[str, Any]:
         is_default = value in (option.default_value(), defaults.get(name))
         if option.recorded and not (option.later and is_default):
             values[name] = value
-    return values
+    return values | simulation(options.precision)
+
+
+def simulation(precision: str) -> dict[str, Any]:
+    """What identities of quantization-aware training have besides: the version of its rounding."""
+    return {"qat": 2} if precision_named(precision).qat else {}
 
 
 def check_texts(options: Training) -> None:

@@ -29,6 +29,7 @@ from sabia.core.recipes.run_call import (
     manifest,
     note_kernels,
     show_plan,
+    trained_for,
 )
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -161,10 +162,11 @@ def train(call: RunCall, task: Task, options: Training) -> None:
             describe_plan(task, plan, job.mesh),
         )  # fmt: skip
         return
+    lora = training_config.lora_config(options)
     in_directory(
         call,
         options,
-        Made(task.spec, task.tokenizer, task.model, training_config.lora_config(options)),
+        Made(task.spec, task.tokenizer, task.model, lora, trained_for(options, lora)),
         lambda mesh: check_fits(task.spec, mesh, plan.batch_rows, plan.row_length),
         lambda mesh: _training(call, task, options, plan, mesh),
         _token_figures,

@@ -30,12 +30,14 @@ def export_checkpoint(
     lora: LoraConfig | None = None,
     kept_from: str | Path | None = None,
     max_shard_bytes: int = hub.MAX_SHARD_BYTES,
+    trained_for: str = "",
 ) -> None:
     """Write the parameters of a checkpoint as a Hugging Face directory, atomically.
 
     tokenizer_from: a directory whose tokenizer files are copied. lora: adapters to merge into their
     matrices. kept_from: the model directory that the run started from, whose tensors that the
-    computation does not use are copied. Raises BadData if the checkpoint is of another model.
+    computation does not use are copied. trained_for: see hub.save_model. Raises BadData if the
+    checkpoint is of another model.
     """
     numpy_type = numpy_dtype(dtype)
     adapted = {t.name for t in targeted(spec, lora)} if lora else set()
@@ -50,6 +52,7 @@ def export_checkpoint(
             weight = _merged(reader, tensor.name, weight, lora)
         params[tensor.name] = cast(weight, numpy_type)
     more: Any = {"kept_from": kept_from, "max_shard_bytes": max_shard_bytes}
+    more |= {"trained_for": trained_for}
     hub.save_model(out, spec, params, tokenizer_from, **more)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from in_process import stage
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, SabiaError, UsageError
 
 pytest.importorskip("torch")
 COMMAND = [sys.executable, "-m", "sabia.cli.main", "quantize"]
@@ -201,3 +201,43 @@ def test_a_quantized_model_is_not_quantized_again(model: Path, tmp_path: Path, c
         make(tmp_path / "qq", tmp_path / "q", chats)
     with pytest.raises(UsageError, match="is the model itself"):
         make(model, model, chats)
+
+
+def test_a_budget_of_bits_finds_a_recipe_that_makes_the_same_bytes(
+    model: Path, chats: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    formats = "w4a16,w4a16:32,w8a16"
+    make(first, model, chats, recipe="w4", bits=5.0, formats=formats)
+    found = first / "recipe.toml"
+    assert "[[rules]]" in found.read_text()
+    make(second, model, chats, recipe=str(found))
+    for name in ("model.safetensors", "config.json"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    report = json.loads((first / "quantization.json").read_text())
+    own = report["layers"]
+    assert len({row["scheme"] for row in own}) > 1
+    weights = 2 * (4 * 64 * 64 + 3 * 64 * 192) + 64 * report_vocabulary(first)
+    assert 8 * sum(row["size_bytes"] for row in own) <= 5.0 * weights
+
+
+def report_vocabulary(directory: Path) -> int:
+    return int(json.loads((directory / "config.json").read_text())["vocab_size"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        ({"bits": 4.0}, 3, "expected at least 4.26"),
+        ({"bits": 5.0, "formats": "w4a16"}, 2, "two or more"),
+        ({"formats": "w4a16,bf16"}, 2, "--formats: only with --bits"),
+    ],
+)
+def test_budgets_that_cannot_be_met_are_refused(
+    model: Path, chats: Path, tmp_path: Path, settings: dict, code: int, message: str
+) -> None:
+    with pytest.raises(SabiaError, match=message) as error:
+        make(tmp_path / "q", model, chats, **settings)
+    assert error.value.exit_code == code and not (tmp_path / "q").exists()
+    with pytest.raises(UsageError, match="--bits: measures"):
+        make(tmp_path / "q", model, rounding="rtn", bits=5.0)

@@ -24,7 +24,7 @@ from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
 from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.shards.atomic import atomic_directory
-from sabia.core.spec.families import load_spec
+from sabia.core.spec.families import TRAINED_FOR, load_spec
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart, TensorSpec
 
@@ -215,13 +215,17 @@ def save_model(
     *,
     kept_from: str | Path | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    trained_for: str = "",
 ) -> None:
     """Write config.json and safetensors, each tensor in its array's dtype.
 
     tokenizer_from: a directory whose tokenizer files are copied. kept_from: the directory that the
-    model was loaded from, whose tensors that the computation does not use are copied.
+    model was loaded from, whose tensors that the computation does not use are copied. trained_for:
+    the precision of quantization-aware training, which config.json records.
     """
-    config = {key: value for key, value in spec.config.items() if key != "quantization_config"}
+    left_out = ("quantization_config", TRAINED_FOR)
+    config = {key: value for key, value in spec.config.items() if key not in left_out}
+    config |= {TRAINED_FOR: {"precision": trained_for}} if trained_for else {}
     tensors = to_hf(spec, params) | (unused_tensors(spec, kept_from) if kept_from else {})
     more: Any = {"tokenizer_from": tokenizer_from, "max_shard_bytes": max_shard_bytes}
     write_checkpoint(directory, config, tensors, **more)

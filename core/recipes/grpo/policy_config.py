@@ -9,7 +9,12 @@ from typing import Any
 from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.options.training import Adapters, Guards
-from sabia.core.recipes.training_config import check_run_texts, optimizer_settings, parse_part
+from sabia.core.recipes.training_config import (
+    check_run_texts,
+    optimizer_settings,
+    parse_part,
+    simulation,
+)
 from sabia.core.train.losses.grpo import CORRECTION_CAP
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
@@ -84,4 +89,5 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     values["std"] = values.pop("advantage") == "std"
     values["loss"] = loss | {"kl_times_ratio": False, "correction_cap": CORRECTION_CAP}
     values["optimizer"] = optimizer_config(options).record()
+    values |= simulation(options.precision)
     return values | ({"judge": judge} if options.judge_url or options.judge else {})

@@ -47,6 +47,7 @@ from sabia.core.recipes.run_call import (
     note_kernels,
     open_run,
     show_plan,
+    trained_for,
 )
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
@@ -114,7 +115,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         def make(mesh: Mesh) -> TrainingRun:
             return _training(call, options, spec, mesh, tokenizer, prompts, held_out, grader, table)
 
-        made = Made(spec, options.model, options.model, lora)
+        made = Made(spec, options.model, options.model, lora, trained_for(options, lora))
         in_directory(call, options, made, check, make, lambda _: table.describe())
     call.write_rows()
 

@@ -41,6 +41,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "phi3": ("phi3", "read"),
     "modernbert": ("modernbert", "read"),
 }
+# key of the format that quantization-aware training has simulated: {"precision": "qat-int4"}
+TRAINED_FOR = "quantization_aware_training"
 # methods whose files core.model.storage.hub decodes
 QUANTIZATIONS = ("mxfp4", "fp8", "compressed-tensors")
 
@@ -65,6 +67,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     quantization = fields.take("quantization_config", dict, None)
     if quantization is not None:
         _check_quantization(quantization)
+    fields.take(TRAINED_FOR, dict, None)
     spec = read(fields)
     fields.finish()
     spec = replace(spec, config=dict(config))

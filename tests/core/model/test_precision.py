@@ -10,13 +10,13 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.numerics import hadamard, tiles
-from sabia.core.numerics.scales import choose_scales, decode, encode
+from sabia.core.numerics.scales import choose_scales, decode, encode, whole_scale
 from sabia.core.numerics.schemes import SCHEMES
 from sabia.core.ops import precision as p
 from sabia.core.ops.product import Matrix, Product
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
-from sabia.kernels.quantize.definitions import NVFP4, mix
+from sabia.kernels.quantize.definitions import mix
 
 LOW = ("fp8", "fp8-block", "nvfp4")
 NAME = "layers.2.mlp.up"
@@ -25,11 +25,9 @@ SHAPE = {"hidden": 64, "layers": 4, "vocab": 97, "heads": 4, "kv_heads": 2, "hea
 SPEC = from_config(new_config("llama", **SHAPE, ffn=96, context=64))
 
 
-def lowered(ops: Any, name: str, group: int | None = None) -> Any:
+def lowered(ops: Any, name: str) -> Any:
     """Operations that round NAME's products, in a known part of a known step."""
     precision = p.BY_NAME[name]
-    if group is not None:
-        precision = replace(precision, qat=p.QatTarget("int4", group))
     return build_ops(ops.name, SPEC, precision=precision, seed=SEED).at(STEP, PART)
 
 
@@ -201,9 +199,9 @@ def stored(w: np.ndarray, bits: int, group: int | None) -> np.ndarray:
     return decode(encode(w, chosen, scheme), chosen, scheme)
 
 
-@pytest.mark.parametrize(("name", "bits", "group"), [("qat-int8", 8, None), ("qat-int4", 4, 32)])
+@pytest.mark.parametrize(("name", "bits", "group"), [("qat-int8", 8, None), ("qat-int4", 4, 64)])
 def test_trained_for_integers(ops: Any, name: str, bits: int, group: int | None) -> None:
-    low = lowered(ops, name, group)
+    low = lowered(ops, name)
     x, w, dy = matrices(24, 64, 40)
     w[3] = 0
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
@@ -236,7 +234,7 @@ def test_qat_nvfp4_computes_with_the_quantized_weights(ops: Any) -> None:
     low = lowered(ops, "qat-nvfp4")
     x, w, dy = matrices(24, 64, 40)
     found = gradients(ops, lambda x, w: low.linear(x, w, name=NAME), [x, w], dy)
-    close(found[0], times(x, tiles.simulate(w, NVFP4).T))
+    close(found[0], times(x, simulated(w).T))
     close(found[2], times(dy.T, x))
     stack = np.stack([w, 3 * w])
 
@@ -245,16 +243,40 @@ def test_qat_nvfp4_computes_with_the_quantized_weights(ops: Any) -> None:
         return low.multiply(Product(rows, (Matrix(NAME, w),), plan))[0]
 
     y = gradients(ops, run, [x, stack], dy)[0]
-    seen = [tiles.simulate(matrix, NVFP4) for matrix in stack]
+    seen = [simulated(matrix) for matrix in stack]
     wanted = np.concatenate([times(x[:12], seen[0].T), times(x[12:], seen[1].T)])
     close(y, wanted)
 
 
+def simulated(*matrices: np.ndarray) -> np.ndarray:
+    """NVFP4 values of the first of matrices that have one scale as wholes."""
+    scheme = SCHEMES["nvfp4a16"]
+    whole = whole_scale(max(float(np.abs(w).max()) for w in matrices), scheme)
+    chosen = choose_scales(matrices[0], scheme, "absmax", whole)
+    return decode(encode(matrices[0], chosen, scheme), chosen, scheme)
+
+
+def test_matrices_that_servers_join_have_one_scale_in_qat_nvfp4(ops: Any) -> None:
+    """The bits of the codec; others of the same product keep their own."""
+    low = lowered(ops, "qat-nvfp4")
+    rng = np.random.default_rng(4)
+    drawn = [size * rng.standard_normal((32, 64), np.float32) for size in (1, 3, 0.2, 9)]
+    drawn[0][5], drawn[0][6, :16] = 0, 1e-30
+    names = [f"layers.2.attn.{name}" for name in ("q", "k", "v", "o")]
+    given = ops.to_device(dict(zip(names, drawn, strict=True)))
+    identity = ops.to_device({"x": np.eye(64, dtype=np.float32)})["x"]
+    product = Product(identity, tuple(Matrix(name, given[name]) for name in names))
+    found = [ops.to_numpy({"y": y})["y"].T for y in low.multiply(product)]
+    for i in range(3):
+        wanted = simulated(drawn[i], *drawn[:3])
+        np.testing.assert_array_equal(found[i], wanted)
+    np.testing.assert_array_equal(found[3], simulated(drawn[3]))
+
+
 def test_groups_that_do_not_fit_are_refused(ops: Any) -> None:
-    x, w, _ = matrices(4, 64, 40)
-    given = ops.to_device({"x": x, "w": w})
-    with pytest.raises(UsageError, match="128 does not divide 64"):
-        lowered(ops, "qat-int4").linear(given["x"], given["w"], name=NAME)
+    given = ops.to_device({"x": np.ones((4, 40), np.float32), "w": np.ones((8, 40), np.float32)})
+    with pytest.raises(UsageError, match="16 does not divide 40"):
+        lowered(ops, "qat-nvfp4").linear(given["x"], given["w"], name=NAME)
 
 
 def test_what_stays_high_is_untouched(ops: Any) -> None:
