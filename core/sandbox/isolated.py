@@ -27,6 +27,7 @@ METHODS = ("namespaces", "landlock")
 CPU_S = 3  # of a program; its tests may take as much again
 MEMORY_BYTES = 1 << 29  # of address space, for each of the two
 WAIT_S = 30.0  # by the clock, for both together
+OUTPUT = 8000  # characters of what a program prints
 _GRACE_S = 10.0
 _REQUESTS = 2000
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")  # the interpreter may need them
@@ -34,6 +35,21 @@ _PLAIN = {
     "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "HOME": "/tmp",
     "TMPDIR": "/tmp",
 }  # fmt: skip
+
+_PRINTING = """
+import contextlib, io, traceback
+_text = io.StringIO()
+with contextlib.redirect_stdout(_text), contextlib.redirect_stderr(_text):
+    try:
+        exec(compile({source!r}, "program", "exec"), {{"__name__": "__main__"}})
+    except BaseException as error:
+        _lines = traceback.TracebackException.from_exception(error)
+        _lines.stack = traceback.StackSummary.from_list(
+            [frame for frame in _lines.stack if frame.filename == "program"])
+        print("".join(_lines.format()), end="")
+def printed(text=_text.getvalue()[:{most}]):
+    return text
+"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +93,14 @@ class Box(Child):
         except PastLimitError as error:
             return Tested(None, f"the tests: {error}")
         return Tested(answer["passed"], answer["detail"])
+
+    def output(self, source: str) -> Tested:
+        """Run a program; passed with what it prints as detail, at most OUTPUT characters. The error
+        that ends it is a part of that. Raises MissingBackend."""
+        program = _PRINTING.format(source=source, most=OUTPUT)
+        tests = {"setup": "", "tests": "printed = str(printed())", "entry_point": "",
+                 "names": ["printed"], "result": "printed"}  # fmt: skip
+        return self.test(program, tests)
 
 
 boxes = Pool(Box, max(len(os.sched_getaffinity(0)), 1))

@@ -47,7 +47,7 @@ USUAL = (
 _SPACES = kernel.NEWNS | kernel.NEWPID | kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 _SCRATCH_BYTES, _FILES_OPEN, _FILES = 1 << 24, 64, 1024
-_RESULT_BYTES, _DETAIL = 1 << 16, 600
+_RESULT_BYTES, _RESULT, _DETAIL = 1 << 16, 8000, 600
 _READY = b"ready"
 
 
@@ -217,7 +217,7 @@ def _run(method: str, memory_bytes: int, cpu_s: int, null: int, report: int) -> 
     if reason:
         passed, detail = _end_of(reason, status, usage.ru_utime + usage.ru_stime, cpu_s)
     # at once, as a pipe takes so much
-    _write(4, frame({"passed": passed, "detail": detail[:_DETAIL]}))
+    _write(4, frame({"passed": passed, "detail": detail[: _RESULT if passed else _DETAIL]}))
     os._exit(0)
 
 
@@ -283,7 +283,8 @@ def _be_program(connection: socket.socket) -> NoReturn:
 
 
 def run_tests(peer: Peer, request: Mapping[str, Any]) -> tuple[bool | None, str]:
-    """(passed, why not) for {"program", "setup", "tests", "entry_point", "names"}.
+    """(passed, why not) for {"program", "setup", "tests", "entry_point", "names"}; with "result",
+    the name of a text of the tests, that text if they pass.
 
     `names` are those that the tests take from the program. `setup` runs before the tests, in the
     process of the tests. With an entry point and a function `check` in the tests, it is called with
@@ -314,7 +315,7 @@ def run_tests(peer: Peer, request: Mapping[str, Any]) -> tuple[bool | None, str]
         return None, ""
     except BaseException as error:
         return False, _line_of(error, request["tests"]) + _described(error)
-    return True, ""
+    return True, str(space[request["result"]]) if "result" in request else ""
 
 
 def _described(error: BaseException) -> str:
