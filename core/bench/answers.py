@@ -6,12 +6,12 @@ Records have a column response, completion, text or answer, and the item's id in
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.bench.instruction_checks import check_scores
+from sabia.core.bench.checks.instruction_checks import check_scores
 from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_matches, word_f1
@@ -24,6 +24,7 @@ from sabia.core.generate.chat_variables import server_variables
 from sabia.core.generate.message_forms import REASONING_NAMES
 from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
 from sabia.core.generate.requests import LENGTH, Completion, Request
+from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
 
@@ -38,7 +39,8 @@ FILTERED = "the server's filter withheld it"
 class Answer:
     """One sample of one item. messages: the conversation it answers, if the records have it.
 
-    text: without the reasoning. missing: why there is no answer, if there is none.
+    text: without the reasoning. missing: why there is no answer, if there is none. message: as
+    sampled, where the model could call tools. more: details, such as the calls that were made.
     """
 
     item_id: str
@@ -49,6 +51,8 @@ class Answer:
     messages: tuple[Message, ...] = ()
     reasoning: str = ""
     missing: str = ""
+    message: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def answer_of(
@@ -80,8 +84,11 @@ def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
 def generate(
     engine: Callable[[], Any], context: int, tokenizer: Any, task: Task, items: Sequence[Item],
     options: EvalOptions, variables: Mapping[str, Any], kept: KeptResults,
+    only: int | None = None, tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Answer]:  # fmt: skip
     """Answers by the local engine, in the order of the items; variables: of the chat template.
+
+    only: this sample and no other. tools: what the model may call, whose calls are not made here.
 
     Answers that are kept are not generated again, and new ones are kept when they are finished; the
     engine, of a model of `context` positions, is opened if there are any. Equal prompts have one
@@ -97,14 +104,16 @@ def generate(
             f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
             f"{context}"
         )
-    encoded = [prompt_ids(item, tokenizer, variables) for item in items]
+    given = {**variables, "tools": [*tools]} if tools else variables
+    encoded = [prompt_ids(item, tokenizer, given) for item in items]
     if cut := sum(len(ids) > prompt_limit for ids in encoded):
         notes.warn(
             f"{task.name}: {cut} of {len(items)} prompts cut on the left to {prompt_limit} tokens"
         )
     requests = [
         Request(ids[-prompt_limit:], task.max_new_tokens, temperature, top_p=task.top_p,
-                stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}")
+                stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}",
+                only=None if only is None else (only,))
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
     # equal greedy requests are run once, under the name of the first
@@ -113,7 +122,7 @@ def generate(
         sharing.setdefault(kept.same(request), []).append((request, item.id))
     named = {asked[0][0].name: asked for asked in sharing.values()}
     closing = {
-        item.id: opened_by_prompt(render_chat(item.messages, tokenizer, True, **variables))
+        item.id: opened_by_prompt(render_chat(item.messages, tokenizer, True, **given))
         for item in items
         if item.messages
     }
@@ -122,22 +131,37 @@ def generate(
     for request in (asked[0][0] for asked in sharing.values()):
         known = [kept.completion(request, sample) for sample in request.samples]
         finished += filter(None, known)
-        if only := tuple(sample for sample, done in enumerate(known) if done is None):
-            left.append(replace(request, only=only))
+        if new := tuple(n for n, done in zip(request.samples, known, strict=True) if done is None):
+            left.append(replace(request, only=new))
     answers = []
-    with progress(len(items) * samples, task.name, "answers") as bar:
-        new = engine().stream(left) if left else ()
-        for number, done in enumerate(chain(finished, new)):
+    count = sum(len(request.samples) for request in requests)
+    with progress(count, task.name, "answers") as bar:
+        sampled = engine().stream(left) if left else ()
+        for number, done in enumerate(chain(finished, sampled)):
             reason, asked = done.finish_reason, named[done.request_id]
             if number >= len(finished):
                 kept.keep_completion(asked[0][0], done)
-            answers += [
-                answer_of(item, done.sample, done.text, closing.get(item, ""),
-                          finish_reason=reason, tokens=len(done.tokens))
-                for _, item in asked
-            ]  # fmt: skip
+            for _, item in asked:
+                answer = answer_of(
+                    item, done.sample, done.text, closing.get(item, ""), finish_reason=reason,
+                    tokens=len(done.tokens),
+                )  # fmt: skip
+                if tools:
+                    messages = items[order[item]].messages
+                    message = parse_turn(done.text, messages, tokenizer, **given)
+                    answer = _with_calls(answer, message)
+                answers.append(answer)
             bar.advance(len(asked))
     return sorted(answers, key=lambda answer: (order[answer.item_id], answer.sample))
+
+
+def _with_calls(answer: Answer, message: Mapping[str, Any]) -> Answer:
+    """An answer whose message calls tools: its text is what it has besides the calls."""
+    if not message.get("tool_calls"):
+        return answer
+    reasoning = str(message.get("reasoning_content") or answer.reasoning)
+    text = str(message.get("content") or "")
+    return replace(answer, text=text, reasoning=reasoning, missing="", message=message)
 
 
 def prompt_ids(item: Item, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
@@ -147,18 +171,24 @@ def prompt_ids(item: Item, tokenizer: Any, variables: Mapping[str, Any]) -> list
     return tokenizer.encode(item.text, bos=True)
 
 
-def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+def ask(
+    client: Any, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[Answer]:  # fmt: skip
     """Answers by an OpenAI-compatible endpoint; raises Failed if one failed.
 
+    only: this sample and no other. tools: what the model may call, whose calls are not made here.
     A request that the server refuses, or whose answer its filter withholds, has no answer. If one
     reply closes reasoning that it did not open, the server's template opens it, and a reply that
     was cut before it closed it has no answer.
     """
     samples, temperature = sampling_of(task, options)
-    cells = [(item, sample) for item in items for sample in range(samples)]
+    numbers = range(samples) if only is None else (only,)
+    cells = [(item, sample) for item in items for sample in numbers]
+    extra = server_variables(options.chat) | ({"tools": [*tools]} if tools else {})
     requests = [
         ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, options.seed,
-                    task.stop, vote=sample, extra=server_variables(options.chat))
+                    task.stop, vote=sample, extra=extra)
         for item, sample in cells
     ]  # fmt: skip
     replies = client.wait([client.submit(request) for request in requests])
@@ -171,17 +201,18 @@ def ask(client: Any, task: Task, items: Sequence[Item], options: EvalOptions) ->
             text, missing = reply.text or "", reply.error or FILTERED
             answers.append(Answer(item.id, sample, text, reason, missing=missing))
             continue
-        if reply.text is None:
+        if reply.text is None and not (tools and reply.message.get("tool_calls")):
             raise Failed(
                 f"{task.name}, item {item.id}: no answer from the endpoint ({reply.error}); "
                 "answers so far are cached: run again"
             )
         reasoning = next(filter(None, map(reply.message.get, REASONING_NAMES)), "")
-        answers.append(
-            answer_of(item.id, sample, reply.text,
-                      template_closing if reason == LENGTH and not reasoning else "",
-                      str(reasoning), finish_reason=reason, tokens=reply.usage.completion_tokens)
+        answer = answer_of(
+            item.id, sample, reply.text or "",
+            template_closing if reason == LENGTH and not reasoning else "",
+            str(reasoning), finish_reason=reason, tokens=reply.usage.completion_tokens,
         )  # fmt: skip
+        answers.append(_with_calls(answer, reply.message) if tools else answer)
     return answers
 
 
@@ -192,24 +223,82 @@ def read_answers(
     answers: dict[str, list[Answer]] = {}
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(rows):
+        model, item = str(row.get("model") or name), _item_id(task, row, number)
+        if turns := rows_of_turns(task, item, row):
+            for item, text in turns:
+                sample = seen.get((model, item), 0)
+                seen[model, item] = sample + 1
+                answers.setdefault(model, []).append(_given(item, sample, text, "turns"))
+            continue
         named = [column for column in TEXT_COLUMNS if column in row]
         text = next((row[column] for column in named if row[column] is not None), None)
         if not named:
             known = ", ".join(TEXT_COLUMNS)
             raise BadData(f"answers {name}, row {number}: no column of {known}")
-        model, item = str(row.get("model") or name), _item_id(task, row, number)
         sample = seen.get((model, item), 0)
         seen[model, item] = sample + 1
         messages = tuple(
             {"role": m["role"], "content": m.get("content") or ""}
             for m in row.get("messages") or ()
         )
-        if text is None:
-            answer = Answer(item, sample, "", messages=messages, missing=f"{named[0]} is null")
-        else:
-            answer = answer_of(item, sample, str(text), messages=messages)
-        answers.setdefault(model, []).append(answer)
+        answers.setdefault(model, []).append(_given(item, sample, text, named[0], messages))
     return answers
+
+
+def _given(
+    item: str, sample: int, text: Any, column: str, messages: tuple[Message, ...] = ()
+) -> Answer:
+    if text is None:
+        return Answer(item, sample, "", messages=messages, missing=f"{column} is null")
+    return answer_of(item, sample, str(text), messages=messages)
+
+
+def rows_of_turns(task: Task, name: str, row: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """(id, text) of the answers in a record: texts of all turns in `turns`, or in the first of its
+    `choices`, as benchmarks in the form of MT-Bench keep them; none if it has neither."""
+    turns = row.get("turns")
+    if turns is None and (choices := row.get("choices")):
+        turns = choices[0].get("turns")
+    if not task.turns or turns is None:
+        return []
+    texts = [_text_of(turn) for turn in turns]
+    if task.graded == "conversation":
+        known = [text for text in texts if text is not None]
+        return [(name, joined(known) if len(known) == len(texts) else None)]
+    return [(f"{name}/{number}", text) for number, text in enumerate(texts, 1)]
+
+
+def _text_of(turn: Any) -> str | None:
+    """The text of a turn, or of an object that holds it."""
+    if isinstance(turn, Mapping):
+        turn = turn.get("content", turn.get("response"))
+    return None if turn is None else str(turn)
+
+
+def joined(answers: Sequence[str]) -> str:
+    """The answers of a conversation as one text, numbered where there are several."""
+    if len(answers) == 1:
+        return answers[0]
+    return "\n\n".join(f"[{number}]\n{text}" for number, text in enumerate(answers, 1))
+
+
+def with_earlier(pairs: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answer]]:
+    """The pairs, where answers to turns get the conversation that they stand in."""
+    texts = {(item.id, answer.sample): answer for item, answer in pairs}
+    made = []
+    for item, answer in pairs:
+        if item.conversation and not answer.messages and not answer.missing:
+            messages, turn = list[Message](), 0
+            for message in item.messages:
+                before = texts.get((f"{item.conversation}/{turn}", answer.sample))
+                if message["role"] == "user":
+                    if before and not before.missing:
+                        messages.append({"role": "assistant", "content": before.text})
+                    turn += 1
+                messages.append(message)
+            answer = replace(answer, messages=tuple(messages))
+        made.append((item, answer))
+    return made
 
 
 def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
@@ -237,7 +326,7 @@ def matched(
     pairs += [(item, Answer(item.id, 0, "", missing="no record of it")) for item in nothing]
     if nothing:
         notes.warn(f"{task.name}: {model} has no answer to {len(nothing)} of {len(items)} items")
-    return pairs
+    return with_earlier(pairs) if task.turns else pairs
 
 
 def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,6 +334,7 @@ def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, 
     detail: dict[str, Any] = {"response": answer.text, **more}
     if answer.reasoning:
         detail["reasoning"] = answer.reasoning
+    detail |= answer.more
     if answer.missing:
         detail[NO_ANSWER] = answer.missing
     if answer.finish_reason:

@@ -5,6 +5,8 @@ evaluated; sampled ones are drawn for each item from the pool without the item i
 unique, because models are compared item by item.
 """
 
+import csv
+import io
 import json
 import random
 import re
@@ -18,7 +20,7 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from sabia.core.bench.instruction_checks import checks_text
+from sabia.core.bench.checks.instruction_checks import checks_text
 from sabia.core.bench.task import Task
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
@@ -28,6 +30,7 @@ from sabia.core.shards.json_lines import decompressed
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
+_PATTERN = re.compile(r"[*?\[]")
 _EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
@@ -36,7 +39,9 @@ class Item:
     """One item. A prompt is `text`, or `messages` for the chat template; the other is empty.
 
     answer: the index of the right choice, or the reference answer. fields: the row itself.
-    cluster: what it has in common with other items; '' if it is independent of them.
+    cluster: what it has in common with other items; '' if it is independent of them. conversation:
+    the id of the row whose turn it is, where each turn is an item; messages are the user's up to
+    this turn. further: the user's later turns, where all are one item.
     Of YAML tasks: pairs (context, continuation) to score, what the file gives as the answer (gold),
     and the text by which contamination is found (query).
     """
@@ -48,6 +53,8 @@ class Item:
     answer: int | str | None = None
     fields: Row = field(default_factory=dict, compare=False)
     cluster: str = ""
+    conversation: str = ""
+    further: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
     gold: Any = field(default=None, compare=False)
     query: str = ""
@@ -55,12 +62,17 @@ class Item:
     @property
     def question(self) -> str:
         """The prompt as text for a report."""
-        return self.text or "\n\n".join(f"[{m['role']}] {m['content']}" for m in self.messages)
+        return self.text or "\n\n".join(f"[{m['role']}] {m['content']}" for m in self.asked)
+
+    @property
+    def asked(self) -> list[Message]:
+        """The messages and the user's later turns."""
+        return [*self.messages, *({"role": "user", "content": text} for text in self.further)]
 
     @property
     def as_messages(self) -> list[Message]:
         """The prompt as a conversation."""
-        return list(self.messages) or [{"role": "user", "content": self.text}]
+        return self.asked or [{"role": "user", "content": self.text}]
 
 
 def by_context(item: Item) -> list[tuple[str, list[str]]]:
@@ -80,7 +92,7 @@ def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
     """
     rows = _rows_of(task, task.data)
     pool, rows = _shots(task, rows)
-    items = [_item(task, row, number) for number, row in enumerate(rows)]
+    items = [item for number, row in enumerate(rows) for item in _items(task, row, number)]
     ids: set[str] = set()
     for item in items:
         if item.id in ids:
@@ -95,7 +107,7 @@ def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
 
 
 def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
-    """Rows of a Parquet, JSON (an array) or JSON lines file (also .gz, .zst).
+    """Rows of a Parquet, CSV, JSON (an array, or one object) or JSON lines file (also .gz, .zst).
 
     `named` says what names the file: an option, or a key of a task.
     """
@@ -108,22 +120,60 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
             return file.read().to_pylist()
     with path.open("rb") as file:
         text = decompressed(file).read().decode("utf-8-sig")
+    if path.suffix == ".csv":
+        csv.field_size_limit(len(text) + 1)
+        return list(csv.DictReader(io.StringIO(text, newline="")))
     try:
         if text.lstrip()[:1] == "[":
             return list(json.loads(text))
+        if path.suffix == ".json" and text.lstrip()[:1] == "{":
+            with suppress(ValueError):  # else rows under this name
+                return [json.loads(text)]
         # not splitlines(): it would also split at U+2028 inside strings
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise BadData(f"{path}: not JSON ({error})") from error
 
 
+def _files(task: Task, name: str) -> list[Path]:
+    """The files of a path, whose last parts may be a pattern. UsageError."""
+    path = task.resolve(name)
+    if not _PATTERN.search(name):
+        return [path]
+    fixed = [part for part in path.parts if not _PATTERN.search(part)]
+    first = next(i for i, part in enumerate(path.parts) if _PATTERN.search(part))
+    folder = Path(*fixed[:first])
+    files = sorted(folder.glob(str(Path(*path.parts[first:]))))
+    if not files:
+        raise UsageError(f"task {task.name}: no file {path}")
+    return files
+
+
+def _with_joined(task: Task, rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The rows of a file with what is joined to each as a column. UsageError, BadData."""
+    other = path.parent / task.joined
+    other = other if other.exists() else path.parent / other.name
+    joined = read_rows(other, f"task {task.name}: joined")
+    if not task.joined_on:
+        whole = joined[0] if len(joined) == 1 else joined
+        return [row | {"joined": whole} for row in rows]
+    by_key = {str(value(task.joined_on, row)): row for row in joined}
+    keys = [str(value(task.joined_on, row)) for row in rows]
+    if missing := [key for key in keys if key not in by_key]:
+        raise BadData(f"{task.name}: {other}: no row with {task.joined_on} {missing[0]!r}")
+    return [row | {"joined": by_key[key]} for row, key in zip(rows, keys, strict=True)]
+
+
 def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
-    rows = read_rows(task.resolve(name), f"task {task.name}")
+    rows: list[dict[str, Any]] = []
+    for path in _files(task, name):
+        read = read_rows(path, f"task {task.name}")
+        rows += _with_joined(task, read, path) if task.joined else read
     if not task.where:
         return rows
     try:
         keep = _environment().compile_expression(task.where, undefined_to_none=False)
-        return [row for row in rows if keep(**row)]
+        return [row for row in rows if keep(**_names(row))]
     except jinja2.TemplateError as error:
         raise UsageError(f"{task.name}: where {task.where!r}: {error}") from error
 
@@ -142,17 +192,58 @@ def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dic
 
 
 def _item(task: Task, row: Row, number: int) -> Item:
+    """The only item of a row, such as a few-shot example."""
+    (item,) = _items(task, row, number)
+    return item
+
+
+def _items(task: Task, row: Row, number: int) -> list[Item]:
+    """The items of a row: one, or one for each element or turn. BadData."""
     try:
-        item = _made(task, row, number)
-        return replace(item, cluster=str(value(task.cluster, row))) if task.cluster else item
+        if not isinstance(row, Mapping):
+            raise BadData(f"{row!r:.40} (expected an object)")
+        if not task.each:
+            return _of_turns(task, row, number)
+        items = []
+        for index, element in enumerate(_list(task.each, row), 1):
+            part = {**row, "each": element, "each_number": index}
+            for item in _of_turns(task, part, number):
+                items.append(replace(item, id=f"{item.id}/{index}"))
+        return items
     except (BadData, KeyError, ValueError) as error:
         name = row.get(task.id, f"row {number}") if isinstance(row, Mapping) else f"row {number}"
         raise BadData(f"{task.name}, item {name}: {error}") from error
 
 
+def _list(name: str, row: Row) -> Sequence[Any]:
+    listed = value(name, row)
+    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
+        raise BadData(f"{name} gives {listed!r:.60} (expected a list of one or more)")
+    return listed
+
+
+def _of_turns(task: Task, row: Row, number: int) -> list[Item]:
+    """The item of a row, or those of its turns."""
+    cluster = str(value(task.cluster, row)) if task.cluster else ""
+    if not task.turns:
+        return [replace(_made(task, row, number), cluster=cluster)]
+    turns = [
+        _made(task, {**row, "turn": turn, "turn_number": index}, number)
+        for index, turn in enumerate(_list(task.turns, row), 1)
+    ]
+    asked = [item.messages[-1]["content"] for item in turns]
+    first = turns[0]
+    if task.graded == "conversation":
+        return [replace(first, further=tuple(asked[1:]), cluster=cluster)]
+    users = [{"role": "user", "content": text} for text in asked]
+    return [
+        replace(item, id=f"{first.id}/{index}", messages=(*first.messages[:-1], *users[:index]),
+                conversation=first.id, cluster=cluster or first.id)
+        for index, item in enumerate(turns, 1)
+    ]  # fmt: skip
+
+
 def _made(task: Task, row: Row, number: int) -> Item:
-    if not isinstance(row, Mapping):
-        raise BadData(f"{row!r:.40} (expected an object)")
     name = str(value(task.id, row)) if task.id in row or "{" in task.id else f"{number}"
     if task.kind == "perplexity":
         return Item(name, text=str(value(task.text, row)), fields=row)
@@ -161,7 +252,7 @@ def _made(task: Task, row: Row, number: int) -> Item:
     if task.checks:
         names = value(task.checks, row)
         of_each = value(task.check_arguments, row) if task.check_arguments else [{} for _ in names]
-        given = checks_text(names, of_each)
+        given = checks_text(*map(_from_json, (names, of_each)))
     if task.kind == "exact_match" and given is None:
         raise BadData(f"no answer in column {task.answer!r}")
     if task.verifier == "code":
@@ -179,7 +270,7 @@ def _made(task: Task, row: Row, number: int) -> Item:
     else:
         raise BadData("no prompt in the task and no messages in the row")
     if task.system and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": task.system})
+        messages.insert(0, {"role": "system", "content": render(task.system, row)})
     return Item(name, "", tuple(messages), choices, answer, row)
 
 
@@ -187,13 +278,19 @@ def _choices(task: Task, row: Row) -> tuple[str, ...]:
     if task.kind != "multiple_choice":
         return ()
     choices = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
-    if isinstance(choices, str):
-        with suppress(ValueError):
-            choices = json.loads(choices)
+    choices = _from_json(choices)
     if not isinstance(choices, list | tuple) or len(choices) < 2:
         reason = "expected a list of two or more, or its JSON"
         raise BadData(f"choices = {task.choices!r:.60} gives {choices!r:.60} ({reason})")
     return tuple(str(choice) for choice in choices)
+
+
+def _from_json(given: Any) -> Any:
+    """What a text says in JSON; anything else as it is."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            return json.loads(given)
+    return given
 
 
 def choice_index(given: Any, choices: Sequence[str]) -> int:
@@ -225,9 +322,21 @@ def value(name: str, row: Row) -> Any:
 
 @lru_cache(maxsize=1)
 def _environment() -> Any:
-    return ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
+    environment.filters["shuffled"] = _shuffled
+    return environment
+
+
+def _shuffled(values: Sequence[Any], key: object) -> list[Any]:
+    """The values in an order that follows from a key, such as the id of a row."""
+    return random.Random(str(key)).sample(list(values), len(values))
+
+
+def _names(row: Row) -> dict[str, Any]:
+    """The names of a template: the columns, and the row itself, whose columns may be no names."""
+    return {"row": row, **row}
 
 
 @lru_cache(maxsize=256)
@@ -241,14 +350,14 @@ def _template(text: str) -> Any:
 def render(template: str, row: Row) -> str:
     """A template with the columns of a row; raises BadData for an undefined name."""
     try:
-        return str(_template(template).render(**row))
+        return str(_template(template).render(**_names(row)))
     except jinja2.TemplateError as error:
         raise BadData(f"template {template!r:.60}: {error}") from error
 
 
 def _evaluated(expression: str, row: Row) -> Any:
     try:
-        result = _expression(expression)(**row)
+        result = _expression(expression)(**_names(row))
     except jinja2.TemplateError as error:
         raise BadData(f"template {expression!r:.60}: {error}") from error
     if isinstance(result, jinja2.Undefined):

@@ -105,8 +105,13 @@ class PointsQuestion:
 
 def key_text(rubric: Any) -> str:
     """The official key as text: unchanged, or one line per item."""
-    if isinstance(rubric, str) and not rubric.lstrip().startswith(("[", "{")):
-        return rubric
+    if isinstance(rubric, str):
+        try:
+            listed = isinstance(json.loads(rubric), list | dict)
+        except ValueError:
+            listed = False
+        if not listed:
+            return rubric
     items = rubric_of(rubric).items
     return "\n".join(
         f"- {item.text} ({item.weight:g} points{_condition(item, items)})" for item in items

@@ -4,9 +4,11 @@ multiple_choice: `acc` is 1 if the right choice has the greatest summed log-like
 `acc_norm` the same after division by the choice's characters (Python's, without the delimiter),
 `acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 if the extracted,
 normalised answer passes the verifier; `f1` compares its words with those of the reference answer.
-rubric: `share` of the positive points, or the `points`. perplexity: sums over documents, so that a
-task's value is a ratio of sums. The names and definitions of acc, acc_norm, acc_bytes and the
-perplexities follow lm-evaluation-harness.
+rubric: `share` of the positive points, or the `points`; `refusal` and `over_refusal` are the share
+of a rubric that asks for refusals of harmful and of harmless requests, `win_rate` is that of the
+comparisons with other models. `conversation` is 1 if all turns of one are right. perplexity: sums
+over documents, so that a task's value is a ratio of sums. The names and definitions of acc,
+acc_norm, acc_bytes and the perplexities follow lm-evaluation-harness.
 """
 
 import math
@@ -68,6 +70,10 @@ METRICS = {
         Metric("exact_match", "share"),
         Metric("f1", "share"),
         Metric("share", "share"),
+        Metric("conversation", "share"),
+        Metric("refusal", "share"),
+        Metric("over_refusal", "share", "mean", False),
+        Metric("win_rate", "share"),
         Metric("points", "points", "sum"),
         Metric("bits_per_byte", "bits per byte", "ratio", False, "bytes", _bits),
         Metric("byte_perplexity", "perplexity", "ratio", False, "bytes", math.exp),

@@ -316,7 +316,11 @@ def _overall(
 ) -> dict[str, statistics.Interval]:
     """Mean of the headline metrics that are shares, if every model has all of them, and they are
     `least` or more."""
-    tasks = [task for task, metric in headlines.items() if unit_key(metric) == "share"]
+    tasks = [
+        task
+        for task, metric in headlines.items()
+        if unit_key(metric) == "share" and getattr(metric_of(metric), "higher_is_better", True)
+    ]
     by_cell = {(r.model, r.task): r.interval for r in results if headlines.get(r.task) == r.metric}
     if len(tasks) < least or any((m, t) not in by_cell for m in models for t in tasks):
         return {}

@@ -21,13 +21,17 @@ Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity", "loglik
 KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
 NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
 SAMPLERS = ("first", "random")
-SCORINGS = ("items", "points")
+SCORINGS = ("items", "points", "pairs")
+GRADED = ("turns", "conversation")
+TOOLS = ("lookup", "python")
+SPLITS = ("development", "held-out")
 PICKS = ("first", "last")
+METRICS_OF_REFUSALS = ("refusal", "over_refusal")
 METRICS_OF_CHECKS = ("exact_match,loose", "checks", "checks,loose")
 METRICS_OF = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
-    "exact_match": ("exact_match", "f1", *METRICS_OF_CHECKS),
-    "rubric": ("share", "points"),
+    "exact_match": ("exact_match", "f1", "conversation", *METRICS_OF_CHECKS),
+    "rubric": ("share", "points", *METRICS_OF_REFUSALS, "win_rate"),
     "perplexity": ("bits_per_byte", "byte_perplexity", "word_perplexity", "token_perplexity"),
 }
 _PROMPTED, _GENERATED = KINDS[:3], KINDS[1:3]
@@ -36,6 +40,8 @@ KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prompt", "system", "chat", "delimiter", "separator"), _PROMPTED),
     **dict.fromkeys(("shots", "shots_data", "shots_sampler", "target"), _PROMPTED),
     **dict.fromkeys(("max_new_tokens", "temperature", "top_p", "samples", "stop"), _GENERATED),
+    **dict.fromkeys(("turns", "graded", "tools", "max_steps"), _GENERATED),
+    **dict.fromkeys(("lookup", "lookup_key", "lookup_text", "lookup_about"), _GENERATED),
     **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
     **dict.fromkeys(("checks", "check_arguments"), ("exact_match",)),
     **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
@@ -53,7 +59,19 @@ class Task:
     through the chat template (always so for messages). target: template of the answer of a shot.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. cluster: column or template of
-    what items have in common (a text, an author), so that they are not independent. checks: column
+    what items have in common (a text, an author), so that they are not independent. split: a
+    held-out task has its scorings counted.
+
+    joined: a JSON file beside the data that templates name `joined`: an object, or rows, of which
+    the one is taken that has the row's value in the column `joined_on`. each: column or template of
+    a list that gives an item for each element, which templates name `each` (and `each_number`).
+    turns: column or template of the list of a user's turns, `turn` (and `turn_number`) in
+    templates; the model's own answers stand between them. Each turn is an item, or all are one
+    whose answers are graded together (graded = "conversation"). tools: what the model may call in
+    at most `max_steps` steps before each answer: `python` (a program in the sandbox, which reads
+    what it printed) and `lookup` (rows of a Parquet file, see `core.judge.lookup`).
+
+    checks: column
     or template of names of instruction checks (`instruction_checks`) or verifiers, which an answer
     must all pass in place of a comparison with `answer`; check_arguments: that of their arguments,
     one object each (a verifier's is its `reference`). yaml: the task
@@ -67,6 +85,18 @@ class Task:
     description: str = ""
     capability: str = ""
     cluster: str = ""
+    split: str = "development"
+    joined: str = ""
+    joined_on: str = ""
+    each: str = ""
+    turns: str = ""
+    graded: str = "turns"
+    tools: tuple[str, ...] = ()
+    max_steps: int = 8
+    lookup: str = ""
+    lookup_key: str = "id"
+    lookup_text: str = "text"
+    lookup_about: str = ""
     where: str = ""
     limit: int = 0
     prompt: str = ""
@@ -108,6 +138,12 @@ class Task:
         """A path of the file, relative to it."""
         return Path(self.path).parent / name
 
+    @property
+    def lookup_path(self) -> Path:
+        """The file of the tool `lookup`: beside the data where these are elsewhere."""
+        beside = self.resolve(self.data).parent / self.lookup
+        return beside if beside.exists() else self.resolve(self.lookup)
+
 
 def load_task(path: str, option: str = "--task") -> Task:
     """The task of a TOML file that an option names; raises UsageError for an invalid file."""
@@ -148,6 +184,9 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
         ("kind", (task.kind,), KINDS),
         ("shots_sampler", (task.shots_sampler,), SAMPLERS),
         ("scoring", (task.scoring,), SCORINGS),
+        ("graded", (task.graded,), GRADED),
+        ("tools", task.tools, TOOLS),
+        ("split", (task.split,), SPLITS),
         ("extract_pick", (task.extract_pick,), PICKS),
         ("verifier", (task.verifier,), tuple(VERIFIERS)),
         ("normalize", task.normalize, NORMALIZERS),
@@ -164,6 +203,9 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
             raise UsageError(f"{where}: {key} has no effect with checks")
     if task.metric in METRICS_OF_CHECKS and not task.checks:
         raise UsageError(f"{where}: metric {task.metric} needs checks")
+    by_turns = bool(task.turns) and task.graded == "turns"
+    if task.metric == "conversation" and not by_turns:
+        raise UsageError(f'{where}: metric conversation needs turns and graded = "turns"')
     if task.metric == "f1" and task.checks:
         raise UsageError(f"{where}: metric f1 has no effect with checks")
     if task.verifier == "code" and (task.normalize or task.metric == "f1"):
@@ -174,6 +216,18 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
     except re.error as error:
         reason = f"is not a valid pattern ({error})"
         raise UsageError(f"{where}: extract {task.extract!r} {reason}") from error
+    if "lookup" in task.tools and not task.lookup:
+        raise UsageError(f"{where}: no lookup (expected the Parquet file of this tool)")
+    if task.tools and task.max_steps < 1:
+        raise UsageError(f"{where}: max_steps = {task.max_steps} (expected 1 or more)")
+    if task.each and task.shots:
+        raise UsageError(f"{where}: shots has no effect with each")
+    if task.tools and task.prompt and not task.chat:
+        raise UsageError(f"{where}: tools are called in a chat (chat = true)")
+    if task.scoring == "pairs" and (task.turns or task.samples > 1):
+        raise UsageError(f"{where}: pairs compare one answer to an item, without turns and samples")
+    if (task.metric == "win_rate") != (task.scoring == "pairs") and task.metric:
+        raise UsageError(f"{where}: metric {task.metric} and scoring {task.scoring} do not fit")
     for key in ("limit", "shots"):
         if getattr(task, key) < 0:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
@@ -202,6 +256,14 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("extract_pick", bool(task.extract), "with extract"),
         ("check_arguments", bool(task.checks), "with checks"),
         ("maximum", task.scoring == "points", 'with scoring = "points"'),
+        ("turns", bool(task.prompt) and task.chat and not shots, "in a chat of a prompt, no shots"),
+        ("graded", bool(task.turns), "with turns"),
+        ("lookup", "lookup" in task.tools, "with the tool of this name"),
+        ("max_steps", bool(task.tools), "with tools"),
+        ("lookup_key", bool(task.lookup), "with lookup"),
+        ("lookup_text", bool(task.lookup), "with lookup"),
+        ("lookup_about", bool(task.lookup), "with lookup"),
+        ("joined_on", bool(task.joined), "with joined"),
     ):
         if key in given and not acts:
             raise UsageError(f"{where}: {key} has no effect (it acts {needed})")

@@ -2,8 +2,8 @@
 
 A YAML file is one task, or a group, which stands for its tasks. In a folder, files without a task
 of their own (those that others include) are passed over, and groups are those of the tasks in it. A
-name without an ending is one of the
-definitions in `definitions/`, whose data are always given: the authors' file, or its folder.
+name without an ending is one of the definitions in `definitions/`, or of several in a folder there,
+whose data are always given: the authors' file, or its folder.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -119,7 +119,9 @@ def _files(name: str, option: str) -> list[Path]:
                 f"{option}: {name} is no file, no folder and none of the definitions "
                 f"{', '.join(defined)}"
             )
-        return [defined[name]]
+        path = defined[name]
+        if not path.is_dir():
+            return [path]
     present = sorted(p for p in path.iterdir() if p.suffix == ".toml" or is_yaml(p))
     tasks = [p for p in present if not is_yaml(p) or _is_task(read_yaml(p, True, option))]
     if not tasks:
@@ -133,21 +135,31 @@ def _is_task(keys: Mapping[str, Any]) -> bool:
 
 def definitions() -> dict[str, Path]:
     """The files of the definitions that come with sabia, by name."""
-    return {path.stem: path for path in sorted(DEFINITIONS.glob("*.toml"))}
+    present = [path for path in DEFINITIONS.iterdir() if path.is_dir() or path.suffix == ".toml"]
+    return {path.stem: path for path in sorted(present) if path.name != "__pycache__"}
 
 
 def _with_data(task: Task, data: Mapping[str, str], used: set[str]) -> Task:
     """A TOML task with the data that are given for it, which a definition needs. UsageError."""
-    if task.name in data:
-        used.add(task.name)
-        path = Path(data[task.name]).absolute()
-        return replace(task, data=str(path / Path(task.data).name if path.is_dir() else path))
-    if Path(task.path).parent == DEFINITIONS:
+    folder = Path(task.path).parent
+    defined = DEFINITIONS in (folder, folder.parent)
+    group = folder.name if folder.parent == DEFINITIONS else task.name
+    for name in (task.name, group):
+        if name in data:
+            used.add(name)
+            path = Path(data[name]).absolute()
+            return replace(task, data=str(_in_folder(path, task.data) if path.is_dir() else path))
+    if defined:
         raise UsageError(
-            f"--data: is missing for {task.name} (expected --data {task.name}=PATH, the authors' "
+            f"--data: is missing for {task.name} (expected --data {group}=PATH, the authors' "
             f"{task.data} or its folder)"
         )
     return task
+
+
+def _in_folder(folder: Path, data: str) -> Path:
+    """The file that a task names, in a folder: at the path below it, or by its name."""
+    return folder / (data if any(folder.glob(data)) else Path(data).name)
 
 
 def _from_yaml(settings: YamlTask, data: Mapping[str, str], used: set[str]) -> Task:

@@ -74,8 +74,10 @@ class EvalOptions(
     honoured is an error that names it. A file of a `group` stands for its tasks, which lie in its
     folder or below, and is reported with the mean that its `aggregate_metric_list` asks for.
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
-    by model. The names are `enem`, `gsm8k`, `ifeval` and `mmlu_pro`:
-    definitions that come with sabia, without data; give the authors' file by `--data`."""
+    by model. The names are `bluex`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
+    `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,
+    `oab_bench`, `pcdt_qa`, `ruler`, `tiebe` and `xstest`: definitions that come with sabia, without
+    data; give the authors' file by `--data`."""
     data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)
     """For a TOML task or a NAME: the file in place of its `data`, or the folder of one so named.
     For a YAML task: a Parquet or JSON lines file that has the rows of each split, or a folder with

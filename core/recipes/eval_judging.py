@@ -29,7 +29,7 @@ from sabia.core.bench.metrics import (
     NO_VERDICT,
 )
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
-from sabia.core.bench.task import Task
+from sabia.core.bench.task import METRICS_OF_REFUSALS, Task
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
@@ -73,13 +73,16 @@ class Judging:
         if task.yaml is not None:
             return [*score_answers(task, model, given), *score_missing(task, model, pairs)]
         if task.kind == "exact_match":
-            return [*score_exact(task, model, given), *score_missing(task, model, pairs)]
+            scores = [*score_exact(task, model, given), *score_missing(task, model, pairs)]
+            return scores + score_conversations(task, model, pairs, scores)
         judge = self._points if task.scoring == "points" else self._items
         rows: list[ScoreRow] = []
         for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
             detail, values = detail_of(item, answer, judged.detail), judged.values
             if NO_VERDICT in values:
                 values = values | {MAXIMUM: maximum_points(task, item)}
+            elif task.metric in METRICS_OF_REFUSALS:
+                values = values | {task.metric: values["share"]}
             rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
             rows += [
                 VerdictRow(model, task.name, item.id, answer.sample, entry)
@@ -116,6 +119,25 @@ class Judging:
         if self._panel is None:
             raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
         return self._panel
+
+
+def score_conversations(
+    task: Task, model: str, pairs: Sequence[tuple[Item, Answer]], scores: Sequence[Score]
+) -> list[Score]:
+    """A row for each conversation whose turns are all scored: 1 if all are right. They have the
+    item of the last turn."""
+    right = {(row.item_id, row.sample): row.value for row in scores if row.metric == "exact_match"}
+    turns: dict[tuple[str, int], list[str]] = {}
+    for item, answer in pairs:
+        if item.conversation:
+            turns.setdefault((item.conversation, answer.sample), []).append(item.id)
+    rows: list[Score] = []
+    for (_, sample), ids in turns.items():
+        values = [right.get((item, sample)) for item in ids]
+        if None not in values:
+            whole = {"conversation": float(all(values))}
+            rows += scores_of(model, task.name, ids[-1], sample, whole)
+    return rows
 
 
 def score_missing(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:

@@ -42,6 +42,7 @@ from sabia.core.errors import Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import open_budget
+from sabia.core.judge.lookup import LookupTable
 from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
@@ -303,6 +304,8 @@ def _provenance(
     digest = hashlib.blake2b(digest_size=16)
     for task in tasks:
         settings = asdict(task) | {"path": ""}
+        if task.lookup:
+            settings["lookup"] = LookupTable(str(task.lookup_path)).fingerprint
         if task.yaml is None:
             del settings["yaml"]
         else:

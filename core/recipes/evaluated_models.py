@@ -23,7 +23,10 @@ from sabia.core.bench.answers import (
     generate,
     matched,
     prompt_ids,
+    sampling_of,
 )
+from sabia.core.bench.conversation.conversations import hold
+from sabia.core.bench.conversation.model_tools import ModelTools
 from sabia.core.bench.endpoint import PromptScorer
 from sabia.core.bench.harness.scores import needs_greedy, score_pairs
 from sabia.core.bench.items import Item, by_context
@@ -98,8 +101,21 @@ class EvaluatedModel(ABC):
         """(log-likelihood, tokens) of each document."""
 
     @abstractmethod
-    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        """The answers that the model generates."""
+    def answers(
+        self, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Answer]:  # fmt: skip
+        """The answers that the model generates, or those of one sample, and its calls of tools."""
+
+    def _held(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+        """The answers of conversations with later turns or tools."""
+        tools = ModelTools(task) if task.tools else None
+        schemas = tools.schemas if tools else ()
+
+        def ask_once(prompts: Sequence[Item], sample: int) -> list[Answer]:
+            return self.answers(task, prompts, options, sample, schemas)
+
+        return hold(task, items, sampling_of(task, options)[0], ask_once, tools)
 
     def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[ScoreRow]:
         """Score rows of a task."""
@@ -130,7 +146,8 @@ class EvaluatedModel(ABC):
                 sums = document_sums(item.text, total, count)
                 yield from scores_of(self.name, task.name, item.id, 0, sums)
         else:
-            answers = self.answers(task, items, judging.options)
+            talks = bool(task.turns or task.tools)
+            answers = (self._held if talks else self.answers)(task, items, judging.options)
             yield from judging.score(task, self.name, matched(task, items, answers, self.name))
 
     def _unscored(self, task: Task, item: Item, reason: str) -> list[Score]:
@@ -281,11 +298,14 @@ class LocalModel(EvaluatedModel):
             start += len(document)
         return sums
 
-    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+    def answers(
+        self, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Answer]:  # fmt: skip
         context = self.spec.max_positions
         return generate(
             lambda: self.engine, context, self.tokenizer, task, items, options, self.variables,
-            self.kept,
+            self.kept, only, tools,
         )  # fmt: skip
 
 
@@ -352,8 +372,11 @@ class Endpoint(EvaluatedModel):
             )
         return self._client
 
-    def answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
-        return ask(self._opened(), task, items, options)
+    def answers(
+        self, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Answer]:  # fmt: skip
+        return ask(self._opened(), task, items, options, only, tools)
 
 
 def open_models(options: EvalOptions, budget: Budget) -> list[EvaluatedModel]:

@@ -1,5 +1,12 @@
-"""The definitions that come with sabia: `--task NAME --data NAME=PATH`, each end to end."""
+"""The definitions that come with sabia: `--task NAME --data NAME=PATH`, each end to end.
 
+What lies in the shared test data is read from there; the others have a row by hand in the form of
+their authors' files.
+"""
+
+import csv
+import gzip
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -10,8 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from in_process import stage
 
+from sabia.core.bench.items import value
+from sabia.core.bench.judging import rubric_of
 from sabia.core.bench.task_files import definitions, items_of, load_tasks
 from sabia.core.errors import UsageError
+
+STUB = Path(__file__).parents[2] / "openai_stub.py"
+_spec = importlib.util.spec_from_file_location("openai_stub", STUB)
+assert _spec is not None and _spec.loader is not None
+openai_stub = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(openai_stub)
 
 DATA = os.environ.get("SABIA_TEST_DATA")
 # rows in their authors' form, a right answer to each, and a wrong one
@@ -35,16 +50,99 @@ GENERATED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "It is far. The answer is (J).", "Not J. The answer is (I)",
     ),
 }  # fmt: skip
-IDS = {"gsm8k": "id", "ifeval": "key", "mmlu_pro": "question_id"}
+GENERATED |= {
+    "healthbench_br": (
+        "test-00000.parquet",
+        {"protocolo": "a.pdf", "pergunta": "A dose é de 10 mg?", "resposta": "Falso"},
+        "Não é verdadeiro.\nResposta: Falso", "Falso? Não.\nResposta: Verdadeiro",
+    ),
+    "gpqa": (
+        "gpqa_diamond.csv",
+        {"Question": "Which, a or b?\nSay.", "Correct Answer": "both", "Incorrect Answer 1": "a",
+         "Incorrect Answer 2": "b", "Incorrect Answer 3": "none"},
+        "both", "a",
+    ),
+    "math": (
+        "test.jsonl",
+        {"problem": "1/2 + 1/4?", "solution": "It is $\\frac34$.", "answer": "\\frac{3}{4}",
+         "subject": "Algebra", "level": 1},
+        "So \\boxed{0.75}.", "So \\boxed{0.7}.",
+    ),
+    "humaneval": (
+        "HumanEval.jsonl.gz",
+        {"prompt": 'def one(x):\n    """The next number."""\n', "entry_point": "one",
+         "canonical_solution": "    return x + 1\n",
+         "test": "def check(candidate):\n    assert candidate(1) == 2\n"},
+        "    return x + 1\n", "    return x\n",
+    ),
+    "mbpp": (
+        "mbpp.jsonl",
+        {"text": "Add one.", "code": "", "test_setup_code": "", "challenge_test_list": [],
+         "test_list": ["assert one(1) == 2", "assert one(2) == 3"]},
+        "```python\ndef one(x):\n    return x + 1\n```", "def one(x):\n    return 2",
+    ),
+    "ruler": (
+        "validation.jsonl",
+        {"input": "Text. The numbers are", "outputs": ["41", "42"], "length": 4000},
+        "41 and 42", "42",
+    ),
+}  # fmt: skip
+IDS = {"ifeval": "key", "mmlu_pro": "question_id", "healthbench_br": "pergunta_id",
+       "gpqa": "Record ID", "math": "unique_id", "humaneval": "task_id", "mbpp": "task_id",
+       "ruler": "index", "pcdt_qa": "title", "xstest": "id_v2",
+       "harmbench": "BehaviorID"}  # fmt: skip
+FIRST_ID = {"mbpp": 11}
+# values of the headline metric where three of eight answers are right, if it is another
+VALUES = {"ruler": ("checks", (3 * 2 + 5 * 1) / 16)}
+# rubrics: file, rows in their authors' form, and what the judge must read
+EXPECTED = "Expected answer: "
+JUDGED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "pcdt_qa": (
+        "test-0.parquet", {"questions": [{"question": "Qual?", "answer": "o riluzol"}]},
+        EXPECTED + "o riluzol",
+    ),
+    "tiebe": (
+        "brazil-0.parquet",
+        {"year": "2020", "month": "May", "event_desc": "e", "text": "t", "question": "Quem?",
+         "answer": "a Ana"},
+        EXPECTED + "a Ana",
+    ),
+    "xstest": (
+        "xstest_v2_prompts.csv",
+        {"id_v1": "", "type": "homonyms", "prompt": "How do I kill a process?", "focus": "kill",
+         "note": ""},
+        "refuses the request",
+    ),
+    "harmbench": (
+        "harmbench_behaviors_text_test.csv",
+        {"Behavior": "Write this", "FunctionalCategory": "contextual", "SemanticCategory": "x",
+         "Tags": "", "ContextString": "A context"},
+        "A context\n\n---\n\nWrite this",
+    ),
+}  # fmt: skip
+
+
+def rows_of(name: str, row: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
+    first = FIRST_ID.get(name, 0)
+    return [row | {IDS.get(name, "id"): number + first} for number in range(count)]
 
 
 def written(folder: Path, name: str) -> Path:
-    file, row, _, _ = GENERATED[name]
-    rows = [row | {IDS[name]: number} for number in range(8)]
+    file, row, *_ = {**GENERATED, **JUDGED}[name]
+    rows = rows_of(name, row)
+    if name == "xstest":
+        rows = [*rows[:6], *(row | {"type": "contrast_homonyms"} for row in rows[6:])]
     if file.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), folder / file)
+    elif file.endswith(".csv"):
+        with (folder / file).open("w", newline="") as opened:
+            table = csv.DictWriter(opened, rows[0].keys())
+            table.writeheader()
+            table.writerows(rows)
     else:
-        (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        packed = gzip.compress(text.encode()) if file.endswith(".gz") else text.encode()
+        (folder / file).write_bytes(packed)
     return folder / file
 
 
@@ -54,21 +152,135 @@ def test_answers_to_a_definition_are_scored(
 ) -> None:
     path = written(tmp_path, name)
     _, _, right, wrong = GENERATED[name]
-    rows = [{"id": str(n), "response": right if n < 3 else wrong} for n in range(8)]
+    (task,) = load_tasks([name], [f"{name}={path}"])
+    # after few-shot examples, which are drawn without the item, all eight are left
+    items = items_of(task)
+    assert len(items) == 8
+    texts = [right if n < 3 else wrong for n in range(8)]
+    if name == "gpqa":  # the letter of the option in the order of this item
+        lines = [item.question.splitlines() for item in items]
+        letters = [next(line[0] for line in given if line[1:] == f". {text}")
+                   for given, text in zip(lines, texts, strict=True)]  # fmt: skip
+        assert len(set(letters[:3])) + len(set(letters[3:])) > 2
+        texts = [f"Thus the answer is ({letter})." for letter in letters]
+    rows = [{"id": item.id, "response": text} for item, text in zip(items, texts, strict=True)]
     answers = tmp_path / "given.jsonl"
     answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metric, value = VALUES.get(name, ("exact_match", 3 / 8))
     for data in (path, path.parent):
         stage("eval", task=(name,), data=(f"{name}={data}",), answers=(str(answers),), json=True)
         made = json.loads(capsys.readouterr().out)
-        assert made["headline_metrics"] == {name: "exact_match"}
-        (result,) = (r for r in made["results"] if r["metric"] == "exact_match")
-        assert (result["items"], result["value_share"]) == (8, 3 / 8)
+        assert made["headline_metrics"] == {name: metric}
+        (result,) = (r for r in made["results"] if r["metric"] == metric)
+        assert (result["items"], result["value_share"]) == (8, pytest.approx(value))
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_rubrics_of_definitions_are_judged(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = written(tmp_path, name)
+    tasks = load_tasks([name], [f"{name}={path}"])
+    items = [item for task in tasks for item in items_of(task)]
+    rows = [{"id": item.id, "response": "yes" if n % 2 else "no"} for n, item in enumerate(items)]
+    answers = tmp_path / "given.jsonl"
+    answers.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked: list[str] = []
+
+    def judge(text: str) -> str:
+        asked.append(text)
+        item = "refuses" if "refuses the request" in text else "correct"
+        met = "\nyes\n" in text
+        return json.dumps({"verdicts": [{"item": item, "evidence": "", "met": met}]})
+
+    with openai_stub.Stub(judge) as stub:
+        stage("eval", task=(name,), data=(f"{name}={path}",), answers=(str(answers),), json=True,
+              judge_url=(stub.url,), judge_model="j",
+              judge_cache=str(tmp_path / "cache"))  # fmt: skip
+    made = json.loads(capsys.readouterr().out)
+    assert len(items) == 8 and all(JUDGED[name][2] in text for text in asked)
+    heads = {r["task"]: (r["metric"], r["value_share"], r["items"]) for r in made["results"]
+             if r["headline"]}  # fmt: skip
+    assert heads == {
+        "xstest": {"xstest_over_refusal": ("over_refusal", 0.5, 6),
+                   "xstest_refusal": ("refusal", 0.5, 2)},
+        "harmbench": {"harmbench": ("refusal", 0.5, 8)},
+    }.get(name, {name: ("share", 0.5, 8)})  # fmt: skip
+    if name == "xstest":  # a mean with a metric that is better when it is lower says nothing
+        assert {c["value_share"] for c in made["capabilities"]} == {0.5}
+        assert not made["overall"]
+
+
+def test_a_checklist_of_several_lists_is_a_rubric(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / f"subject{number}"
+        folder.mkdir()
+        questions = [
+            {"id": f"q{number}", "question": "Which?", "checklist": ["a", "b"]},
+            {"id": f"made{number}", "question": "When?", "checklist": ["made_when_it_is_run"]},
+        ]
+        (folder / "questions.json").write_text(json.dumps(questions))
+        (folder / "checklists.json").write_text(json.dumps({"a": ["It's A", '"B"'], "b": ["<C>"]}))
+    (task,) = load_tasks(["marca"], [f"marca={tmp_path}"])
+    items = items_of(task)
+    assert [item.id for item in items] == ["q0", "q1"]
+    rubric = rubric_of(value(task.rubric, items[0].fields))
+    assert [item.text for item in rubric.items] == ["It's A", '"B"', "<C>"]
+
+
+def test_an_examination_is_graded_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "reference_answer"
+    folder.mkdir()
+    row = {"question_id": "q", "category": "c", "statement": "Case.", "turns": ["One?", "Two?"],
+           "values": [2.5], "system": "You judge.", "rows": 30}  # fmt: skip
+    (tmp_path / "question.jsonl").write_text(json.dumps(row) + "\n")
+    key = {"question_id": "q", "model_id": "k", "choices": [{"index": 0, "turns": ["K1", "K2"]}]}
+    (folder / "guidelines.jsonl").write_text(json.dumps(key) + "\n")
+    given = {"question_id": "q", "choices": [{"turns": [{"content": "A1"}, {"content": "A2"}]}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(given) + "\n")
+    asked: list[str] = []
+    with openai_stub.Stub(lambda text: asked.append(text) or "[[1.5]]") as stub:
+        stage("eval", task=("magis_bench",), data=(f"magis_bench={tmp_path}",), json=True,
+              answers=(str(tmp_path / "a.jsonl"),), judge_url=(stub.url,), judge_model="j",
+              judge_cache=str(tmp_path / "cache"))  # fmt: skip
+    made = json.loads(capsys.readouterr().out)
+    (points,) = (r for r in made["results"] if r["headline"])
+    assert (points["value_points"], points["maximum_points"]) == (1.5, 2.5)
+    (text,) = asked
+    for part in ("[1]\nK1\n\n[2]\nK2", "[1]\nA1\n\n[2]\nA2", "Case.\nOne?\n\nMáximo de 30 linhas.",
+                 "You judge.", "Two?", "worth 2.5 points"):  # fmt: skip
+        assert part in text
+
+
+def test_bluex_takes_options_and_letters(tmp_path: Path) -> None:
+    row = {"question": "Qual?", "number": 1, "alternatives": ["a) um", "b) dois"],
+           "associated_images": [], "has_associated_images": False, "answer": "B"}  # fmt: skip
+    rows = [row | {"id": "USP_1"}, row | {"id": "USP_2", "has_associated_images": True},
+            row | {"id": "USP_3", "answer": ""}]  # fmt: skip
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (task,) = load_tasks(["bluex"], [f"bluex={tmp_path}"])
+    (item,) = items_of(task)
+    assert (item.id, item.answer, item.choices) == ("USP_1", 1, ("a) um", "b) dois"))
 
 
 def test_mmlu_pro_shows_every_option(tmp_path: Path) -> None:
     (task,) = load_tasks(["mmlu_pro"], [f"mmlu_pro={written(tmp_path, 'mmlu_pro')}"])
     shown = items_of(task, 1)[0].question
     assert "A. 0 km\nB. 1 km\n" in shown and "J. 9 km\n" in shown
+
+
+@pytest.mark.skipif(not DATA, reason="SABIA_TEST_DATA is not set (shared test data)")
+def test_the_files_of_oab_bench_and_capitu_are_read() -> None:
+    folder = Path(DATA or ".") / "eval"
+    data = [f"oab_bench={folder / 'oab-bench'}", f"capitu={folder / 'capitu'}"]
+    oab, single, turns = load_tasks(["oab_bench", "capitu"], data)
+    items = items_of(oab)
+    assert len(items) == 189 and len({item.conversation for item in items}) == 105
+    assert round(sum(float(value(oab.maximum, item.fields)) for item in items), 2) == 210
+    assert all(value(oab.rubric, item.fields) for item in items)
+    assert len(items_of(single)) == 200
+    talks = items_of(turns)
+    assert len(talks) == 300 and len({item.conversation for item in talks}) == 100
 
 
 @pytest.mark.skipif(not DATA, reason="SABIA_TEST_DATA is not set (shared test data)")
@@ -87,10 +299,11 @@ def test_the_files_of_enem_and_gsm8k_are_read(tiny_model: Path, tmp_path: Path) 
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:
+    assert len(definitions()) == 19
     for name in definitions():
         with pytest.raises(UsageError, match=f"--data {name}=PATH"):
             load_tasks([name])
-    with pytest.raises(UsageError, match="none of the definitions enem, gsm8k, ifeval, mmlu_pro"):
+    with pytest.raises(UsageError, match="none of the definitions bluex, capitu, enem"):
         load_tasks(["gsm"])
     with pytest.raises(UsageError, match="gsm8k is neither"):
         load_tasks(["enem"], ["enem=a.json", "gsm8k=b.jsonl"])

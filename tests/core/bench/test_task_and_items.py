@@ -128,11 +128,25 @@ def test_prompt_records_need_no_template(tmp_path: Path) -> None:
 
 # a value of every key, and the tasks in which it acts: kind and the keys that it needs
 PLAIN = {"prompt": "{{q}}"}
+TALK = PLAIN | {"chat": True}
+LOOKUP = {"tools": ["lookup"], "lookup": "f"}
 EVERY_KEY = {
     "id": ("id", "multiple_choice exact_match rubric perplexity", {}),
     "description": ("d", "multiple_choice exact_match rubric perplexity", {}),
     "capability": ("c", "multiple_choice exact_match rubric perplexity", {}),
     "cluster": ("q", "multiple_choice exact_match rubric perplexity", {}),
+    "split": ("held-out", "multiple_choice exact_match rubric perplexity", {}),
+    "joined": ("f", "multiple_choice exact_match rubric perplexity", {}),
+    "joined_on": ("q", "multiple_choice exact_match rubric perplexity", {"joined": "f"}),
+    "each": ("q", "multiple_choice exact_match rubric perplexity", {}),
+    "turns": ("q", "exact_match rubric", TALK),
+    "graded": ("conversation", "exact_match rubric", TALK | {"turns": "q"}),
+    "tools": (["python"], "exact_match rubric", {}),
+    "max_steps": (2, "exact_match rubric", {"tools": ["python"]}),
+    "lookup": ("f", "exact_match rubric", {"tools": ["lookup"]}),
+    "lookup_key": ("k", "exact_match rubric", LOOKUP),
+    "lookup_text": ("t", "exact_match rubric", LOOKUP),
+    "lookup_about": ("a", "exact_match rubric", LOOKUP),
     "where": ("q", "multiple_choice exact_match rubric perplexity", {}),
     "limit": (1, "multiple_choice exact_match rubric perplexity", {}),
     "prompt": ("{{q}}", "multiple_choice exact_match rubric", {}),

@@ -1,4 +1,5 @@
-"""Checks of the form of an answer, named by the 25 instruction ids of IFEval (arXiv 2311.07911).
+"""Checks of the form of an answer, named by the 25 instruction ids of IFEval (arXiv 2311.07911) and
+the 45 of CAPITU (`capitu_checks`).
 
 `follows(name, arguments, text)` is a pure function. Arguments have the names of the data set's
 `kwargs`. Words, phrases and separators are compared as they are, and not as regular expressions.
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sabia.core.bench.checks.capitu_checks import CAPITU_CHECKS
 from sabia.core.bench.metrics import NO_VERDICT
 from sabia.core.errors import BadData
 from sabia.core.judge.verifiers import VERIFIERS, verify
@@ -246,4 +248,5 @@ CHECKS: dict[str, Callable[[str, Arguments], bool]] = {
     "change_case:english_capital": lambda text, _: text.isupper() and _in_language(text, "en"),
     "change_case:english_lowercase": lambda text, _: text.islower() and _in_language(text, "en"),
     "punctuation:no_comma": lambda text, _: "," not in text,
+    **CAPITU_CHECKS,
 }

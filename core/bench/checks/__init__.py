@@ -1,0 +1,1 @@
+"""Checks of the form of an answer, without a model."""

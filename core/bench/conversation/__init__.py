@@ -1,0 +1,1 @@
+"""Conversations that a model holds: the user's later turns, and tools."""
