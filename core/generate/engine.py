@@ -10,23 +10,24 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core import units
 from sabia.core.errors import UsageError
-from sabia.core.generate.prefixes import Prefix, prefix_tree
+from sabia.core.generate.pages import PAGE, PageTable
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.runner.interface import Runner
 from sabia.core.generate.runner.load import load_runner
+from sabia.core.generate.runner.memory import cache_memory
 from sabia.core.generate.session import Session
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops, dtype_name
-from sabia.core.ops.kv_cache import KVCache
+from sabia.core.ops.kv_cache import cache_bytes, check_context
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 
 SLOTS = 512
-LEAST_SAVED = 256  # tokens, for which a prefix is run apart
-CACHE_BYTES = 4 << 30
+PAGES_SHARE = 5  # a fifth of the memory is for pages
 
 
 class Engine:
@@ -39,26 +40,29 @@ class Engine:
         tokenizer: Any,
         dtype: str = "float32",
         slots: int = SLOTS,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         on_step: Callable[[], None] | None = None,
         ops: Ops | None = None,
         shares_prefixes: bool = False,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
-        `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`.
+        `slots` samples are decoded together, fewer where their cache would exceed `cache_bytes`
+        (None: a share of what is free on the device), but always one if the device has room.
         `on_step` is called before each step and may raise to end a call (a stop signal). `ops`:
         those of the backend, with rules (default: torch, without).
-        `shares_prefixes`: what many prompts of a call begin with is run once; the parameters must
-        stay as they are during a call, and the caches of these prefixes are a fifth of
-        `cache_bytes`.
+        `shares_prefixes`: what several prompts of a call begin with is run once; its keys and
+        values are kept in pages, in a fifth of `cache_bytes`, and the parameters must stay as they
+        are during a call.
         """
         check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
         self.ops = ops or load_ops("torch")
         self.dtype = dtype
         self.params = self.placed(params)
-        self.slots, self.cache_bytes, self.on_step = slots, cache_bytes, on_step
+        self.slots, self.on_step = slots, on_step
+        embed = self.params["embed"] if cache_bytes is None else None
+        self.cache_bytes = cache_memory(embed) if cache_bytes is None else cache_bytes
         self.shares_prefixes = shares_prefixes
 
     @property
@@ -95,16 +99,22 @@ class Engine:
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
         longest = max(len(request.prompt) + request.max_new_tokens for request in requests)
         context = -(-longest // CONTEXT_STEP) * CONTEXT_STEP
-        # slots for this call: as requested, limited by the cache size, at least one group
-        counts = [len(request.samples) for request in requests]
-        for_prefixes = self.cache_bytes // 5 * self.shares_prefixes
-        position_bytes, state_bytes = self.cache_size()
-        fit = (self.cache_bytes - for_prefixes) // (context * position_bytes + state_bytes)
-        capacity = max(min(self.slots, sum(counts), fit), max(counts))
-        session = self.session(capacity, context, max(r.max_new_tokens for r in requests))
-        for prefix in self._prefixes(requests, for_prefixes):
-            for number in sorted(prefix.members):
-                session.add(requests[number], prefix)
+        row, for_pages = self.row_bytes(context), self.cache_bytes // PAGES_SHARE
+        fit = (self.cache_bytes - for_pages * self.shares_prefixes) // row
+        if not fit and row > (most := max(self.cache_bytes, cache_memory(self.params["embed"]))):
+            raise UsageError(
+                f"generate: a sample of {longest} tokens needs {units.format_bytes(row)} for keys "
+                f"and values (expected at most {units.format_bytes(most)}; ask for fewer new "
+                "tokens or use a machine with more memory)"
+            )
+        # samples decoded together: as requested, limited by the memory
+        capacity = min(self.slots, sum(len(request.samples) for request in requests), max(fit, 1))
+        prompts = sum(len(request.prompt) for request in requests) if self.shares_prefixes else 0
+        session = self.session(
+            capacity, context, max(r.max_new_tokens for r in requests), for_pages, prompts // PAGE
+        )
+        for request in requests:
+            session.add(request)
         while session.busy:
             if self.on_step is not None:
                 self.on_step()
@@ -112,30 +122,24 @@ class Engine:
                 ended = session.step()
             yield from (one.completion for one in ended)
 
-    def _prefixes(self, requests: Sequence[Request], cache_bytes: int) -> list[Prefix]:
-        """What prompts begin with, depth first; the members are numbers of requests."""
-        if not self.shares_prefixes:
-            return [Prefix(members=list(range(len(requests))))]
-        # of each prompt one token or more is left to run, and all of it for its log-probabilities
-        prompts = [() if r.echo or r.adapter else r.prompt[:-1] for r in requests]
-        position_bytes, state_bytes = self.cache_size()
-        width = max(position_bytes, 1)
-        return prefix_tree(
-            prompts, LEAST_SAVED, cache_bytes // width, extra=-(-state_bytes // width)
-        )
+    def session(
+        self, capacity: int, context: int, max_new_tokens: int,
+        page_memory: int = 0, most_pages: int = 1 << 40,
+    ) -> Session:  # fmt: skip
+        """A session for `capacity` samples of `context` positions, with pages in so many bytes."""
+        table = PageTable.fitting(self.spec, self._cache_dtype, page_memory, most_pages)
+        runner = self.runner(capacity, context, table)
+        return Session(self, runner, capacity, max_new_tokens, table)
 
-    def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
-        """A session for `capacity` samples of `context` positions."""
-        return Session(self, self.runner(capacity, context), capacity, max_new_tokens)
+    def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
+        """A runner with a cache of `capacity` rows of `context` positions and the table's pages."""
+        check_context(self.spec, context)
+        return load_runner(self, capacity, context, table.size, table.states or 0)
 
-    def runner(self, capacity: int, context: int) -> Runner:
-        """A runner with a cache of `capacity` rows of `context` positions."""
-        return load_runner(self, capacity, context)
+    def row_bytes(self, context: int) -> int:
+        """Bytes of the cache for a sample of `context` positions."""
+        return cache_bytes(self.spec, 1, context, self._cache_dtype, rings=True)
 
-    def cache_size(self) -> tuple[int, int]:
-        """(bytes of the cache for a position of a sample, for its state, which has no length)."""
-        create, like = KVCache.create, self.params["embed"]
-        one, two = (
-            create(self.spec, 1, slots, self.ops, dtype_name(like), like).nbytes for slots in (1, 2)
-        )
-        return two - one, 2 * one - two
+    @property
+    def _cache_dtype(self) -> str:
+        return dtype_name(self.params["embed"])

@@ -22,17 +22,22 @@ NONE: Mapping[str, str] = {}
 
 
 def load_engine(
-    directory: str | Path, dtype: str = "float32", adapters: Mapping[str, str] = NONE
+    directory: str | Path,
+    dtype: str = "float32",
+    adapters: Mapping[str, str] = NONE,
+    backend: str = "torch",
 ) -> Engine:
     """An `Engine` over the model and tokenizer of a Hugging Face directory.
 
     adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
     """
+    if adapters and backend != "torch":
+        raise UsageError(f"--backend: {backend} has no adapters of requests (expected torch)")
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = hub.load_model(directory)
-    ops = ops_as_served("torch", spec, _row_adapters(spec, dtype, adapters))
+    ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters))
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
 
 

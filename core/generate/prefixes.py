@@ -40,9 +40,6 @@ class Prefix:
         return len(self.ids)
 
 
-NO_PREFIX = Prefix()
-
-
 def prefix_tree(
     sequences: Sequence[Sequence[int]],
     least_saved: int,

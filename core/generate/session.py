@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sabia.core.generate.prefixes import NO_PREFIX, Prefix
+from sabia.core.generate.pages import Begun, PageTable
 from sabia.core.generate.requests import Completion, Echo, Ended, Request
 from sabia.core.generate.runner.interface import Model, Runner
 from sabia.core.generate.slots import Sample, Slots, Waiting
@@ -26,8 +27,17 @@ class Session:
     `max_new_tokens` tokens are drawn. The caller checks that requests fit, and makes all calls in
     `runner.computing()`."""
 
-    def __init__(self, model: Model, runner: Runner, capacity: int, max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        runner: Runner,
+        capacity: int,
+        max_new_tokens: int,
+        pages: PageTable | None = None,
+    ) -> None:
+        """pages: the table of those that the runner has (default: none)."""
         self.model, self.runner = model, runner
+        self.pages = pages or PageTable(0)
         none = np.zeros((0, model.spec.vocab_size), bool)
         self.slots = Slots(capacity, max_new_tokens, none, runner)
         self.version = 0  # of the weights
@@ -41,15 +51,20 @@ class Session:
         """Whether a request is waiting or in flight."""
         return bool(self.waiting or self.slots.active)
 
-    def add(self, request: Request, prefix: Prefix = NO_PREFIX) -> int:
+    def add(self, request: Request) -> int:
         """Queue a request; its ticket, by which its completions are told apart.
 
-        prefix: what its prompt begins with; those of requests that follow each other are depth
-        first, and as long as they have one the parameters are not replaced.
+        More samples than there are rows are admitted part by part.
         """
         self._tickets += 1
-        self.waiting.append(Waiting(self._tickets, request, self._kind(request), prefix))
-        return self._tickets
+        ticket, kind, every = self._tickets, self._kind(request), request.samples
+        for first in range(0, len(every), self.slots.capacity):
+            part = request
+            if len(every) > self.slots.capacity:
+                only = tuple(every[first : first + self.slots.capacity])
+                part = replace(request, only=only, echo=request.echo and not first)
+            self.waiting.append(Waiting(ticket, part, kind))
+        return ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a request, and its samples in flight."""
@@ -62,12 +77,13 @@ class Session:
     def replace(self, params: dict[str, Any], version: int) -> None:
         """Go on with other weights; samples in flight keep what the former ones have computed."""
         self.model.params, self.version = params, version
+        self.pages.clear()
 
     def step(self) -> list[Ended]:
         """Admit requests, or draw a token for every active row; the samples that ended."""
         group = self._next_group()
         if group:
-            self._prefill(group)
+            self._prefill(*group)
         else:
             self._decode()
         return self._collect()
@@ -91,33 +107,41 @@ class Session:
             self.slots.stop_table = np.concatenate([self.slots.stop_table, ends])
         return self._kinds[ids]
 
-    def _next_group(self) -> list[Waiting]:
-        """Requests to admit now: as many as fit, once an eighth of the slots is free."""
+    def _next_group(self) -> tuple[list[Waiting], list[Begun]] | None:
+        """Requests to admit now, with how their prompts are begun: as many as fit, once an eighth
+        of the slots is free. One that would make the same page as another of them waits for it."""
         slots, waiting = self.slots, self.waiting
         if not waiting or (slots.active and slots.free < slots.capacity // 8):
-            return []
-        group = list[Waiting]()
+            return None
+        group, every, pages = list[Waiting](), list[Begun](), set[object]()
         free, tokens = slots.free, 0
         while waiting and len(waiting[0].request.samples) <= free:
-            if group and waiting[0].prefix is not group[0].prefix:
+            request = waiting[0].request
+            begun = Begun() if request.echo else self.pages.begin(request.prompt, request.adapter)
+            page = None
+            if not request.echo:
+                page = self.pages.next_key(request.prompt, begun, request.adapter)
+            tokens += len(request.prompt) - len(begun)
+            if group and (tokens > PREFILL_TOKENS or page in pages):
                 break
-            tokens += len(waiting[0].request.prompt) - len(waiting[0].prefix)
-            if group and tokens > PREFILL_TOKENS:
-                break
-            free -= len(waiting[0].request.samples)
+            pages |= set() if page is None else {page}
+            free -= len(request.samples)
             group.append(waiting.popleft())
-        return group
+            every.append(begun)
+        return (group, every) if group else None
 
-    def _prefill(self, group: list[Waiting]) -> None:
+    def _prefill(self, group: list[Waiting], begun: list[Begun]) -> None:
         """Run the prompts once, copy their keys and values to their samples, draw token 0."""
         slots, runner, first = self.slots, self.runner, self.slots.active
-        prompts = [one.request.prompt for one in group]
-        adapters = [one.request.adapter for one in group]
-        prefilled = runner.prefill(prompts, group[0].prefix, adapters)
-        for row, (ticket, request) in enumerate((one.ticket, one.request) for one in group):
-            if request.echo:
+        prompts = [waiting.request.prompt for waiting in group]
+        adapters = [waiting.request.adapter for waiting in group]
+        prefilled = runner.prefill(prompts, begun, adapters)
+        if self.pages.size:
+            runner.keep(prefilled, self.pages.keep(prompts, begun, adapters))
+        for row, waiting in enumerate(group):
+            if (request := waiting.request).echo:
                 echo = runner.echo(prefilled, row, request.prompt, request.top_logprobs)
-                self._echoes[ticket] = echo
+                self._echoes[waiting.ticket] = echo
         which = slots.admit(group)
         runner.admit(prefilled, which, first)
         slots.draw(prefilled.logits, first, self.version, which)
@@ -133,7 +157,7 @@ class Session:
             return []
         samples = [self._ended(row, *how) for row, how in ended.items()]
         self._release(list(ended))
-        left = {one.of.ticket for one in self.slots.owner}
+        left = {one.of.ticket for one in self.slots.owner} | {one.ticket for one in self.waiting}
         self._echoes = {ticket: echo for ticket, echo in self._echoes.items() if ticket in left}
         return samples
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.generate.prefixes import Prefix
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
 from sabia.core.generate.runner.interface import Logits, Runner
 from sabia.core.generate.sampling import RowParams, stream_keys, uniforms
@@ -21,13 +20,11 @@ CONTEXT_STEP = 16  # contexts are multiples of it
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request of a session. ticket: its number there. kind: of the ids that end its samples.
-    prefix: what its prompt and others begin with."""
+    """A request of a session. ticket: its number there. kind: of the ids that end its samples."""
 
     ticket: int
     request: Request
     kind: int
-    prefix: Prefix
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
         layer = cache.layers[block.index]
         if cache.lengths is not None:  # padding leaves the state as it is
             real = np.arange(y.shape[1]) < cache.lengths[:, None]
-            mask = ops.cast(ops.integers(real.astype(np.int64), y), "float32")[..., None]
+            mask = ops.cast(ops.integers(real, y), "float32")[..., None]
             log_decay, beta = log_decay * mask, beta * mask
         out, layer["state"] = ops.delta_rule_from(q, k, v, log_decay, beta, layer["state"])
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))

@@ -72,8 +72,13 @@ def hidden_and_stats(
     # layers with equal rotary settings or windows share angles and masks
     lengths = _document_lengths(spec, segments, x, ops) if cache is None else None
     angles = {rope: _angles(rope, positions, lengths, ops) for rope in spec.ropes}
-    shared: Any = {"segments": segments, "slots": slots, "causal": spec.causal}
-    masks = {w: ops.attention_mask(x, reads, window=w, **shared) for w in spec.windows}
+    masks = {}
+    for window in spec.windows:
+        if cache is not None:
+            masks[window] = cache.mask(x, window, slots, reads, ops)
+        else:
+            shared: Any = {"segments": segments, "causal": spec.causal}
+            masks[window] = ops.attention_mask(x, reads, window=window, **shared)
     given = (segments, slots, cache, reads, wanted, spec.norm_kind)
     context = Context(ops, spec.norm_eps, angles, masks, *given)
     stats: Stats = {}

@@ -1,7 +1,7 @@
 """The operations of one device in JAX: pure functions that work under jit and grad.
 
 Attention, norms, expert products and the vocabulary loss are those of sabia.kernels; all shapes are
-static. Importing this module registers KVCache as a pytree (its `reads` is static).
+static. Importing this module registers KVCache as a pytree (with static `reads` and `rings`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,8 @@ from sabia.core.ops.product import Matrix, Product
 
 Array = jax.Array
 
-jax.tree_util.register_dataclass(KVCache, data_fields=["layers", "lengths"], meta_fields=["reads"])
+_STATIC = ["reads", "rings"]
+jax.tree_util.register_dataclass(KVCache, data_fields=["layers", "lengths"], meta_fields=_STATIC)
 
 
 def _dtype(dtype: str) -> Any:

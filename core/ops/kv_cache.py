@@ -8,13 +8,18 @@ registered as a pytree, a jitted function takes the cache as an argument and ret
 Layers that have a state of all tokens so far (gated delta nets) keep it instead, and a call
 continues from it: `lengths[B]` says how many tokens of each row are no padding (None: all).
 
+Layers with a window that are in `rings` keep only so many slots as their window has; the token at
+position p is in slot p modulo the window. A call writes one token of each row then.
+
 `reads` is the number of slots that attention reads (static under jit). None: computed from the
 positions if that is free (torch on CPU), otherwise all slots. A caller that knows the largest
 position of a call sets it with `upto(largest + 1)`; later slots are not read.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +29,52 @@ from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 
 UNBOUNDED = 2**31
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+Shapes = list[dict[str, tuple[tuple[int, ...], str]]]  # layer → name → (shape, dtype)
+
+
+def ring_layers(spec: ModelSpec, slots: int) -> frozenset[int]:
+    """The layers whose window is smaller than a row of so many slots."""
+    windows = {i: getattr(layer.mixer, "window", None) for i, layer in enumerate(spec.layers)}
+    return frozenset(i for i, window in windows.items() if window is not None and window < slots)
+
+
+def cache_shapes(spec: ModelSpec, batch: int, slots: int, dtype: str, rings: bool) -> Shapes:
+    """The arrays of a cache by layer; `rings`: layers with a window keep only that."""
+    short = ring_layers(spec, slots) if rings else frozenset[int]()
+    made: Shapes = []
+    for index, layer in enumerate(spec.layers):
+        mixer = layer.mixer
+        if isinstance(mixer, GatedDeltaNet):
+            made.append({
+                name: ((batch, *shape), "float32" if name == "state" else dtype)
+                for name, shape in mixer.state_shapes().items()
+            })  # fmt: skip
+            continue
+        length = mixer.window if index in short and mixer.window is not None else slots
+        shapes = mixer.cache_shapes().items()
+        made.append({name: ((batch, length, *shape), dtype) for name, shape in shapes})
+    return made
+
+
+def cache_bytes(
+    spec: ModelSpec, batch: int, slots: int, dtype: str = "float32", rings: bool = False
+) -> int:
+    """Bytes of such a cache, without creating it."""
+    every = (one for layer in cache_shapes(spec, batch, slots, dtype, rings)
+             for one in layer.values())  # fmt: skip
+    return sum(math.prod(shape) * ITEM_BYTES[kind] for shape, kind in every)
+
+
+def check_context(spec: ModelSpec, slots: int) -> None:
+    """Raise UsageError for rows beyond which all rotations of a text change with its length."""
+    limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
+    if slots > limit:
+        raise UsageError(
+            f"generation: {slots} tokens (expected at most {limit:g}: beyond it all rotations "
+            "of a text change with its length; run the exported model in a server and give its "
+            "URL)"
+        )
 
 
 @dataclass
@@ -33,6 +84,7 @@ class KVCache:
     layers: list[dict[str, Array]] = field(default_factory=list)
     reads: int | None = None
     lengths: np.ndarray | None = None
+    rings: frozenset[int] = frozenset()  # layers that keep their window only
 
     @classmethod
     def create(
@@ -43,34 +95,36 @@ class KVCache:
         ops: Ops,
         dtype: str = "float32",
         like: Array | None = None,
+        rings: bool = False,
     ) -> "KVCache":
         """An empty cache on the device of `like` (default: the backend's)."""
-        limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
-        if slots > limit:
-            raise UsageError(
-                f"generation: {slots} tokens (expected at most {limit:g}: beyond it all rotations "
-                "of a text change with its length; run the exported model in a server and give its "
-                "URL)"
-            )
-        layers = []
-        for layer in spec.layers:
-            if isinstance(layer.mixer, GatedDeltaNet):
-                layers.append(
-                    {name: ops.zeros((batch, *shape), "float32" if name == "state" else dtype, like)
-                     for name, shape in layer.mixer.state_shapes().items()}
-                )  # fmt: skip
-                continue
-            shapes = layer.mixer.cache_shapes().items()
-            layers.append(
-                {name: ops.zeros((batch, slots, *shape), dtype, like) for name, shape in shapes}
-            )
-        return cls(layers)
+        check_context(spec, slots)
+        layers = [
+            {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
+            for layer in cache_shapes(spec, batch, slots, dtype, rings)
+        ]
+        return cls(layers, rings=ring_layers(spec, slots) if rings else frozenset())
+
+    @classmethod
+    def pages(
+        cls, spec: ModelSpec, pages: int, size: int, states: int, ops: Ops, dtype: str, like: Array
+    ) -> "KVCache":
+        """Arrays of `pages` pieces of `size` tokens of a row, and of `states` states."""
+        pairs = zip(cache_shapes(spec, pages, size, dtype, False),
+                    cache_shapes(spec, states, size, dtype, False), strict=True)  # fmt: skip
+        chosen = (of_state if "state" in of_state else of_page for of_page, of_state in pairs)
+        return cls([
+            {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
+            for layer in chosen
+        ])  # fmt: skip
 
     @property
     def slots(self) -> int:
-        """Slots per row; without an end where all layers have a state."""
-        arrays = (x for layer in self.layers if "state" not in layer for x in layer.values())
-        return next((int(x.shape[1]) for x in arrays), UNBOUNDED)
+        """Slots per row; without an end where all layers have a state or keep their window."""
+        every = (x for index, layer in enumerate(self.layers)
+                 if "state" not in layer and index not in self.rings
+                 for x in layer.values())  # fmt: skip
+        return next((int(x.shape[1]) for x in every), UNBOUNDED)
 
     @property
     def nbytes(self) -> int:
@@ -86,12 +140,13 @@ class KVCache:
         """A cache of copies of the given rows; a row may occur several times (shared prompt)."""
         rows = np.asarray(rows) if isinstance(rows, list | tuple | range) else rows
         layers = [{name: x[rows] for name, x in layer.items()} for layer in self.layers]
-        return KVCache(layers, self.reads)
+        return replace(self, layers=layers, lengths=None)
 
     def first(self, rows: int) -> "KVCache":
         """The first rows. Under torch what is written to keys and values is written to this cache;
         states are replaced in the result only."""
-        return KVCache([{name: x[:rows] for name, x in layer.items()} for layer in self.layers])
+        layers = [{name: x[:rows] for name, x in layer.items()} for layer in self.layers]
+        return KVCache(layers, rings=self.rings)
 
     def take_states(self, view: "KVCache", rows: int) -> None:
         """Set the states of the first rows to those of a view, which a call has replaced."""
@@ -136,6 +191,23 @@ class KVCache:
     ) -> tuple[Array, ...]:
         """Write arrays [B, T, K, N] of layer `index`; returns the first `reads` slots of each."""
         layer = self.layers[index]
+        if index in self.rings:
+            size = next(iter(layer.values())).shape[1]
+            slots, reads = slots % size, min(reads, size)
         for name, array in new.items():
             layer[name] = ops.cache_write(layer[name], array, slots)
         return tuple(layer[name][:, :reads] for name in new)
+
+    def mask(self, x: Array, window: int | None, slots: Array, reads: int, ops: Ops) -> Any:
+        """The mask of the layers with this window, for x[B, T, D] at slots[B, T]."""
+        windows = {index: next(iter(self.layers[index].values())).shape[1] for index in self.rings}
+        if window is None or window not in windows.values():
+            return ops.attention_mask(x, reads, window=window, slots=slots)
+        if x.shape[1] > 1:
+            raise UsageError(
+                f"cache: {x.shape[1]} tokens of a row at once, of layers that keep their window of "
+                f"{window} (expected 1; create a cache without rings)"
+            )
+        # all slots that have been written are in the window, and all are once it is full
+        last = ops.where(slots < window, slots, slots * 0 + (window - 1))
+        return ops.attention_mask(x, min(reads, window), slots=last)

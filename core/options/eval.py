@@ -116,7 +116,6 @@ class EvalOptions(
     optionally `model`. `NAME=` in front names the model of rows without one; the default is the
     file's name."""
     backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Model")
-    """It computes log-likelihoods; generation always runs on torch."""
     dtype: str = choice(
         "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
         group="Model",

@@ -4,7 +4,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import JUDGED, ApiCalls, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
-from sabia.core.options.shared import Appending, RowOptions, TextColumn
+from sabia.core.options.shared import Appending, Backend, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
 MODEL = needs(engine=("endpoint", "local"))
@@ -40,6 +40,7 @@ class RewriteOptions(
     `--timeout` are those of each model, the limits those of all together."""
     url: tuple[str, ...] = changed(EndpointOptions.url, only=ENDPOINT)
     cache: str = changed(EndpointOptions.cache, only=MODEL)
+    backend: str = changed(Backend.backend, only=needs(engine="local"), group="Method")
     chat: str = changed(ChatTemplate.chat, only=MODEL)
     """A value that is JSON, such as `false` or `3`, has its type; any other is text. `date` is the
     date that the template's `strftime_now` gives; a model directory whose template reads it needs

@@ -1,8 +1,8 @@
 """Options of `sabia serve`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, quantity, several, text
-from sabia.core.options.shared import Call
+from sabia.core.options.option import changed, choice, integer, quantity, several, text
+from sabia.core.options.shared import Backend, Call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -21,6 +21,7 @@ class ServeOptions(Call, group="General"):
     one batch may differ. DIR has adapter_config.json and adapter_model.safetensors."""
     dtype: str = choice("Number format of the weights and the cache", "float32", "bfloat16",
                         group="Model")  # fmt: skip
+    backend: str = changed(Backend.backend, group="Model")
     host: str = text("Address to listen on", "ADDRESS", default="127.0.0.1", group="Endpoint")
     """Another address than loopback needs a token; see `--token-env`."""
     port: int = integer("Port to listen on; 0 takes a free one", 8000, least=0, most=65535,
@@ -39,8 +40,11 @@ class ServeOptions(Call, group="General"):
     samples: int = integer("Maximum number of samples that are decoded together", 256, least=1,
                            group="Generation")  # fmt: skip
     """Fewer are where `--cache-memory` has no room for so many of `--context` tokens."""
-    cache_memory: int = quantity("size", "Memory for keys and values", "4GiB", group="Generation")
-    """It is reserved at the start. Requests wait for room in it."""
+    cache_memory: int | None = quantity("size", "Memory for keys and values",
+                                        unset="a quarter of what is free, half on an accelerator",
+                                        group="Generation")  # fmt: skip
+    """It is reserved at the start. Requests wait for room in it. A fifth of it keeps what prompts
+    have begun with, for later prompts that begin equally."""
 
     def check(self) -> None:
         """An address that others can reach needs a token."""

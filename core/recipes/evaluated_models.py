@@ -1,7 +1,7 @@
 """The evaluated models: local directories or endpoints.
 
-Both give score rows for a task. A local model computes log-likelihoods in the chosen backend and
-generates with the torch engine; an endpoint is probed before its log-probabilities are used.
+Both give score rows for a task. A local model computes log-likelihoods and generates in the chosen
+backend; an endpoint is probed before its log-probabilities are used.
 """
 
 from __future__ import annotations
@@ -216,19 +216,15 @@ class LocalModel(EvaluatedModel):
 
     @cached_property
     def engine(self) -> Any:
-        """The generation engine (torch); shares the scorer's weights if that uses torch."""
-        from sabia.core.generate.engine import CACHE_BYTES, Engine
-        from sabia.core.parallel.build_ops import ops_as_served
+        """The generation engine, with the weights and the backend of the scorer."""
+        from sabia.core.generate.engine import Engine
+        from sabia.core.generate.runner.memory import cache_memory
 
-        if self.backend == "torch":
-            spec, params, ops = self.scorer.spec, self.scorer.params, self.scorer.ops
-        else:
-            notes.note("generation runs on torch for every --backend")
-            spec, params = hub.load_model(self.directory)
-            ops = ops_as_served("torch", spec)
+        spec, params, ops = self.scorer.spec, self.scorer.params, self.scorer.ops
+        memory = cache_limit(params, cache_memory(params["embed"]))
         return Engine(
             spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops,
-            cache_bytes=cache_limit(params, CACHE_BYTES), shares_prefixes=True,
+            cache_bytes=memory, shares_prefixes=True,
         )  # fmt: skip
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sabia.core import notes, units
 from sabia.core.errors import UsageError
-from sabia.core.generate.engine import Engine
+from sabia.core.generate.engine import PAGES_SHARE, Engine
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
@@ -25,11 +25,12 @@ def run(options: ServeOptions) -> None:
         )
     name = options.name or Path(options.model).resolve().name
     adapters = adapter_directories(options.adapter, name)
-    engine = load_engine(options.model, options.dtype, adapters)
+    engine = load_engine(options.model, options.dtype, adapters, options.backend)
+    if options.cache_memory is not None:
+        engine.cache_bytes = options.cache_memory
     context, samples = sizes(engine, options)
 
-    position_bytes, state_bytes = engine.cache_size()
-    memory = samples * (context * position_bytes + state_bytes)
+    memory = samples * engine.row_bytes(context)
 
     def ready(port: int) -> None:
         host = f"[{options.host}]" if ":" in options.host else options.host  # of IPv6
@@ -58,18 +59,32 @@ def adapter_directories(given: Sequence[str], model: str) -> dict[str, str]:
 
 
 def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:
-    """(context, samples) that fit into the memory of the cache. Raises UsageError."""
-    longest, memory = engine.spec.max_positions, options.cache_memory
-    width, state = engine.cache_size()
-    shared = max(memory // SAMPLES - state, 0) // max(width, 1) // CONTEXT_STEP * CONTEXT_STEP
-    context = options.context or min(longest, max(shared, CONTEXT_STEP))
+    """(context, samples) that fit into the memory of the cache beside its pages. Raises
+    UsageError."""
+    longest = engine.spec.max_positions
+    memory = engine.cache_bytes - engine.cache_bytes // PAGES_SHARE
+    context = options.context or _context_for(engine, memory // SAMPLES)
     if context > longest:
         raise UsageError(f"--context: {context} (expected at most {longest}, that of the model)")
     context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
-    needed = context * width + state
+    needed = engine.row_bytes(context)
     if needed > memory:
+        least = -(-needed * PAGES_SHARE // (PAGES_SHARE - 1))
         raise UsageError(
-            f"--cache-memory: a sample of {context} tokens needs {units.format_bytes(needed)} "
-            "(expected at least as much, or a smaller --context)"
+            f"--cache-memory: {units.format_bytes(engine.cache_bytes)}; a sample of {context} "
+            f"tokens needs {units.format_bytes(least)} (expected at least as much, or a smaller "
+            "--context)"
         )
     return context, min(options.samples, memory // needed)
+
+
+def _context_for(engine: Engine, memory: int) -> int:
+    """The longest context whose sample fits the memory, one step at least."""
+    least, most = 1, -(-engine.spec.max_positions // CONTEXT_STEP)
+    while least < most:
+        middle = (least + most + 1) // 2
+        if engine.row_bytes(middle * CONTEXT_STEP) <= memory:
+            least = middle
+        else:
+            most = middle - 1
+    return min(least * CONTEXT_STEP, engine.spec.max_positions)

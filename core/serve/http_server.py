@@ -16,7 +16,7 @@ from aiohttp import web
 
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
-from sabia.core.generate.engine import Engine
+from sabia.core.generate.engine import PAGES_SHARE, Engine
 from sabia.core.serve.exposition import exposition
 from sabia.core.serve.protocol import (
     Asked,
@@ -53,7 +53,8 @@ class Server:
         self._open = 0  # calls that have not been answered
         self._seconds = RETRY_S  # of an answer, smoothed
         self._failure = ""
-        session = engine.session(samples, context, context)
+        pages = engine.cache_bytes // PAGES_SHARE
+        session = engine.session(samples, context, context, pages)
         self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed)
         self._updates: WeightUpdates | None = None
         if updates:

@@ -225,7 +225,7 @@ def test_an_address_of_others_needs_a_token(model: Path) -> None:
 
 @pytest.mark.parametrize(("words", "hint"), [
     (("--context", 2048), "at most 1024"),
-    (("--cache-memory", "1KiB"), "--cache-memory: a sample of 16 tokens needs"),
+    (("--cache-memory", "1KiB"), "--cache-memory: 1 KB; a sample of 16 tokens needs"),
     (("--port", 99_999), "--port"),
     (("--dtype", "int3"), "--dtype"),
 ])  # fmt: skip

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.core.generate import session
+from sabia.core.generate import engine, session
 from sabia.core.generate.engine import Engine
+from sabia.core.generate.pages import Begun, PageTable
 from sabia.core.generate.runner.interface import Runner
 from sabia.core.generate.runner.runner_torch import TorchRunner
 from sabia.core.generate.session import Session
+from sabia.core.generate.slots import Waiting
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.serve.http_server import Server
 from sabia.core.spec import from_config, new_config
@@ -37,7 +39,8 @@ class RowByRow(TorchRunner):
         for row in range(len(ids)):
             one = slice(row, row + 1)
             layers = [{name: x[one] for name, x in layer.items()} for layer in cache.layers]
-            rows.append(super()._hidden(ids[one], positions[one], KVCache(layers), adapters[one]))
+            part = KVCache(layers, rings=cache.rings)
+            rows.append(super()._hidden(ids[one], positions[one], part, adapters[one]))
         return torch.cat(rows)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -47,7 +50,7 @@ class RowByRow(TorchRunner):
 class OneByOne(Session):
     """Runs the prompt of one request at a time."""
 
-    def _next_group(self) -> list[Any]:
+    def _next_group(self) -> tuple[list[Waiting], list[Begun]] | None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session, "PREFILL_TOKENS", 0)
             return super()._next_group()
@@ -56,11 +59,13 @@ class OneByOne(Session):
 class RowByRowEngine(Engine):
     """An engine that computes each row apart."""
 
-    def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
-        return OneByOne(self, self.runner(capacity, context), capacity, max_new_tokens)
+    def session(self, *sizes: int) -> Session:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "Session", OneByOne)
+            return super().session(*sizes)
 
-    def runner(self, capacity: int, context: int) -> Runner:
-        return RowByRow(self, capacity, context)
+    def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
+        return RowByRow(self, capacity, context, table.size)
 
 
 def little_engine(context: int = 128) -> Engine:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sabia.core.generate.prefixes import Prefix
+from sabia.core.generate.pages import Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.sampling import RowParams
 from sabia.core.ops.base import Ops
@@ -32,12 +32,13 @@ class Model(Protocol):
 
 
 class Prefilled(NamedTuple):
-    """Prompts that have been run. logits: of the last token of each; hidden[P, T, D] and the cache
-    are the runner's own."""
+    """Prompts that have been run. logits: of the last token of each; hidden[P, T, D], the cache and
+    the states to keep are the runner's own."""
 
     logits: Logits
     hidden: Any
     cache: Any
+    states: Any
     lengths: np.ndarray  # tokens of each prompt
     adapters: np.ndarray  # number of the adapter of each
 
@@ -51,23 +52,26 @@ class Drawn(NamedTuple):
 
 
 class Runner(Protocol):
-    """A model with a cache of `capacity` rows of `context` positions on one device."""
+    """A model on one device, with a cache of `capacity` rows of `context` positions, and pages."""
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which all other methods are called."""
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], prefix: Prefix, adapters: Sequence[str]
+        self, prompts: Sequence[Sequence[int]], begun: Sequence[Begun], adapters: Sequence[str]
     ) -> Prefilled:
-        """Run prompts, all of which begin with `prefix` and go on after it, each with the adapter
-        of that name ('': none)."""
+        """Run prompts after what of them is in pages, each with the adapter of that name ('':
+        none)."""
+
+    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
+        """Copy parts of prompts to pages."""
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """Copy the keys, values and states of prompts which[B] to rows first..first + B."""
 
     def step(self, ids: np.ndarray, positions: np.ndarray) -> Logits:
         """Write tokens ids[n, T] of rows 0..n-1 at positions[n, T]; the logits after them, in the
-        order of the rows [n·T, V]."""
+        order of the rows [n·T, V]. T is 1 for a model whose layers keep their window only."""
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy rows of the cache; no row is both source and target."""
@@ -88,5 +92,5 @@ class Runner(Protocol):
         temperature 1, in descending order."""
 
     def echo(self, prefilled: Prefilled, row: int, prompt: Sequence[int], ranked: int) -> Echo:
-        """The log-probabilities of a prompt that was run without a prefix, and the `ranked`
+        """The log-probabilities of a prompt that was run from its start, and the `ranked`
         likeliest tokens at each position (0: none)."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sabia.core.generate.prefixes import Prefix, PrefixCaches
+from sabia.core.generate.pages import PAGE, ROOT, Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.runner.draw_torch import Columns, draw, likeliest
 from sabia.core.generate.runner.interface import ECHO_POSITIONS, Drawn, Model, Prefilled
@@ -23,11 +23,14 @@ READ_STEP = 16  # a step reads a multiple of so many positions
 class TorchRunner:
     """See core.generate.runner.interface.Runner."""
 
-    def __init__(self, model: Model, capacity: int, context: int) -> None:
+    def __init__(
+        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0
+    ) -> None:
         self.model = model
-        self._cache = self._new_cache(capacity, context)
-        self._prefixes = PrefixCaches(
-            self._run_prefix, lambda slots: self._new_cache(1, slots), model.ops
+        self._cache = self._new_cache(capacity, context, rings=True)
+        embed = model.params["embed"]
+        self._pages = forward.KVCache.pages(
+            model.spec, pages, PAGE, states, model.ops, dtype_name(embed), embed
         )
         self._columns: Columns | None = None
         self._adapters = np.zeros(capacity, np.int64)  # of each row
@@ -37,26 +40,70 @@ class TorchRunner:
         return torch.inference_mode()
 
     def prefill(
-        self, prompts: Sequence[Sequence[int]], prefix: Prefix, adapters: Sequence[str]
+        self, prompts: Sequence[Sequence[int]], begun: Sequence[Begun], adapters: Sequence[str]
     ) -> Prefilled:
         """See Runner.prefill."""
-        start, width = len(prefix), max(map(len, prompts))
-        ids = np.zeros((len(prompts), width - start), np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt) - start] = prompt[start:]
         lengths = np.array([len(prompt) for prompt in prompts])
-        cache = self._new_cache(len(prompts), width)
-        cache.lengths = lengths - start
-        if start:
-            for ours, theirs in zip(cache.layers, self._prefixes.of(prefix).layers, strict=True):
-                for name, tensor in ours.items():
-                    (tensor if "state" in ours else tensor[:, :start])[:] = theirs[name]
-        positions = np.tile(np.arange(start, width), (len(ids), 1))
+        starts = np.array([len(one) for one in begun])
+        width = int(starts.max() + (lengths - starts).max())
+        cache = self._new_cache(len(prompts), -(-width // PAGE) * PAGE)
+        self._load(cache, begun)
+        ends = np.array([one.keep_at for one in begun])
         numbers = adapters_of(self.model.ops, adapters)
-        hidden = self._hidden(self._tensor(ids), self._tensor(positions), cache, numbers)
-        rows = torch.arange(len(ids), device=self._device)
-        logits = self._logits(hidden[rows, self._tensor(cache.lengths - 1)])
-        return Prefilled(logits, hidden, cache, lengths, numbers)
+        states = list[dict[str, Tensor]]()
+        if (ends > starts).any():  # states are kept where a page ends
+            ends = np.maximum(ends, starts)
+            self._run(prompts, starts, ends, cache, numbers)
+            states = [dict(layer) if "state" in layer else {} for layer in cache.layers]
+            starts = ends
+        hidden = self._run(prompts, starts, lengths, cache, numbers)
+        last = self._tensor(lengths - starts - 1)
+        logits = self._logits(hidden[torch.arange(len(prompts), device=self._device), last])
+        return Prefilled(logits, hidden, cache, states, lengths, numbers)
+
+    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
+        """See Runner.keep."""
+        pages, rows, blocks, states, state_rows = (
+            self._tensor(np.array(numbers, np.int64))
+            for numbers in (kept.pages, kept.rows, kept.blocks, kept.states, kept.state_rows)
+        )
+        for index, (ours, theirs) in enumerate(
+            zip(self._pages.layers, prefilled.cache.layers, strict=True)
+        ):
+            for name, array in ours.items():
+                if "state" not in ours:
+                    array[pages] = theirs[name].unflatten(1, (-1, PAGE))[rows, blocks]
+                elif kept.states:
+                    array[states] = prefilled.states[index][name][state_rows]
+
+    def _load(self, cache: forward.KVCache, begun: Sequence[Begun]) -> None:
+        """Copy what is in pages to the rows of a cache."""
+        most = max(len(one.pages) for one in begun)
+        if not most:
+            return
+        # rows of fewer pages get others after these, which their own tokens replace
+        pages = np.array([[*one.pages, *[0] * (most - len(one.pages))] for one in begun])
+        rows = np.flatnonzero([one.state != ROOT for one in begun])
+        states = np.array([one.state for one in begun], np.int64)[rows]
+        to, numbers, of_rows = self._tensor(rows), self._tensor(pages), self._tensor(states)
+        for ours, theirs in zip(cache.layers, self._pages.layers, strict=True):
+            for name, array in ours.items():
+                if "state" in ours:
+                    array[to] = theirs[name][of_rows]
+                else:
+                    array[:, : most * PAGE] = theirs[name][numbers].flatten(1, 2)
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray,
+        cache: forward.KVCache, adapters: np.ndarray,
+    ) -> Tensor:  # fmt: skip
+        """Run the tokens starts[p]..ends[p] of each prompt; their hidden states [P, T, D]."""
+        cache.lengths = ends - starts
+        ids = np.zeros((len(prompts), int(cache.lengths.max())), np.int64)
+        for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
+            ids[row, : end - start] = prompt[start:end]
+        positions = starts[:, None] + np.arange(ids.shape[1])
+        return self._hidden(self._tensor(ids), self._tensor(positions), cache, adapters)
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """See Runner.admit."""
@@ -64,8 +111,15 @@ class TorchRunner:
         self._adapters[first : first + len(which)] = prefilled.adapters[which]
         for ours, theirs in zip(self._cache.layers, prefilled.cache.layers, strict=True):
             for name, tensor in ours.items():
-                new = tensor[first : first + len(which)]
-                (new if "state" in ours else new[:, :width])[:] = theirs[name][rows]
+                new, made = tensor[first : first + len(which)], theirs[name]
+                if "state" in ours:
+                    new[:] = made[rows]
+                elif width <= tensor.shape[1]:
+                    new[:, :width] = made[rows, :width]
+                else:  # a window: the last token of those that have a slot in common
+                    size, ends = tensor.shape[1], prefilled.lengths[which, None] - 1
+                    last = ends - (ends - np.arange(size)) % size
+                    new[:] = made[rows[:, None], self._tensor(np.maximum(last, 0))]
 
     def step(self, ids: np.ndarray, positions: np.ndarray) -> Tensor:
         """See Runner.step."""
@@ -123,17 +177,10 @@ class TorchRunner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
-    def _new_cache(self, rows: int, positions: int) -> forward.KVCache:
+    def _new_cache(self, rows: int, positions: int, rings: bool = False) -> forward.KVCache:
         model, embed = self.model, self.model.params["embed"]
         create = forward.KVCache.create
-        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed)
-
-    def _run_prefix(
-        self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
-    ) -> forward.KVCache:
-        none = np.zeros(len(ids), np.int64)
-        self._hidden(self._tensor(ids), self._tensor(positions), cache, none)
-        return cache
+        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, rings)
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray

@@ -247,7 +247,8 @@ def local_answers(directory: str, options: RewriteOptions) -> LocalAnswers:
     """The answers of a model directory. Raises UsageError."""
     cache = CallCache(options.cache or default_cache())
     fingerprint = model_fingerprint(directory)
-    return LocalAnswers(load_engine(directory), directory, fingerprint, cache, options.chat)
+    engine = load_engine(directory, backend=options.backend)
+    return LocalAnswers(engine, directory, fingerprint, cache, options.chat)
 
 
 class Writer:

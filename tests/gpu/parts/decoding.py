@@ -42,15 +42,16 @@ def engine(device: Device) -> Any:
 
         seconds: dict[str, list[tuple[float, int, int]]]
 
-        def session(self, capacity: int, context: int, max_new_tokens: int) -> Session:
-            return TimedSession(self, self.runner(capacity, context), capacity, max_new_tokens)
+        def session(self, *sizes: int) -> Session:
+            plain = super().session(*sizes)
+            return TimedSession(self, plain.runner, sizes[0], sizes[2], plain.pages)
 
     class TimedSession(Session):
         """Records its steps in the engine."""
 
-        def _prefill(self, group: Any) -> None:
+        def _prefill(self, group: Any, begun: Any) -> None:
             tokens = sum(len(waiting.request.prompt) for waiting in group)
-            self._timed("prefill", tokens, 0, super()._prefill, group)
+            self._timed("prefill", tokens, 0, super()._prefill, group, begun)
 
         def _decode(self) -> None:
             longest = int(self.slots.inputs()[1].max()) + 1

@@ -1,0 +1,334 @@
+"""The runner in JAX: compiled programs of few shapes.
+
+Rows, contexts, prompts and pages are padded to powers of two, so a session needs a program for each
+doubling. The cache has as many rows and positions as the rows in flight need, and is enlarged by a
+copy; programs that write it take it donated. Padding is row 0 where it is read, and out of bounds,
+which JAX drops, where it is written.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sabia.core.generate.pages import PAGE, ROOT, Begun, Kept
+from sabia.core.generate.requests import Echo, Ranked
+from sabia.core.generate.runner.draw_jax import double_precision, draw, given, likeliest
+from sabia.core.generate.runner.interface import ECHO_POSITIONS, Drawn, Model, Prefilled
+from sabia.core.generate.sampling import RowParams
+from sabia.core.model import forward
+from sabia.core.ops.base import dtype_name
+from sabia.core.ops.kv_cache import KVCache, cache_shapes, ring_layers
+from sabia.core.ops.row_adapters import adapters_of
+from sabia.core.spec import ModelSpec
+
+Array = jax.Array
+LEAST_ROWS, LEAST_POSITIONS, LEAST_TOKENS = 8, 64, 16
+OUTSIDE = 1 << 30  # an index out of bounds
+
+
+def padded_size(count: int, least: int, most: int = OUTSIDE) -> int:
+    """The smallest `least` times a power of two that is no less than `count`, or `most`."""
+    return min(max(least, 1 << max(count - 1, 0).bit_length()), most)
+
+
+def _padded(values: Any, size: int, fill: int = 0) -> np.ndarray:
+    """values[n] with `fill` behind them, int32 [size]."""
+    made = np.full(size, fill, np.int32)
+    made[: len(values)] = values
+    return made
+
+
+class _Programs(NamedTuple):
+    """The compiled functions of one model."""
+
+    run: Callable[..., tuple[Array, KVCache]]
+    last: Callable[..., Array]
+    step: Callable[..., tuple[Array, KVCache]]
+    logits: Callable[..., Array]
+
+
+@lru_cache(16)
+def _programs(spec: ModelSpec, ops: Any) -> _Programs:
+    def hidden(params: Any, cache: KVCache, ids: Array, positions: Array) -> Array:
+        made: Array = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
+        return made
+
+    def run(
+        params: Any, cache: KVCache, ids: Array, starts: Array, lengths: Array
+    ) -> tuple[Array, KVCache]:
+        traced: Any = lengths
+        cache.lengths = traced
+        slots = starts[:, None] + jnp.arange(ids.shape[1], dtype=jnp.int32)
+        made = hidden(params, cache, ids, slots)
+        cache.lengths = None
+        return made, cache
+
+    def logits(params: Any, states: Array) -> Array:
+        made: Array = forward.logits(spec, params, states[:, None], ops)
+        return made[:, 0]
+
+    def last(params: Any, states: Array, at: Array) -> Array:
+        return logits(params, states[jnp.arange(len(at)), at])
+
+    def step(params: Any, cache: KVCache, ids: Array, positions: Array) -> tuple[Array, KVCache]:
+        states = hidden(params, cache, ids, positions)
+        return logits(params, states.reshape(-1, states.shape[-1])), cache
+
+    donated: Any = {"donate_argnums": 1}
+    return _Programs(
+        jax.jit(run, **donated), jax.jit(last), jax.jit(step, **donated), jax.jit(logits)
+    )
+
+
+@jax.jit
+def _load(pages: KVCache, numbers: Array, states: Array) -> list[dict[str, Array]]:
+    """The layers of a cache whose rows begin with pages numbers[P, n]; states[P]: out of bounds for
+    rows without one."""
+
+    def row(name: str, layer: dict[str, Array]) -> Array:
+        if "state" in layer:
+            return layer[name].at[states].get(mode="fill", fill_value=0)
+        taken = layer[name].at[numbers].get(mode="fill", fill_value=0)  # [P, n, PAGE, K, N]
+        return taken.reshape(len(numbers), -1, *taken.shape[3:])
+
+    return [{name: row(name, layer) for name in layer} for layer in pages.layers]
+
+
+@partial(jax.jit, donate_argnums=0)
+def _keep(
+    pages: KVCache, made: KVCache, states: list[dict[str, Array]], numbers: Array, rows: Array,
+    blocks: Array, of_states: Array, state_rows: Array,
+) -> KVCache:  # fmt: skip
+    """Pages `numbers` from page `blocks` of rows `rows`; the states `of_states` from state_rows."""
+    layers = []
+    for layer, new, state in zip(pages.layers, made.layers, states, strict=True):
+        if "state" in layer:
+            layers.append({n: x.at[of_states].set(state[n][state_rows], mode="drop") if state else x
+                           for n, x in layer.items()})  # fmt: skip
+            continue
+        cut = {n: x.reshape(len(x), -1, PAGE, *x.shape[2:])[rows, blocks] for n, x in new.items()}
+        layers.append({n: x.at[numbers].set(cut[n], mode="drop") for n, x in layer.items()})
+    return replace(pages, layers=layers)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _admit(cache: KVCache, made: KVCache, which: Array, first: Array, ends: Array) -> KVCache:
+    """Rows first.. of the cache from rows `which` of prompts, the last tokens of which are at
+    ends[B]; which: out of bounds for padding."""
+    to = jnp.where(which < OUTSIDE, first + jnp.arange(len(which)), OUTSIDE)
+    layers = []
+    for layer, new in zip(cache.layers, made.layers, strict=True):
+        rows = {}
+        for name, x in layer.items():
+            if "state" in layer:
+                rows[name] = x.at[to].set(new[name][which], mode="drop")
+                continue
+            size, width = x.shape[1], new[name].shape[1]
+            # of a window: the last token of those that have a slot in common
+            slots = jnp.arange(size)
+            last = ends[:, None] - (ends[:, None] - slots) % size
+            last = jnp.clip(last, 0, width - 1)
+            rows[name] = x.at[to].set(new[name][which[:, None], last], mode="drop")
+        layers.append(rows)
+    return replace(cache, layers=layers)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _move(cache: KVCache, source: Array, target: Array) -> KVCache:
+    layers = [{name: x.at[target].set(x[source], mode="drop") for name, x in layer.items()}
+              for layer in cache.layers]  # fmt: skip
+    return replace(cache, layers=layers)
+
+
+class JaxRunner:
+    """See core.generate.runner.interface.Runner."""
+
+    def __init__(
+        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0
+    ) -> None:
+        self.model, self._capacity, self._context = model, capacity, context
+        ops: Any = model.ops
+        self._programs = _programs(model.spec, ops)
+        embed = model.params["embed"]
+        self._dtype, self._size = dtype_name(embed), (0, 0)
+        self._cache = KVCache([{} for _ in model.spec.layers])
+        self._pages = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """See Runner.computing."""
+        return nullcontext()
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], begun: Sequence[Begun], adapters: Sequence[str]
+    ) -> Prefilled:
+        """See Runner.prefill."""
+        numbers = adapters_of(self.model.ops, adapters)
+        rows = padded_size(len(prompts), 1)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        starts = np.array([len(one) for one in begun])
+        ends = np.array([one.keep_at for one in begun])
+        parts = [np.maximum(ends, starts), lengths] if (ends > starts).any() else [lengths]
+        # positions of padding lie behind those of every row
+        width, after = 0, starts
+        for part in parts:
+            width = max(width, int(after.max()) + _tokens(part - after))
+            after = part
+        blocks = padded_size(width, LEAST_POSITIONS) // PAGE
+        pages, of_states = np.full((rows, blocks), OUTSIDE, np.int32), [ROOT] * rows
+        for row, one in enumerate(begun):
+            pages[row, : len(one.pages)] = one.pages
+            of_states[row] = one.state
+        free = [OUTSIDE if number == ROOT else number for number in of_states]
+        cache = KVCache(self._begun(pages, np.array(free, np.int32)))
+        states: list[dict[str, Array]] = []
+        for part in parts:
+            hidden, cache = self._run(prompts, starts, part, rows, cache)
+            if part is not lengths:  # states are kept where a page ends
+                copies = ({name: jnp.copy(x) for name, x in layer.items()} if "state" in layer
+                          else {} for layer in cache.layers)  # fmt: skip
+                states = list(copies)
+                starts = part
+        at = _padded(lengths - starts - 1, rows)
+        logits = self._programs.last(self.model.params, hidden, at)
+        return Prefilled(logits, hidden, cache, states, lengths, numbers)
+
+    def _begun(self, numbers: np.ndarray, states: np.ndarray) -> list[dict[str, Array]]:
+        """The layers of a cache for prompts that begin with these pages."""
+        if (numbers < OUTSIDE).any():
+            return _load(self._pages, numbers, states)
+        shapes = (len(numbers), numbers.shape[1] * PAGE)
+        return KVCache.create(self.model.spec, *shapes, self.model.ops, self._dtype).layers
+
+    def _run(
+        self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray, rows: int,
+        cache: KVCache,
+    ) -> tuple[Array, KVCache]:  # fmt: skip
+        """Run the tokens starts[p]..ends[p] of each prompt; their hidden states [rows, T, D]."""
+        ids = np.zeros((rows, _tokens(ends - starts)), np.int32)
+        for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
+            ids[row, : end - start] = prompt[start:end]
+        where = _padded(starts, rows), _padded(ends - starts, rows)
+        return self._programs.run(self.model.params, cache, ids, *where)
+
+    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
+        """See Runner.keep."""
+        if not kept.pages and not kept.states:
+            return
+        size = padded_size(len(kept.pages), 1)
+        pages = _padded(kept.pages, size, OUTSIDE)
+        of_prompts = _padded(kept.rows, size), _padded(kept.blocks, size)
+        count = len(prefilled.logits)  # of states at most
+        states = _padded(kept.states, count, OUTSIDE), _padded(kept.state_rows, count)
+        copies = prefilled.states or [{} for _ in self._pages.layers]
+        self._pages = _keep(self._pages, prefilled.cache, copies, pages, *of_prompts, *states)
+
+    def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
+        """See Runner.admit."""
+        self._fit(first + len(which), int(prefilled.lengths.max()) + 1)
+        size = padded_size(len(which), 1)
+        ends = _padded(prefilled.lengths[which] - 1, size)
+        rows = _padded(which, size, OUTSIDE)
+        self._cache = _admit(self._cache, prefilled.cache, rows, np.int32(first), ends)
+
+    def step(self, ids: np.ndarray, positions: np.ndarray) -> Array:
+        """See Runner.step."""
+        self._fit(len(ids), int(positions.max()) + 1)
+        inputs = np.zeros((2, self._size[0], ids.shape[1]), np.int32)
+        inputs[0, : len(ids)], inputs[1, : len(ids)] = ids, positions
+        made, self._cache = self._programs.step(self.model.params, self._cache, *inputs)
+        return made
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See Runner.move."""
+        size = padded_size(len(source), 1)
+        numbers = _padded(source, size), _padded(target, size, OUTSIDE)
+        self._cache = _move(self._cache, *numbers)
+
+    def draw(
+        self,
+        logits: Array,
+        which: np.ndarray | None,
+        params: RowParams,
+        uniform: np.ndarray,
+        bias: np.ndarray | None,
+    ) -> Drawn:
+        """See Runner.draw."""
+        count, size = len(params), padded_size(len(params), LEAST_ROWS)
+        rows = _padded(np.arange(count) if which is None else which, size)
+        pad = (0, size - count)
+        columns = tuple(np.pad(column, pad, mode="edge") for column in params.columns)
+        more = None if bias is None else np.pad(bias, (pad, (0, 0)))
+        with double_precision():
+            made = draw(
+                logits, rows, columns, np.pad(uniform, pad), more, params.plain, params.filters
+            )
+        return Drawn(*(np.asarray(x)[:count] for x in made))
+
+    def likeliest(self, logits: Array, which: np.ndarray, count: int) -> list[Ranked]:
+        """See Runner.likeliest."""
+        most = min(count, logits.shape[-1])
+        rows = _padded(which, padded_size(len(which), LEAST_ROWS))
+        values, best = likeliest(logits[rows], most)
+        return _pairs(values, best, len(which))
+
+    def echo(self, prefilled: Prefilled, row: int, prompt: Sequence[int], ranked: int) -> Echo:
+        """See Runner.echo."""
+        logprobs, best, count = list[float](), list[Ranked](), len(prompt) - 1
+        for begin in range(0, count, ECHO_POSITIONS):
+            end = min(begin + ECHO_POSITIONS, count)
+            size = padded_size(end - begin, LEAST_TOKENS)
+            at = begin + _padded(np.arange(end - begin), size)
+            logits = self._programs.logits(self.model.params, prefilled.hidden[row, at])
+            ids = _padded(prompt[begin + 1 : end + 1], size)
+            logprobs += np.asarray(given(logits, ids))[: end - begin].tolist()
+            if ranked:
+                most = min(ranked, logits.shape[-1])
+                values, likely = likeliest(logits, most)
+                best += _pairs(values, likely, end - begin)
+        return Echo(logprobs, best)
+
+    def _fit(self, rows: int, positions: int) -> None:
+        """Give the cache so many rows and positions; it keeps what it has."""
+        has_rows, has_positions = self._size
+        needed = padded_size(rows, LEAST_ROWS, max(self._capacity, LEAST_ROWS))
+        if needed > has_rows or 4 * needed <= has_rows:
+            has_rows = needed
+        if positions > has_positions:
+            has_positions = padded_size(positions, LEAST_POSITIONS, self._context)
+        if (has_rows, has_positions) == self._size:
+            return
+        spec = self.model.spec
+        shapes = cache_shapes(spec, has_rows, has_positions, self._dtype, rings=True)
+        if not self._size[0]:
+            layers = KVCache.create(
+                spec, has_rows, has_positions, self.model.ops, self._dtype, rings=True
+            ).layers
+        else:
+            layers = [
+                {name: _resized(x, shapes[index][name][0]) for name, x in layer.items()}
+                for index, layer in enumerate(self._cache.layers)
+            ]
+        self._size = has_rows, has_positions
+        self._cache = KVCache(layers, rings=ring_layers(spec, has_positions))
+
+
+def _tokens(counts: np.ndarray) -> int:
+    """The padded number of tokens of a row."""
+    return padded_size(int(counts.max()), LEAST_TOKENS)
+
+
+def _resized(x: Array, shape: Sequence[int]) -> Array:
+    """x with other numbers of rows and positions."""
+    x = x[tuple(slice(size) for size in shape)]
+    return jnp.pad(x, [(0, more - size) for more, size in zip(shape, x.shape, strict=True)])
+
+
+def _pairs(values: Array, ids: Array, count: int) -> list[Ranked]:
+    pairs = zip(np.asarray(ids)[:count].tolist(), np.asarray(values)[:count].tolist(), strict=True)
+    return [list(zip(*pair, strict=True)) for pair in pairs]
