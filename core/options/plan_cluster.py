@@ -125,8 +125,8 @@ class PlanHardware(Options, group="Hardware"):
     utilisation: float | None = _share(
         "Fraction of the usable memory to plan with", unset="100%", excludes=("api_price",)
     )
-    """With `--search` or `--fixed-layout` the default is 90%; with `--stage grpo`, where generation
-    and training share the chips, 60% for generation."""
+    """With `--search` or `--fixed-layout` the default is that of `--stack`: 90% for `sabia`. With
+    `--stage grpo`, where generation and training share the chips, 60% for generation."""
     mfu: float | None = _share(
         "Model FLOPs utilization (MFU) of training", unset="40%", only=TRAINED,
         excludes=("search", "fixed_layout"),

@@ -1,7 +1,8 @@
 """Accelerators by name: peak rate, memory, node size, and bandwidth to host and network.
 
-The figures are data (chips.toml) with source and date. Peaks are dense BF16. Memory has two values
-where the marketed size is more than programs can use (B200: 192 GB sold, 180 GB usable).
+The figures are data (chips.toml) with source and date. Peaks are dense BF16. Memory has two values:
+the marketed size, by which the article's table counts, and the bytes that the driver reports, which
+layouts must fit (H100: 80 GB sold, 81,559 MiB = 85.5 GB there).
 """
 
 import datetime
@@ -13,7 +14,16 @@ from sabia.core.errors import UsageError
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
-REQUIRED = {"family", "bf16_tflops", "hbm_gb", "node_chips", "source", "date"}
+REQUIRED = {
+    "family",
+    "bf16_tflops",
+    "hbm_gb",
+    "memory_mib",
+    "memory_source",
+    "node_chips",
+    "source",
+    "date",
+}
 # key of chips.toml → field of Chip, and the factor to the field's unit; other keys are fields
 SCALED = {
     "bf16_tflops": ("bf16_flops_per_s", 1e12),
@@ -21,7 +31,7 @@ SCALED = {
     "fp4_tflops": ("fp4_flops_per_s", 1e12),
     "int8_tops": ("int8_flops_per_s", 1e12),
     "hbm_gb": ("hbm_bytes", 1e9),
-    "usable_gb": ("usable_hbm_bytes", 1e9),
+    "memory_mib": ("usable_hbm_bytes", 2**20),
     "hbm_tb_s": ("hbm_bytes_per_s", 1e12),
     "pcie_gb_s": ("host_bytes_per_s", 1e9),
     "nic_gb_s": ("network_bytes_per_s", 1e9),
@@ -50,6 +60,7 @@ class Chip:
     bf16_flops_per_s: float
     hbm_bytes: float
     usable_hbm_bytes: float
+    memory_source: str
     node_chips: int
     host_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
@@ -78,7 +89,7 @@ def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
 def _chip(name: str, entry: dict[str, Any]) -> Chip:
     check_entry("chips.toml", name, entry, REQUIRED, OPTIONAL)
     figures: dict[str, Any] = {}
-    for key, value in ({"usable_gb": entry["hbm_gb"]} | entry).items():
+    for key, value in entry.items():
         if key in SCALED:
             field, unit = SCALED[key]
             figures[field] = value * unit

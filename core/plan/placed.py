@@ -59,9 +59,10 @@ def question_of(request: PlanRequest) -> SearchProblem:
     settings, chip = request.settings, request.cluster.chip
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
-    utilisation = search_rules.UTILISATION if settings.utilisation is None else settings.utilisation
     stack = stack_on(settings.value("stack"), chip)
-    return SearchProblem(workload_of(request), chip, stack, pinned_of(settings), utilisation)
+    return SearchProblem(
+        workload_of(request), chip, stack, pinned_of(settings), settings.utilisation
+    )
 
 
 def workload_of(request: PlanRequest) -> Workload:

@@ -219,9 +219,3 @@ def own_prices(text: str) -> tuple[Price, ...]:
         return Price(parse_money(text, "--price"))
 
     return tuple(parse_list(text, price, "--price"))
-
-
-def usable_needs(run: Run, chip: Chip) -> tuple[int, int]:
-    """Chips that hold the state, and state + activations, where only usable memory counts."""
-    total, usable = run.state_bytes + run.activation_bytes, chip.usable_hbm_bytes
-    return memory.chips_to_hold(run.state_bytes, usable), memory.chips_to_hold(total, usable)

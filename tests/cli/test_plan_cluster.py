@@ -42,7 +42,7 @@ def test_the_bare_call_is_the_same_plan_with_its_assumptions() -> None:
     assert bare.stdout.splitlines()[:8] == full.stdout.splitlines()[:8]
     for words in ("500B tokens", "192 GB", "every byte usable", "40% MFU", "prices seen 20"):
         assert words in bare.stdout
-    assert "180 GB usable the state would need 143 chips, with activations 162" in bare.stderr
+    assert "usable the state" not in bare.stderr
 
 
 def test_json_has_the_promised_keys_and_figures() -> None:

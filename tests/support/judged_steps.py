@@ -7,9 +7,10 @@ What the words of each source mean here:
   MPT          stack fsdp-2023; zero and recompute as printed
   NeMo, Bridge stack megatron; plain data parallelism has a distributed optimizer (zero 1), fsdp
                above 0 is zero 3; experts lie whole on tensor ranks; recompute, not printed, is
-               none; experts are balanced, as the pages say; virtual, where not printed, 1; LoRA of
-               rank 32 is about 0.5 % of the parameters; where samples of SQuAD are packed, about
-               200 tokens each, attention stays within them
+               none; gradients are in BF16 (grad_sync_dtype, grad_reduce_in_fp32 = False in their
+               recipes of performance); experts are balanced, as the pages say; virtual, where not
+               printed, 1; LoRA of rank 32 is about 0.5 % of the parameters; where samples of SQuAD
+               are packed, about 200 tokens each, attention stays within them
   MaxText      stack maxtext; mbs is per device, so tensor ranks have theirs together; a TPU v7 chip
                has two devices; "keep" names tensors, "minimal" keeps every product; slices are
                pods of chips / slices
@@ -67,7 +68,7 @@ def _case(table: dict[str, Any], row: Row, shape: Row) -> Case | Refused:
     model = architecture(shape, row["seq"] if shape.get("learned_positions") else 0)
     if row.get("packed"):
         model = replace(model, layers=tuple(replace(k, window=SAMPLE) for k in model.layers))
-    recipe = {"maxtext": "jax10", "megatron": "megatron18"}.get(stack.name, "fsdp-fp32")
+    recipe = {"maxtext": "jax10", "megatron": "adamw16"}.get(stack.name, "fsdp-fp32")
     adapters = LORA_SHARE * model.params if row.get("kind") == "lora" else None
     workload = Workload(
         model, row["seq"], row["gbs"], find_recipe(recipe), _precision(row),

@@ -23,6 +23,7 @@ from sabia.core.plan.device.layout import Layout, Setting, Workload
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
 
 FEW = 1 / 8
+NEVER = 4  # a level of ZeRO above all: not split
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,14 @@ def weight_copies(case: StageCase) -> Term:
 def gradients(case: StageCase) -> Term:
     """Reduced gradients of all trained parameters; those of adapters count with them."""
     trained = case.workload.adapter_params is None
-    return _state("gradients", case, case.workload.recipe.gradients if trained else 0, 2)
+    size = case.workload.recipe.gradients if trained else 0
+    split = _state("gradients", case, size, 2)
+    if not case.stack.keeps_whole_gradients:
+        return split
+    whole = _state("gradients", case, size, NEVER)
+    several = case.layout.accumulation(case.workload.batch_rows) > 1
+    size_bytes = choose(several, whole.bytes, split.bytes)
+    return Term(split.name, size_bytes, lambda: (whole if several else split).how)
 
 
 def optimizer(case: StageCase) -> Term:

@@ -4,7 +4,7 @@ Abilities by name of the software's preset (data/stacks.toml):
 
 sabia(-cpu)    core.parallel of this project: weights split along their dimensions (so fsdp divides
                the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
-fsdp           torchtitan: FSDP2 with or without resharding, and all other axes; a row is split into
+fsdp(-no-sync) torchtitan: FSDP2 with or without resharding, and all other axes; a row is split into
                twice as many pieces as context ranks, to balance a causal mask
 fsdp-2023      PyTorch's first FSDP only, over flat shards
 megatron       Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
@@ -32,7 +32,6 @@ from sabia.core.plan.device.layout import AXES, RECOMPUTE, Layout, Recompute, Wo
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number
 
-UTILISATION = 0.9  # of the usable memory; the rest is lost to fragmentation
 Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
 
 
@@ -77,6 +76,7 @@ ABILITIES: Mapping[str, Abilities] = {
     "sabia-cpu": SABIA,
     "fsdp": TITAN,
     "fsdp-async": TITAN,
+    "fsdp-no-sync": TITAN,
     "fsdp-2023": Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False),
     "megatron": replace(LLAMA3, zero=(0, 1), experts_over_tensor=(False, True), copied_heads=True),
     "megatron-2021": Abilities(
@@ -105,15 +105,20 @@ def abilities_of(stack: Stack, chip: Chip) -> Abilities:
 class SearchProblem:
     """Input of a search, without the numbers of chips.
 
-    pinned: fields of a layout with a fixed value. utilisation: share of a chip's usable memory that
-    may be used.
+    pinned: fields of a layout with a fixed value. share: of a chip's memory that may be used (None:
+    that of the software).
     """
 
     workload: Workload
     chip: Chip
     stack: Stack
     pinned: Pinned
-    utilisation: float = UTILISATION
+    share: float | None = None
+
+    @property
+    def utilisation(self) -> float:
+        """Share of a chip's memory that may be used."""
+        return self.stack.utilisation if self.share is None else self.share
 
     @property
     def memory_limit_bytes(self) -> float:

@@ -24,20 +24,23 @@ class Stack:
     largest size of the logits of a chunked loss (0: no chunks). final_norm_bytes: bytes that the
     norm before the head keeps per element (0: that of the element). gathered_layers: layers with
     gathered weights at the same time under ZeRO-3; whole_ends: embedding and head stay gathered all
-    step. context_bytes: memory of the runtime on each device. pipe_keeps_whole: in a pipeline ZeRO
-    splits neither weights nor gradients during a step. stream_pools: memory of communication is not
-    reused by computation. expert_imbalance: tokens of the fullest device over the mean, in MoE
-    models. folded_experts, folded_context: state of dense weights is also split over the expert
-    axis, all state over the context axis. whole_context: across context ranks attention also
-    computes masked scores, and keeps the keys of the whole row. sequence_parallel: norms and
-    residual can be split over tensor; keeps_gathered: the gathered form of them is kept.
-    keeps_gradients: gradients stay allocated in the forward pass even without accumulation.
-    casts_weights: all weights are cast at once where the computation has a narrower dtype.
-    update_bytes: temporary bytes of the optimizer per updated element. attention_matrix: the
-    attention kernel keeps its s x s matrix. dropout: masks are kept. keeps_narrow: inputs of FP8
-    and FP4 products are kept in that format. drops: tensors of a layer (names of memory_kept.py)
-    that fused kernels never keep. selective_keeps: those that selective recomputation keeps; empty:
-    all but the attention matrix (arXiv 2205.05198).
+    step. context_bytes: memory of the runtime on each device; utilisation: share of the device's
+    memory that a layout may take (the published layouts of a software that was measured fit all of
+    it, with context_bytes). keeps_whole_gradients: under ZeRO-2 and 3 gradients are not split
+    between the micro-batches of a step, but whole on each device (no_sync, or
+    set_requires_gradient_sync(False)). pipe_keeps_whole: in a pipeline ZeRO splits neither weights
+    nor gradients during a step. stream_pools: memory of communication is not reused by computation.
+    expert_imbalance: tokens of the fullest device over the mean, in MoE models. folded_experts,
+    folded_context: state of dense weights is also split over the expert axis, all state over the
+    context axis. whole_context: across context ranks attention also computes masked scores, and
+    keeps the keys of the whole row. sequence_parallel: norms and residual can be split over tensor;
+    keeps_gathered: the gathered form of them is kept. keeps_gradients: gradients stay allocated in
+    the forward pass even without accumulation. casts_weights: all weights are cast at once where
+    the computation has a narrower dtype. update_bytes: temporary bytes of the optimizer per updated
+    element. attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
+    keeps_narrow: inputs of FP8 and FP4 products are kept in that format. drops: tensors of a layer
+    (names of memory_kept.py) that fused kernels never keep. selective_keeps: those that selective
+    recomputation keeps; empty: all but the attention matrix (arXiv 2205.05198).
 
     hides_data, hides_tensor, hides_pipe: collectives along data and fsdp, along tensor, and sends
     between stages overlap with computation. expert_overlap: share of the all-to-all of experts that
@@ -56,6 +59,8 @@ class Stack:
     logit_bytes: float = 10
     gathered_layers: int = 2
     context_bytes: float = 3.5e9
+    utilisation: float = 1.0
+    keeps_whole_gradients: bool = False
     expert_imbalance: float = 1.2
     folded_experts: bool = False
     folded_context: bool = False

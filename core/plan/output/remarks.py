@@ -1,4 +1,4 @@
-"""Notes and warnings about a plan: usable memory, usual MFU, old prices.
+"""Notes and warnings about a plan: usual MFU, attention, old prices.
 
 The functions return lines; the caller prints them to stderr.
 """
@@ -8,23 +8,15 @@ from datetime import date
 from sabia.core.plan.compute import MFU_RANGES, model_kind
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.request import PlanRequest, usable_needs
-from sabia.core.units import format_bytes
+from sabia.core.plan.request import PlanRequest
 
 FEW_TOKENS_PER_PARAM = 0.1
 MANY_TOKENS_PER_PARAM = 1e5
 
 
 def notes(request: PlanRequest, plan: Plan) -> list[str]:
-    """Further facts about the plan: usable memory, prices, usual MFU, attention."""
-    chip, mfu, lines = plan.cluster.chip, plan.cluster.mfu, list[str]()
-    if not plan.layouts and chip.usable_hbm_bytes < plan.cluster.hbm_bytes:
-        state, total = usable_needs(plan.run, chip)
-        lines.append(
-            f"memory counts all {format_bytes(plan.cluster.hbm_bytes)} of a {chip.name}; of its "
-            f"{format_bytes(chip.usable_hbm_bytes)} usable the state would need {state} chips, "
-            f"with activations {total} (use --hbm {chip.usable_hbm_bytes / 1e9:g}GB for this)"
-        )
+    """Further facts about the plan: prices, usual MFU, attention."""
+    mfu, lines = plan.cluster.mfu, list[str]()
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
     words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []

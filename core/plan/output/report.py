@@ -10,7 +10,7 @@ from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
 from sabia.core.plan.money.bills import cost_usd_per_day
 from sabia.core.plan.money.prices import Price
 from sabia.core.plan.planner import DeadlineRow, Plan
-from sabia.core.plan.request import PlanRequest, usable_needs
+from sabia.core.plan.request import PlanRequest
 
 SCHEMA_VERSION = 2  # finishes_s and costs include the interruptions that are planned
 
@@ -19,7 +19,6 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
     """The plan as a JSON object."""
     run, cluster = plan.run, plan.cluster
     mfu_range = MFU_RANGES[model_kind(run.params, run.active_params)]
-    usable_state, usable_total = usable_needs(run, cluster.chip)
     return {
         "schema_version": SCHEMA_VERSION,
         "inputs": request.settings.set_values(),
@@ -29,8 +28,6 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
         **fields(run, "state_bytes", "activation_bytes"),
         "total_bytes": run.state_bytes + run.activation_bytes,
         **fields(plan, "state_min_chips", "accumulated_min_chips", "memory_min_chips"),
-        "usable_hbm_state_min_chips": usable_state,
-        "usable_hbm_memory_min_chips": usable_total,
         **fields(run, "layers", "hidden", "matmul_params"),
         "model_origin": request.model.origin,
         "attention_flops_share_not_counted": request.model.attention_share,

@@ -22,7 +22,8 @@ def test_every_chip_has_source_date_and_sane_figures():
     for name, chip in accelerators().items():
         assert chip.source and isinstance(chip.date, datetime.date), name
         assert 1e14 < chip.bf16_flops_per_s < 1e16, name
-        assert 10e9 < chip.usable_hbm_bytes <= chip.hbm_bytes < 1e12, name
+        assert chip.memory_source, name
+        assert 0.97 < chip.usable_hbm_bytes / chip.hbm_bytes < 1.09, name
         assert chip.node_chips in (4, 8, 16), name
 
 
@@ -69,8 +70,12 @@ def test_a_device_that_is_no_chip_on_file_is_not_taken_for_one(device):
     assert chip_of_device(device) is None
 
 
-def test_b200_sells_192_gb_and_gives_180():
-    assert find_chip("B200").usable_hbm_bytes == 180e9
+@pytest.mark.parametrize(
+    ("name", "gb"),
+    [("h100", 85.5), ("a100", 85.9), ("b200", 191.5), ("gb200", 198.7), ("b300", 281.3)],
+)
+def test_memory_is_what_the_driver_reports(name, gb):
+    assert find_chip(name).usable_hbm_bytes / 1e9 == pytest.approx(gb, abs=0.05)
 
 
 def test_unknown_chip_gets_a_hint():
@@ -83,7 +88,8 @@ def test_unknown_chip_gets_a_hint():
 )
 def test_a_faulty_chip_entry_is_refused(entry):
     good = {
-        "family": "GPU", "bf16_tflops": 1, "hbm_gb": 1, "node_chips": 8, "source": "x", "date": DAY,
+        "family": "GPU", "bf16_tflops": 1, "hbm_gb": 1, "memory_mib": 1000,
+        "memory_source": "x", "node_chips": 8, "source": "x", "date": DAY,
     }  # fmt: skip
     assert load_chips({"x": good})["x"].hbm_bytes == 1e9
     bad = entry if entry == {"family": "GPU"} else good | entry

@@ -8,7 +8,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options import about
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, request
-from sabia.core.plan.device.search_rules import UTILISATION
+from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.step_work import RATE_FIELD
 from sabia.core.plan.serving.formats import CACHE_BYTES
 from sabia.core.plan.stops.failures import StopModel
@@ -40,7 +40,10 @@ def test_defaults_of_stops_are_those_of_the_options():
     assert model.restart_s == PlanOptions.assumed("restart") == 900
     assert model.bucket_bytes_per_s == PlanOptions.assumed("bucket_gbps") * 1e9 == 8e9
     assert (model.spot_share, model.copies) == (0.5, 1)
-    assert f"default is {UTILISATION:.0%}" in about.long_help(PlanOptions)["utilisation"]
+    assert (
+        f"that of `--stack`: {find_stack('sabia').utilisation:.0%}"
+        in about.long_help(PlanOptions)["utilisation"]
+    )
 
 
 @pytest.mark.parametrize(

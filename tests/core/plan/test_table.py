@@ -58,8 +58,8 @@ def test_own_prices_head_their_columns():
     assert "prices seen" not in text
 
 
-def test_usable_memory_is_noted_unless_planned_for():
-    assert any("143 chips, with activations 162" in note for note in run().notes)
+def test_memory_is_as_the_article_has_it_unless_given():
+    assert run().report["memory_min_chips"] == 152
     planned = run(hbm=180e9)
     assert planned.report["memory_min_chips"] == 162
     assert not any("usable" in note for note in planned.notes)

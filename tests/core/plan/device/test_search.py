@@ -50,7 +50,7 @@ def agrees_with_loops(stack, seed, rows, counts):
     fitting = [one for one in everything if one[2] <= memory_limit]
 
     chip = replace(H100, usable_hbm_bytes=memory_limit)
-    best_layouts = search(job, chip, preset, counts, utilisation=1.0)
+    best_layouts = search(job, chip, preset, counts, share=1.0)
     seen = best_layouts.survey
     sizes = seen.meshes.total, seen.candidates, seen.fitting
     assert sizes == (meshes, candidates, len(fitting))
@@ -60,7 +60,7 @@ def agrees_with_loops(stack, seed, rows, counts):
     expected = by_hand.front([(round(s, 12), n) for s, n, _, _ in fitting])
     assert {(round(row.step_s, 12), row.chips) for row in best_layouts.front} == expected
 
-    cheapest = search(job, chip, preset, counts, "cost", utilisation=1.0).best
+    cheapest = search(job, chip, preset, counts, "cost", share=1.0).best
     least = min(seconds * chips for seconds, chips, _, _ in fitting)
     assert cheapest.step_s * cheapest.chips == pytest.approx(least, rel=1e-9)
 
@@ -149,7 +149,7 @@ def test_rows_are_ranked_and_priced():
     assert len(set(meshes)) == len(meshes) == 10
     for row in best_layouts.front:
         assert row.token_chip_s == row.step_s * row.chips / (512 * 8192)
-        assert row.memory.total <= 0.9 * H100.usable_hbm_bytes
+        assert row.memory.total <= H100.usable_hbm_bytes
     limit_s = best_layouts.best.step_s
     slower, late = best_layouts.cheapest_in_time(
         [limit_s * 3, limit_s * 0.99], lambda row: (row.step_s, row.token_chip_s)
@@ -193,7 +193,7 @@ def test_what_no_layout_has_is_refused():
     with pytest.raises(UsageError, match="chips: 0"):
         search(job, H100, stack, 0)
     with pytest.raises(UsageError, match="utilisation: 2"):
-        search(job, H100, stack, 8, utilisation=2)
+        search(job, H100, stack, 8, share=2)
     with pytest.raises(UsageError, match="tensor=6 does not divide 32 heads; use 4 or 8"):
         search(job, H100, stack, 8, pinned={"tensor": 6})
     with pytest.raises(UsageError, match=r"virtual=2 \(expected 1"):
