@@ -11,6 +11,7 @@ from sabia.core.shards.job import Job
     sabia quantize chats.parquet --model run/final --recipe mixed -o model-w4/ > errors.parquet
     sabia quantize --model run/final --recipe w8 -o model-w8/
     sabia quantize chats.parquet --model run/final --recipe nvfp4 --smooth awq -o model-fp4/
+    sabia quantize chats.parquet --model run/final --recipe w4 --format gguf -o model-gguf/
     sabia quantize docs/ --model base/ --recipe recipe.toml --samples 512 -o out/ --json
     sabia quantize chats.parquet --model base/ --verify model-w4/ > compared.parquet
     """,

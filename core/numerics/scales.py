@@ -29,6 +29,7 @@ SHRINK = np.linspace(1.0, 0.5, 21)  # shares of the largest value that the mse s
 GROW = (1.5, 1.25, 1.125)  # and in 4 bits: E2M1 has no value between 4 and 6
 _CHUNK_ELEMENTS = 1 << 22  # rows are searched in pieces, to bound temporary memory
 ONE = np.float32(1)
+F16_MAX = np.float32(65504)
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def _stored(largest: np.ndarray, scheme: Scheme, whole: np.float32) -> np.ndarra
     wanted = np.asarray(largest / top, np.float32)
     if scheme.scale == "bf16":
         stored = round_bfloat16(wanted)
+    elif scheme.scale == "f16":
+        stored = np.minimum(wanted, F16_MAX).astype(np.float16).astype(np.float32)
     elif scheme.scale == "e8m0":
         stored = decode_e8m0(encode_e8m0(np.maximum(wanted, SMALLEST_NORMAL)))
     else:

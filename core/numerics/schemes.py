@@ -27,7 +27,7 @@ from sabia.core.numerics.integers import Integers
 VERSION = "0.19.0"  # of the compressed-tensors format written here
 ELEMENTS: dict[str, Integers | SmallFloat] = {"int2": Integers(2), "int4": Integers(4)}
 ELEMENTS |= {"int8": Integers(8), "e4m3": E4M3, "e2m1": E2M1}
-ScaleKind = Literal["bf16", "e4m3", "e8m0"]
+ScaleKind = Literal["bf16", "e4m3", "e8m0", "f16"]
 _SCALE_DTYPES = {"bf16": None, "e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}
 _SCALE_OF_FORMAT: dict[str, ScaleKind] = {"nvfp4-pack-quantized": "e4m3"}
 _SCALE_OF_FORMAT |= {"mxfp4-pack-quantized": "e8m0", "mxfp8-quantized": "e8m0"}
@@ -104,7 +104,7 @@ class Scheme:
     @property
     def sizes_groups(self) -> bool:
         """Whether the number of columns of a group is a choice."""
-        return self.element.startswith("int") and self.group is not None
+        return self.element.startswith("int") and self.group is not None and self.format != "gguf"
 
     @property
     def searches(self) -> bool:
@@ -194,6 +194,14 @@ SCHEMES = {
         Scheme("nvfp4a16", "e2m1", "nvfp4-pack-quantized", (1, 16), "e4m3"),
     )
 }  # fmt: skip
+
+# what a GGUF file holds for a matrix in one of these formats: blocks of 32 columns (ggml_blocks)
+GGUF = {
+    "bf16": SCHEMES["bf16"],  # F16
+    "w8a16": Scheme("q8_0", "int8", "gguf", (1, 32), "f16"),
+    "w4a16": Scheme("q4_0", "int4", "gguf", (1, 32), "f16"),
+    "mxfp4a16": Scheme("mxfp4", "e2m1", "gguf", (1, 32), "e8m0"),
+}
 
 
 def served_together(name: str) -> tuple[str, frozenset[str]]:

@@ -57,11 +57,13 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         only=needs("bits"),
     )  # fmt: skip
     """Names of number formats; `w4a16:32` has a scale for each 32 columns."""
-    format: str = choice("Form of the written weights", "compressed-tensors", "dense")
+    format: str = choice("Form of the written weights", "compressed-tensors", "dense", "gguf")
     """`compressed-tensors` holds the codes and scales. `dense` holds the decoded values, in float32
     because BF16 does not hold all of them, like a model that is not quantized: for programs that do
     not read compressed-tensors. It is not smaller, and no activations are rounded by what loads
-    it."""
+    it. `gguf` is the file DIR/model.gguf with tokenizer and chat template, for llama.cpp: `w8a16`
+    of a recipe is Q8_0, `w4a16` Q4_0, `mxfp4a16` MXFP4, and what is not quantized F16 (`--recipe
+    bf16`: all of it). Models of llama, mistral, mixtral, qwen3 and qwen3_moe have this form."""
     group_size: int | None = integer(
         "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",

@@ -188,7 +188,8 @@ def found_recipe(
 def to_toml(recipe: Recipe, comment: str) -> str:
     """The file of a recipe."""
     lines = [f"# {line}" for line in comment.splitlines()]
-    own = {k: v for k, v in asdict(recipe).items() if k not in ("components", "rules")}
+    apart = ("components", "rules", "container")  # --format is an option
+    own = {k: v for k, v in asdict(recipe).items() if k not in apart}
     lines += [*_keys(own), "", "[components]", *_keys(recipe.components)]
     for rule in recipe.rules:
         lines += ["", "[[rules]]", *_keys(asdict(rule))]

@@ -28,7 +28,9 @@ from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.hessians import Batch
 from sabia.core.quant.quantize import Part, Rounding, check_finite
 from sabia.core.quant.recipe import Recipe, plan, stored_form
+from sabia.core.spec import ModelSpec
 from sabia.core.spec.families import TRAINED_FOR
+from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,18 @@ def quantize_directory(
     held_out: Sequence[Batch] = (),
     sources: Sequence[str] = (),
     tokenizer_from: str | None = None,
-    dense: bool = False,
 ) -> QuantizedDirectory:
-    """Quantize `files` to the directory `out`; sources: of each held-out row.
+    """Quantize `files` to the directory `out`, in the recipe's form of files (container): `dense`
+    has all values in float32, as those of a model that is not quantized.
 
-    dense: whether all values are written in float32, as those of a model that is not quantized.
+    sources: of each held-out row. tokenizer_from: the directory with the tokenizer.
 
     Raises what `quantize` raises, before any layer is computed, and Failed where the written model
     is not the measured one. After errors of the data or the disk no finished layer is left.
     """
     try:
         return _quantized(
-            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from, dense
+            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from
         )
     except (BadData, Failed, OSError) as error:
         if not isinstance(error, OSError) or error.errno != errno.EINTR:
@@ -81,7 +83,6 @@ def _quantized(
     held_out: Sequence[Batch],
     sources: Sequence[str],
     tokenizer_from: str | None,
-    dense: bool,
 ) -> QuantizedDirectory:
     spec = files.spec
     parts: list[int | None] = [*range(len(spec.layers)), None]
@@ -103,15 +104,22 @@ def _quantized(
         bar.advance(done)
         for layer in parts[done:]:
             stop.check()
-            _keep(work, work.part(layer), finished, dense)
+            _keep(work, work.part(layer), finished)
             gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
             bar.advance(layer=layer)
     tensors = _in_order(work, finished)
-    config = export_config(work.form, work.linears)
-    if dense:
-        config = {key: value for key, value in spec.config.items() if key != TRAINED_FOR}
-    hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
-    _check_written(out, parts, finished)
+    config = {key: value for key, value in spec.config.items() if key != TRAINED_FOR}
+    if recipe.container == "gguf":
+        from sabia.core.quant import gguf_file
+
+        tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
+        gguf_file.write_gguf(out, work.form, recipe, tensors, tokenizer)
+        _check_gguf(out / gguf_file.FILE, work.form, finished)
+    else:
+        if recipe.container != "dense":
+            config = export_config(work.form, work.linears)
+        hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
+        _check_written(out, parts, finished)
     rows = [row for record in finished.records for row in record["rows"]]
     size = sum(array.nbytes for array in tensors.values())
     return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
@@ -127,11 +135,16 @@ def _collected_quickly() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _keep(work: Rounding, part: Part, finished: FinishedLayers, dense: bool) -> None:
+def _keep(work: Rounding, part: Part, finished: FinishedLayers) -> None:
+    dense = work.recipe.container == "dense"
     spec = work.spec if dense else work.form
     table = [tensor for tensor in spec.tensors() if tensor.layer == part.layer]
     if dense:
         tensors = hub.file_tensors(table, part.values)
+    elif work.recipe.container == "gguf":
+        from sabia.core.quant.gguf_file import plain_dtype
+
+        tensors = stored_tensors(table, work.linears, part.stored, part.values, plain_dtype)
     else:
         tensors = stored_tensors(table, work.linears, part.stored, part.values)
     last = part.layer is None
@@ -178,10 +191,20 @@ def _check_written(out: Path, parts: Sequence[int | None], finished: FinishedLay
     written = LayeredFiles(out)
     for layer, record in zip(parts, finished.records, strict=True):
         for name, array in written.read(layer).items():
-            if _digest(array) != record["values"][name]:
-                raise Failed(
-                    f"{out}: {name} does not load back as it was written (is the disk full?)"
-                )
+            _check_value(out, name, array, record)
+
+
+def _check_gguf(path: Path, spec: ModelSpec, finished: FinishedLayers) -> None:
+    from sabia.core.quant.gguf_file import read_gguf
+
+    for tensor, array in read_gguf(path, spec):
+        record = finished.records[-1 if tensor.layer is None else tensor.layer]
+        _check_value(path, tensor.name, array, record)
+
+
+def _check_value(path: Path, name: str, array: np.ndarray, record: dict[str, Any]) -> None:
+    if _digest(array) != record["values"][name]:
+        raise Failed(f"{path}: {name} does not load back as it was written (is the disk full?)")
 
 
 def _digest(array: np.ndarray) -> str:

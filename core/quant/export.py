@@ -6,14 +6,14 @@ transformers read the directory, and `hub.load_model` returns exactly the values
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sabia.core.model.storage import hub
-from sabia.core.numerics.floats import bfloat16
+from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.schemes import Scheme, quantization_config
 from sabia.core.quant.hessians import Key
 from sabia.core.quant.quantize import QuantizedModel
@@ -56,8 +56,12 @@ def stored_tensors(
     linears: Sequence[Linear],
     stored: Mapping[Key, Stored],
     values: Mapping[str, np.ndarray],
+    plain_dtype: Callable[[TensorSpec], str] = lambda _: "bfloat16",
 ) -> dict[str, np.ndarray]:
-    """The tensors of the files, by name, that hold the parameters of `table`, in its order."""
+    """The tensors of the files, by name, that hold the parameters of `table`, in its order.
+
+    plain_dtype: of those that are not quantized.
+    """
     parts: dict[str, dict[str, np.ndarray]] = {}
     rounded: set[str] = set()
     for linear in linears:
@@ -66,7 +70,8 @@ def stored_tensors(
             for name, array in stored[linear.key].parts.items():
                 parts.setdefault(linear.tensor.name, {})[f"{linear.module}.{name}"] = array
     others = [tensor for tensor in table if tensor.name not in rounded]
-    plain = hub.file_tensors(others, {t.name: bfloat16(values[t.name]) for t in others})
+    dtypes = {t.name: numpy_dtype(plain_dtype(t)) for t in others}
+    plain = hub.file_tensors(others, {n: values[n].astype(dtype) for n, dtype in dtypes.items()})
     tensors: dict[str, np.ndarray] = {}
     for tensor in table:
         tensors |= parts.get(tensor.name, {})

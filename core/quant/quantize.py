@@ -116,6 +116,7 @@ class Rounding:
         self.spec, self.read, self.recipe, self.ops = spec, read, recipe, ops
         self.calibration, self.comparison = calibration, comparison
         self.form = stored_form(spec, recipe)
+        self.table = {t.name: t for t in self.form.tensors()}
         self.linears = plan(self.form, recipe)
         if recipe.rounding == "gptq" and not calibration:
             raise UsageError(
@@ -220,9 +221,22 @@ class Rounding:
         original = {name: _finite(name, array) for name, array in self.read(layer).items()}
         wide = self.quantized if self.recipe.rounding != "trained" else frozenset()
         return original, {
-            name: array if name in wide else round_bfloat16(array)
+            name: array if name in wide else self._plain(name, array)
             for name, array in original.items()
         }
+
+    def _plain(self, name: str, array: np.ndarray) -> np.ndarray:
+        """A parameter that is not quantized, with the values of its stored form."""
+        if self.recipe.container != "gguf":
+            return round_bfloat16(array)
+        from sabia.core.quant.gguf_file import plain_dtype
+
+        with np.errstate(over="ignore"):
+            stored = array.astype(plain_dtype(self.table[name])).astype(np.float32)
+        if not np.isfinite(stored).all():
+            largest = float(np.abs(array).max())
+            raise BadData(f"quantize: {name} has values up to {largest:g}, more than F16 holds")
+        return stored
 
     def _rounded(
         self, linear: Linear, part: Part, hessians: Hessians, whole: np.float32 | None

@@ -20,15 +20,17 @@ from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.model.storage.fused_tensors import write_parts
 from sabia.core.numerics.compressed import stored_bytes
+from sabia.core.numerics.ggml_blocks import row_bytes
 from sabia.core.numerics.integers import group_width, usual_group
 from sabia.core.numerics.scales import Method
-from sabia.core.numerics.schemes import SCHEMES, Scheme, scheme_named
+from sabia.core.numerics.schemes import GGUF, SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
 Rounding = Literal["auto", "gptq", "rtn", "trained"]
 ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "rtn", "trained")
 Smooth = Literal["none", "awq", "smoothquant"]
+Container = Literal["compressed-tensors", "dense", "gguf"]
 COMPONENTS = (
     "embedding", "norm", "router", "attention", "head", "mlp", "expert", "shared_expert",
 )  # fmt: skip
@@ -50,6 +52,7 @@ BUILT_IN |= {
 BUILT_IN |= {
     name: dict.fromkeys(("attention", *_FEED_FORWARD), name) for name in SCHEMES if name != "bf16"
 }
+BUILT_IN["bf16"] = {}  # for other forms of the files
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Recipe:
     nearest from BF16 values, as quantization-aware training simulates it. scale: how
     scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by activation,
     with groups in the stored order) or `natural`. damping: see core.quant.gptq.
-    smooth and its alpha: see core.quant.smoothing.
+    smooth and its alpha: see core.quant.smoothing. container: the form of the written files.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Recipe:
     damping: float = 0.01
     smooth: Smooth = "none"
     alpha: float = 0.5
+    container: Container = "compressed-tensors"
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
         """The scheme of a matrix with its group size; bf16 for vectors."""
@@ -90,6 +94,11 @@ class Recipe:
             if re.search(rule.match, tensor.name):
                 name, group = rule.scheme, rule.group or self.group
         scheme = scheme_named(name)
+        if self.container == "gguf" and name not in GGUF:
+            raise UsageError(
+                f"recipe {self.name}: --format gguf has no form of {name} for {tensor.name} "
+                f"(expected {', '.join(GGUF)})"
+            )
         if not scheme.quantizes or len(tensor.shape) - tensor.stacked < 2:
             return SCHEMES["bf16"]
         if tensor.component in NEVER:
@@ -97,6 +106,8 @@ class Recipe:
                 f"recipe {self.name}: format {name} for {tensor.name} (expected bf16 for "
                 f"every tensor of component {tensor.component})"
             )
+        if self.container == "gguf":
+            scheme = GGUF[name]
         if scheme.sizes_groups:
             return scheme.with_group(_group_size(group, tensor))
         _check_tiles(scheme, tensor)
@@ -242,7 +253,10 @@ class Linear:
     @property
     def stored_bytes(self) -> int:
         """Bytes of a quantized matrix in the files."""
-        return stored_bytes(self.scheme, *self.matrix)
+        rows, columns = self.matrix
+        if self.scheme.format == "gguf":
+            return rows * row_bytes(self.scheme, columns)
+        return stored_bytes(self.scheme, rows, columns)
 
     @property
     def key(self) -> tuple[str, int | None]:

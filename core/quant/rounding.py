@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from sabia.core.numerics.compressed import encode_weight
+from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
 from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
@@ -45,7 +46,10 @@ def store(
     else:
         scales = choose_scales(weight, scheme, recipe.scale, whole)
         codes = encode(weight, scales, scheme)
-    parts = encode_weight(codes, scales, scheme)
+    if scheme.format == "gguf":
+        parts = {PART: encode_blocks(codes, scales, scheme)}
+    else:
+        parts = encode_weight(codes, scales, scheme)
     return Stored(parts, decode(codes, scales, scheme), method, scales)
 
 

@@ -99,6 +99,8 @@ def run(job: Job, options: QuantizeOptions) -> None:
                 f"{measured['loss_before_nats']:.4f} → {measured['loss_after_nats']:.4f} nats"
             )
         command = "sabia eval --model ORIGINAL --model QUANTIZED"
+        if options.format == "gguf":
+            command = f"llama-server -m {out / 'model.gguf'}"
         notes.note(f"{line}; loads back exactly; next: {command}")
     write_report(job, report)
 
@@ -164,9 +166,19 @@ def _recipe(options: QuantizeOptions) -> Recipe:
             f"{options.model}: its training has simulated {trained}; recipe {recipe.name} rounds "
             "it otherwise (expected no --recipe)"
         )
+    if options.format == "compressed-tensors" and not _format_names(recipe):
+        raise UsageError(
+            f"recipe {recipe.name}: quantizes nothing (expected another recipe, or --format dense "
+            "or gguf)"
+        )
+    if options.format == "gguf" and (options.bits or recipe.rounding == "trained"):
+        why = "--bits" if options.bits else f"recipe {recipe.name} (rounded as in its training)"
+        raise UsageError(
+            f"--format: gguf has other groups than {why} (expected compressed-tensors or dense)"
+        )
     schemes = [scheme_named(name) for name in _format_names(recipe)]
     used_by = {
-        "group_size": any(scheme.sizes_groups for scheme in schemes),
+        "group_size": options.format != "gguf" and any(x.sizes_groups for x in schemes),
         "rounding": any(scheme.quantizes for scheme in schemes),
         "scale": any(scheme.searches for scheme in schemes),
     }
@@ -180,6 +192,7 @@ def _recipe(options: QuantizeOptions) -> Recipe:
         rounding=options.rounding,
         scale=options.scale,
         smooth=options.smooth,
+        container=options.format,
     )
 
 
@@ -241,6 +254,8 @@ def _quantized(
     if "quantization_config" in spec.config:
         raise UsageError(f"{options.model} is already quantized (expected the original model)")
     has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()
+    if recipe.container == "gguf":
+        _check_gguf(options.model, spec, has_tokenizer)
     read = CalibrationRows("none", [], [])
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
@@ -261,7 +276,6 @@ def _quantized(
         hessians.batches([row.ids for row in read.held_out]) if read.held_out else (),
         [row.source for row in read.held_out],
         options.model if has_tokenizer else None,
-        dense=options.format == "dense",
     )
     if options.bits:
         write_recipe(out, recipe, options)
@@ -299,6 +313,17 @@ def _quantized(
     elif read.rows:
         notes.warn("the divergence is not measured: no record is held out from calibration")
     return report
+
+
+def _check_gguf(model: str, spec: ModelSpec, has_tokenizer: bool) -> None:
+    from sabia.core.quant.gguf_file import check_family
+    from sabia.core.quant.gguf_vocabulary import check_vocabulary
+
+    check_family(spec)
+    if has_tokenizer:
+        check_vocabulary(load_tokenizer(model))
+    else:
+        notes.warn(f"{model} has no tokenizer.json: the GGUF file is without a tokenizer")
 
 
 def _layers(out: Path) -> Path:

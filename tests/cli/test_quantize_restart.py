@@ -106,8 +106,8 @@ def interrupted(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: 
 
     keep = directory._keep
 
-    def kept(work: Any, part: Any, done: Any, dense: bool) -> None:
-        keep(work, part, done, dense)
+    def kept(work: Any, part: Any, done: Any) -> None:
+        keep(work, part, done)
         if len(done.records) == after:
             raise Killed
 
