@@ -141,13 +141,13 @@ def generate(
             reason, asked = done.finish_reason, named[done.request_id]
             if number >= len(finished):
                 kept.keep_completion(asked[0][0], done)
-            for _, item in asked:
+            for _, name in asked:
                 answer = answer_of(
-                    item, done.sample, done.text, closing.get(item, ""), finish_reason=reason,
+                    name, done.sample, done.text, closing.get(name, ""), finish_reason=reason,
                     tokens=len(done.tokens),
                 )  # fmt: skip
                 if tools:
-                    messages = items[order[item]].messages
+                    messages = items[order[name]].messages
                     message = parse_turn(done.text, messages, tokenizer, **given)
                     answer = _with_calls(answer, message)
                 answers.append(answer)

@@ -85,6 +85,14 @@ def by_context(item: Item) -> list[tuple[str, list[str]]]:
     return parts
 
 
+def question_of(item: Item) -> str:
+    """The prompt; of a conversation all messages but the system's, of a YAML task its query."""
+    if item.query:
+        return item.query
+    turns = [m["content"] for m in item.messages if m["role"] != "system"]
+    return item.text or "\n".join(turns)
+
+
 def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
     """The items of a TOML task, at most `limit` or the task's own limit.
 

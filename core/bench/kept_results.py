@@ -6,9 +6,11 @@ results of eval, the backend and number format, and the token ids with what was 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sabia.core.bench.contamination.figures import TextFigures
 from sabia.core.bench.loglikelihood import Unit, Value
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import content_key
@@ -51,12 +53,26 @@ class KeptResults:
         kept = {"text": done.text, "finish_reason": done.finish_reason, "tokens": done.tokens}
         self.cache.write_all([(self._sample_key(request, done.sample), kept)])
 
+    def figures(self, ids: Sequence[int], share: float) -> TextFigures | None:
+        """The figures of a text of these token ids, if they are known."""
+        kept = self._get(self._figures_key(ids, share))
+        return None if kept is None else TextFigures(**kept)
+
+    def keep_figures(
+        self, values: Sequence[tuple[Sequence[int], TextFigures]], share: float
+    ) -> None:
+        """Keep the figures of some texts."""
+        self.cache.write_all([(self._figures_key(ids, share), asdict(v)) for ids, v in values])
+
     def close(self) -> None:
         """Close the files."""
         self.cache.close()
 
     def _get(self, key: str) -> dict[str, Any] | None:
         return None if self.anew else self.cache.get(key)
+
+    def _figures_key(self, ids: Sequence[int], share: float) -> str:
+        return self._key({"figures": list(ids), "share": share})
 
     def _unit_key(self, unit: Unit, greedy: bool) -> str:
         asked = {"greedy": True} if greedy else {}

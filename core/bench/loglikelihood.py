@@ -71,10 +71,10 @@ def units(rows: Sequence[Row], shares: bool) -> list[Unit]:
 
 def shares_options(spec: ModelSpec, backend: str) -> bool:
     """Whether tokens that the options of a question share are run once."""
-    return backend == "torch" and _has_fixed_rotations(spec)
+    return backend == "torch" and has_fixed_rotations(spec)
 
 
-def _has_fixed_rotations(spec: ModelSpec) -> bool:
+def has_fixed_rotations(spec: ModelSpec) -> bool:
     """Whether rotations do not depend on the length of the text, so that a cache can be used."""
     limits = [rope.original_length for rope in spec.ropes if rope.by_length]
     return spec.max_positions <= min(limits, default=spec.max_positions)
@@ -219,7 +219,7 @@ class Scorer:
 
     @property
     def _caches(self) -> bool:
-        return _has_fixed_rotations(self.spec)
+        return has_fixed_rotations(self.spec)
 
     def _batches(self, every: Sequence[Unit]) -> Iterator[Batch]:
         """The units in batches of similar length, so that padding is small, prefix by prefix."""

@@ -60,7 +60,9 @@ class Task:
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. cluster: column or template of
     what items have in common (a text, an author), so that they are not independent. split: a
-    held-out task has its scorings counted.
+    held-out task has its scorings counted. paraphrase: column or template of other wordings of the
+    question (one, or a list), and canary: a text with a code that all files of the data have, for
+    eval --min-k.
 
     joined: a JSON file beside the data that templates name `joined`: an object, or rows, of which
     the one is taken that has the row's value in the column `joined_on`. each: column or template of
@@ -97,6 +99,8 @@ class Task:
     lookup_key: str = "id"
     lookup_text: str = "text"
     lookup_about: str = ""
+    paraphrase: str = ""
+    canary: str = ""
     where: str = ""
     limit: int = 0
     prompt: str = ""

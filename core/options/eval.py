@@ -57,6 +57,12 @@ class EvalOptions(
     baseline by the seed only, whose largest difference is shown as noise; and `[capabilities]`,
     lists of tasks by name. A check is red if a larger fall is shown, green if it is excluded, and
     else says how many items would tell. If one is red the exit code is 3."""
+    contaminated: tuple[str, ...] = several(
+        "Documents that hold items of the tasks, as dedup --decontaminate marks them", "FILE",
+        only=needs("inputs", "model", "answers"), recorded=False, group="Input and output",
+    )  # fmt: skip
+    """Their column `contamination` names the items, whose scores are then shown apart from those of
+    the others; with `--min-k` also how well its figures tell them from the others."""
     index: str = text(
         "Benchmark index for dedup --decontaminate: write or compare", "FILE.parquet",
         only=TASKS, recorded=False, group="Input and output",
@@ -120,6 +126,14 @@ class EvalOptions(
         "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
         group="Model",
     )  # fmt: skip
+    min_k: float = quantity(
+        "share", "Measure whether models have read the items: by this share of their tokens", 0.0,
+        unset="not measured", only=needs("model"), group="Model",
+    )  # fmt: skip
+    """For each question, without examples, the mean log-probability of its least likely tokens
+    (Min-K%; 20% is usual) and of the same in standard deviations (Min-K%++), of models in
+    directories. With the task's key `paraphrase` also the bits a byte that paraphrases have more
+    than the question, with `canary` the bits of exposure of this text among 255 of its form."""
     samples: int | None = integer(
         "Number of sampled answers to each item", None, least=1, unset="the task's",
         only=needs("model"), group="Sampling",

@@ -11,7 +11,7 @@ from functools import reduce
 from pathlib import Path
 
 from sabia.core import notes
-from sabia.core.bench.items import Item
+from sabia.core.bench.items import Item, question_of
 from sabia.core.bench.task import Task, load_task
 from sabia.core.bench.task_files import items_of
 from sabia.core.errors import UsageError
@@ -60,19 +60,11 @@ def build(tasks: Sequence[Task]) -> Index:
     """The index of all rows of some tasks, including those that are few-shot examples."""
     every_row = [replace(task, shots=0, shots_data="", limit=0) for task in tasks]
     exams = (
-        BenchmarkItem(task.name, item.id, _question(item), item.choices, _answer(item))
+        BenchmarkItem(task.name, item.id, question_of(item), item.choices, _answer(item))
         for task in every_row
         for item in items_of(task)
     )
     return Index.build(exams, choose_engine("auto"))
-
-
-def _question(item: Item) -> str:
-    """The prompt; of a conversation all messages but the system's, of a YAML task its query."""
-    if item.query:
-        return item.query
-    turns = [m["content"] for m in item.messages if m["role"] != "system"]
-    return item.text or "\n".join(turns)
 
 
 def _answer(item: Item) -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.bench import gate_report, item_analysis, judged_checks, many_samples, verdict_table
 from sabia.core.bench.answers import QUESTION_CHARACTERS, matched, read_answers, sampling_of
+from sabia.core.bench.contamination import apart
+from sabia.core.bench.contamination.memorization import memory_rows
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
 from sabia.core.bench.harness.groups import Group, group_results
@@ -287,6 +290,9 @@ def _scores(
                 for task in tasks:
                     notes.note(f"{model.name}: {task.name} ({len(items[task.name])} items)")
                     yield from model.scores(task, items[task.name], judging)
+                    if options.min_k:
+                        of_texts = partial(model.figures, share=options.min_k)
+                        yield from memory_rows(model.name, task, items[task.name], of_texts)
         for given in options.answers:
             name, _, path = given.rpartition("=")
             for task in tasks:
@@ -361,6 +367,14 @@ def _publish(
     if sampled:
         for line in aligned([many_samples.COLUMNS, *many_samples.rows(sampled)]):
             notes.note(line)
+    marked = apart.marked_items(options.contaminated)
+    parted = apart.apart(scores, summary, marked) if marked else []
+    figures = apart.figures(tabulate(scores)[0], marked)
+    for columns, lines in (
+        (apart.COLUMNS, apart.rows(parted)), (apart.FIGURE_COLUMNS, apart.figure_rows(figures)),
+    ):  # fmt: skip
+        for line in aligned([columns, *lines]) if lines else ():
+            notes.note(line)
     analyses = item_analysis.analyses(tabulate(scores)[0])
     for line in item_analysis.lines(analyses):
         notes.note(line)
@@ -381,6 +395,7 @@ def _publish(
         first = [gate_report.section(gate, checks)] if gate else []
         first += [many_samples.section(sampled)] if sampled else []
         first += [item_analysis.section(analyses, scores)] if analyses else []
+        first += [apart.section(parted, figures)] if parted or figures else []
         write_atomic(
             options.report,
             render(summary, scores, title, facts, verdicts, judged_checks.rows(traits), first),
@@ -394,6 +409,7 @@ def _publish(
             | ({"items": item_analysis.to_json(analyses)} if analyses else {})
             | ({"samples": many_samples.to_json(sampled)} if sampled else {})
             | ({"gate": gate_report.to_json(checks)} if gate else {})
+            | ({"contamination": apart.to_json(parted, figures)} if parted or figures else {})
             | harness
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )

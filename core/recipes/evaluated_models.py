@@ -25,6 +25,7 @@ from sabia.core.bench.answers import (
     prompt_ids,
     sampling_of,
 )
+from sabia.core.bench.contamination.figures import TextFigures, text_figures
 from sabia.core.bench.conversation.conversations import hold
 from sabia.core.bench.conversation.model_tools import ModelTools
 from sabia.core.bench.endpoint import PromptScorer
@@ -99,6 +100,10 @@ class EvaluatedModel(ABC):
     @abstractmethod
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         """(log-likelihood, tokens) of each document."""
+
+    @abstractmethod
+    def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
+        """How likely texts are, by this share of their tokens. UsageError for an endpoint."""
 
     @abstractmethod
     def answers(
@@ -294,6 +299,17 @@ class LocalModel(EvaluatedModel):
             start += len(document)
         return sums
 
+    def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
+        first = prefix_token(self.tokenizer)
+        rows = [(first, *ids) for ids in self.tokenizer.encode_ordinary_batch(list(texts))]
+        different = dict.fromkeys(row for row in rows if len(row) > 1)
+        known = {row: self.kept.figures(row, share) for row in different}
+        if left := [row for row, figures in known.items() if figures is None]:
+            made = list(zip(left, text_figures(self.scorer, left, share), strict=True))
+            known |= dict(made)
+            self.kept.keep_figures(made, share)
+        return [known.get(row) or TextFigures(0, 0.0, 0.0, 0.0) for row in rows]
+
     def answers(
         self, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
@@ -352,6 +368,9 @@ class Endpoint(EvaluatedModel):
             refused = next((part for part in of_item if isinstance(part, str)), None)
             made.append(refused or [(float(nats), False) for part in of_item for nats in part])
         return made
+
+    def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
+        raise UsageError(f"--min-k: {self.name} is an endpoint (expected a local --model DIR)")
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")
