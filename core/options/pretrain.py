@@ -12,15 +12,24 @@ from sabia.core.options.option import (
     text,
 )
 from sabia.core.options.shared import Trainer, Workers
-from sabia.core.options.training import Adapters, Checkpoints, Guards, Logging, Storage, Training
+from sabia.core.options.training import (
+    Adapters,
+    Checkpoints,
+    DistillationOptions,
+    Guards,
+    Logging,
+    Storage,
+    Training,
+)
 
 RUN = needs(search_mix="")  # a search trains proxy models, which have no checkpoints
 SEARCH = needs("search_mix")
 
 
 class PretrainOptions(
-    Trainer, Training, group="Model",
-    only={Adapters: RUN, Checkpoints: RUN, Storage: RUN, Guards: RUN, Logging: RUN},
+    Trainer, Training, DistillationOptions, group="Model",
+    only={Adapters: RUN, Checkpoints: RUN, Storage: RUN, Guards: RUN, Logging: RUN,
+          DistillationOptions: RUN},
 ):  # fmt: skip
     """Options of `sabia pretrain`."""
 

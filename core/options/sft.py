@@ -3,12 +3,13 @@
 from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.option import changed, needs, quantity, switch, text
 from sabia.core.options.shared import Trainer, Workers
-from sabia.core.options.training import Logging, Training
+from sabia.core.options.training import DistillationOptions, Logging, Training
 
 
 class SftOptions(
     Trainer,
     Training,
+    DistillationOptions,
     ChatTemplate,
     group="Model",
     defaults={"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0},

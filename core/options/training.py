@@ -175,6 +175,30 @@ class Adapters(Options, group="Adapters"):
     """It is searched in names such as `layers.0.attn.q`; `attn.[qv]$` adapts queries and values."""
 
 
+class DistillationOptions(Options, group="Loss"):
+    """A teacher whose predictions are learned."""
+
+    teacher: str = text(
+        "Model directory whose predictions are learned, in place of the labels", "DIR",
+        recorded=False,
+    )  # fmt: skip
+    """The loss of a token is the divergence KL(teacher ‖ model) of their predictions of the next
+    token. With `--precision qat-*` and the model before quantization as the teacher, this is
+    quantization-aware distillation (arXiv 2601.20088). The teacher has the vocabulary of the model;
+    every process holds it as a whole, in fp32. The metrics have the cross-entropy of the labels as
+    `loss`, and the divergence as `kl`. The mesh may have the axes `data` and `fsdp`."""
+    teacher_top: int = integer(
+        "Number of the teacher's likeliest tokens that are compared", 0, least=0, unset="all",
+        only=needs("teacher"), recorded=False,
+    )  # fmt: skip
+    """Their probabilities are divided by their sum. All tokens need memory for a float for each
+    token and entry of the vocabulary."""
+    teacher_share: float = quantity(
+        "share", "Share of the divergence in the loss; the rest is the labels' cross-entropy", 1.0,
+        only=needs("teacher"), recorded=False,
+    )  # fmt: skip
+
+
 class PrecisionOptions(Options, group="Precision"):
     """Number formats of the step, and what is recomputed in it."""
 

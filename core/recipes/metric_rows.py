@@ -7,7 +7,7 @@ readable there. Anything else gets one stream in the format of `--to`.
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ RUN_COLUMNS = ("mfu", "mfu_6nd", "gemm_share", "goodput", "memory_bytes", "devic
 COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", *RUN_COLUMNS,
            "expert_load", "experts_idle", "seconds", "validation_loss",
            "validation_tokens")  # fmt: skip
+TEACHER_COLUMNS = ("kl", "validation_kl")  # of runs with a teacher
 GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
                 "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
@@ -76,14 +77,19 @@ def columns_schema(names: Iterable[str]) -> pa.Schema:
     return pa.schema([(n, pa.int64() if n in COUNTS else pa.float64()) for n in names])
 
 
-def with_sources(rows: Iterable[dict[str, Any]]) -> pa.Schema:
-    """COLUMNS and the losses by source, structs of the sources' names (null where there are none).
+def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
+    """COLUMNS, those of a teacher where `rows` have them, and the losses by source, structs of the
+    sources' names (null where there are none).
 
     Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
     """
     names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
+    taught = [name for name in TEACHER_COLUMNS if any(name in row for row in rows)]
     return pa.schema(
-        [*columns_schema(COLUMNS), *((by, named_numbers.type_of(names)) for by in BY_SOURCE)]
+        [
+            *columns_schema((*COLUMNS, *taught)),
+            *((by, named_numbers.type_of(names)) for by in BY_SOURCE),
+        ]
     )
 
 

@@ -79,6 +79,7 @@ def _identity(
         "rope_theta": options.rope_theta,
         "seed": job.seed,
         **training_config.identity(options),
+        **training_config.teacher_identity(options),
     }
 
 

@@ -47,6 +47,7 @@ def run(job: Job, options: SftOptions) -> None:
         "packed": options.pack,
         "seed": job.seed,
         **training_config.identity(options),
+        **training_config.teacher_identity(options),
     }
     recorded = {} if job.force else directory.recorded_identity()
     if variables := template_variables(options.chat, tokenizer, recorded.get("chat")):

@@ -12,14 +12,16 @@ from typing import Any
 
 from sabia.core import units
 from sabia.core.errors import UsageError
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.model.lora import LoraConfig
+from sabia.core.model.storage import hub
 from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
 from sabia.core.ops.precision import precision_named
 from sabia.core.options.table import Options
-from sabia.core.options.training import Adapters, RunOptions, Training
+from sabia.core.options.training import Adapters, DistillationOptions, RunOptions, Training
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
-from sabia.core.spec import ModelSpec
+from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.train.balancing import bias_names
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.guards import GuardConfig
@@ -27,6 +29,7 @@ from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.mup import mup
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.profiling import parse_steps
+from sabia.core.train.teacher import Distillation, Teacher
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import parse_services
 
@@ -49,6 +52,50 @@ def identity(options: Training) -> dict[str, Any]:
 def simulation(precision: str) -> dict[str, Any]:
     """What identities of quantization-aware training have besides: the version of its rounding."""
     return {"qat": 2} if precision_named(precision).qat else {}
+
+
+def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
+    """The entries of a run's identity; {} without a teacher."""
+    if not options.teacher:
+        return {}
+    return {
+        "teacher": weights_fingerprint(options.teacher),
+        "teacher_top": options.teacher_top,
+        "teacher_share": options.teacher_share,
+    }
+
+
+def distillation(options: Any) -> Distillation | None:
+    """The settings of the loss; None without a teacher."""
+    if not getattr(options, "teacher", ""):
+        return None
+    return Distillation(options.teacher_share, options.teacher_top)
+
+
+def check_teacher(options: DistillationOptions, spec: ModelSpec, length: int, mesh: str) -> None:
+    """Raise UsageError for a teacher that does not fit the model, its rows or the mesh."""
+    if not options.teacher:
+        return
+    other = load_spec(options.teacher)
+    if other.vocab_size != spec.vocab_size:
+        raise UsageError(
+            f"--teacher: {options.teacher} has a vocabulary of {other.vocab_size:,} (expected the "
+            f"model's, {spec.vocab_size:,})"
+        )
+    if other.max_positions < length:
+        raise UsageError(
+            f"--teacher: {options.teacher} has a context of {other.max_positions:,} (expected at "
+            f"least the rows' length of {length:,})"
+        )
+    axes = [axis for axis, n in parse_mesh(mesh).items() if n > 1 and axis not in ("data", "fsdp")]
+    if axes:
+        raise UsageError(f"--teacher: with the mesh axis {axes[0]} (expected data and fsdp only)")
+
+
+def load_teacher(options: DistillationOptions, backend: str) -> Teacher:
+    """The teacher of a run. Raises what `hub.load_model` raises."""
+    spec, params = hub.load_model(options.teacher)
+    return Teacher(spec, params, backend, options.teacher_top)
 
 
 def check_texts(options: Training) -> None:

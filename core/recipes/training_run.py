@@ -14,7 +14,7 @@ import numpy as np
 from sabia.core import units
 from sabia.core.errors import BadData
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
-from sabia.core.options.training import Training
+from sabia.core.options.training import DistillationOptions, Training
 from sabia.core.parallel.mesh import Mesh, parse_mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.recipes import training_config
@@ -153,6 +153,8 @@ def train(call: RunCall, task: Task, options: Training) -> None:
     """Like `run`, but writes nothing to stdout except the plan of a dry run."""
     job = call.job
     plan = make_plan(task, options, job.seed)
+    if isinstance(options, DistillationOptions):
+        training_config.check_teacher(options, task.spec, plan.row_length, job.mesh)
     if job.dry_run:
         n = parameter_count(task.spec)
         show_plan(
@@ -191,6 +193,7 @@ def loss_of(task: Task, options: Training) -> Callable[..., Any]:
         "z_loss": options.z_loss,
         "balance": options.balance,
         "router_z": options.router_z,
+        "teacher": training_config.distillation(options),
     }
     return partial(next_token_loss, remat=remat, **terms)
 
@@ -225,6 +228,8 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     packed = not task.rows.unpacked
     note_kernels(job, spec, plan.precision.precision, plan.row_length, packed)
     source = RowSource(task.rows, plan.order, plan.batch_rows, stepper, read_ahead=True)
+    if isinstance(options, DistillationOptions) and options.teacher:
+        source.complete = training_config.load_teacher(options, job.backend).complete
     if task.name_rows is not None:
         source.names = task.name_rows
     position = {

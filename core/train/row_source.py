@@ -40,7 +40,8 @@ class RowSource:
     """Batches of `batch_rows` for one process; `skipped`: numbers of skipped rows.
 
     `close` ends the thread that reads ahead; without `read_ahead` there is none. names: row numbers
-    → names of the rows in messages and records. See core.train.loop.Source.
+    → names of the rows in messages and records. complete: adds arrays to a batch. See
+    core.train.loop.Source.
     """
 
     rows: TokenRows
@@ -50,6 +51,7 @@ class RowSource:
     skipped: set[int] = field(default_factory=set)
     read_ahead: bool = False
     names: NameRows = lambda numbers: [f"row {number}" for number in numbers]
+    complete: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = dict
     _run: Path | None = None  # the run directory
     _records: bool = False  # whether this process records skipped rows
     _next: tuple[int, Future[dict[str, np.ndarray]]] | None = None  # a step, and its batch
@@ -142,7 +144,7 @@ class RowSource:
         part, parts = self.stepper.row_part
         # [B, T] · [B, 1]
         batch["loss_mask"] = batch["loss_mask"] * has_weight[part::parts, None].astype(np.float32)
-        return batch
+        return self.complete(batch)
 
     def row_losses(self, step: int) -> np.ndarray:
         """Current mean loss of each row of a step, float64[batch_rows]; NaN: no tokens.

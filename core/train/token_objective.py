@@ -46,6 +46,8 @@ class TokenObjective:
             row |= telemetry.expert_metrics(result.extras["expert_load"])
         if "nll" in result.extras:
             row["objective"] = result.loss
+        if "kl" in result.extras:
+            row["kl"] = float(result.extras["kl"] / result.weight)
         return row | _by_source("loss_by_source", result.extras, self.source.rows)
 
     def summary(self, row: telemetry.Row) -> dict[str, Any]:
@@ -57,22 +59,26 @@ class TokenObjective:
         if self.validation is None:
             return {}
         stepper, loss_sum, weight = self.source.stepper, 0.0, 0.0
+        divergence, teaches = 0.0, False
         by_source: dict[str, Any] = {"source_loss": 0.0, "source_weight": 0.0}
         for batch in self.source.validation(self.validation):
             watchdog.enter_phase(step, "validating")
             sums = stepper.evaluate(batch)
             weight += sums.weight
+            if "kl" in sums.extras:
+                divergence, teaches = divergence + float(sums.extras["kl"]), True
             loss_sum += _cross_entropy(sums) * sums.weight if sums.weight else 0.0
             # in float64, because the sums are over many batches
             by_source = {k: v + sums.extras[k].astype(np.float64) for k, v in by_source.items()}
         loss = loss_sum / max(weight, 1.0)
         notes.note(f"step {step:,}: validation loss {loss:.4f}")
         row = {"validation_loss": loss, "validation_tokens": int(weight)}
+        row |= {"validation_kl": divergence / max(weight, 1.0)} if teaches else {}
         return row | _by_source("validation_by_source", by_source, self.validation)
 
 
 def _cross_entropy(result: Evaluation) -> float:
-    """The mean cross-entropy, without auxiliary losses."""
+    """The mean cross-entropy, without auxiliary losses and a teacher."""
     extras = result.extras
     return float(extras["nll"] / result.weight) if "nll" in extras else float(result.loss)
 

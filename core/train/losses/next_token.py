@@ -9,9 +9,10 @@ differentiates only loss_sum. Bind settings with functools.partial.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sabia.core.model.forward import Stats, hidden_and_stats, token_losses
+from sabia.core.model.forward import Stats, hidden_and_stats, logits, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
+from sabia.core.train.teacher import Distillation
 
 Batch = Mapping[str, Array]
 Sums = tuple[Array, Array, dict[str, Array]]
@@ -30,6 +31,7 @@ def next_token_loss(
     balance: float = 0.0,
     router_z: float = 0.0,
     z_loss: float = 0.0,
+    teacher: Distillation | None = None,
 ) -> Sums:
     """Cross-entropy (nats) of targets[B, T] given input_ids[B, T], weighted by loss_mask[B, T].
 
@@ -41,6 +43,9 @@ def next_token_loss(
     are per row, averaged over the layers with experts. With any of them extras hold `nll`, the
     sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
     assignments of each expert in the rows with weight.
+
+    teacher: its divergence takes the place of a share of the cross-entropy; the batch has the
+    arrays of core.train.teacher. Extras then hold `nll` too, and `kl`, the sum of divergences.
     """
     requested = {"expert_load": True, "balance": balance, "router_z": router_z}
     options: Any = {"wanted": frozenset(name for name, flag in requested.items() if flag)}
@@ -53,8 +58,12 @@ def next_token_loss(
     if "source" in batch:
         extras = {name: sum_by_source(x, batch["source"], ops)
                   for name, x in (("source_loss", rows), ("source_weight", weights))}  # fmt: skip
-    if balance or router_z or z_loss:
+    if balance or router_z or z_loss or teacher:
         extras["nll"] = rows.sum()
+    if teacher is not None:
+        kl = (_divergence(spec, params, x, batch, ops) * mask).sum(-1)  # [B]
+        extras["kl"] = kl.sum()
+        rows = kl if teacher.share == 1 else teacher.share * kl + (1 - teacher.share) * rows
     if z_loss:
         # z-loss: coefficient · Σ_t mask · logsumexp²
         rows = rows + z_loss * (lse * lse * mask).sum(-1)
@@ -65,6 +74,19 @@ def next_token_loss(
     if "expert_load" in stats:
         extras["expert_load"] = _expert_loads(stats, ops.relayout(mask, *_WHOLE_ROWS), ops)
     return rows.sum(), weights.sum(), extras
+
+
+def _divergence(spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Ops) -> Array:
+    """KL(teacher ‖ model) of each token, fp32 [B, T]: Σ p log p + logsumexp(z) - Σ p z."""
+    scores = logits(spec, params, x, ops)  # z, [B, T, V]
+    normalizer = ops.logsumexp(scores)
+    if "teacher_ids" in batch:
+        scores = ops.take_along(scores, ops.integers(batch["teacher_ids"], scores))
+    return (
+        batch["teacher_information"]
+        + normalizer
+        - (batch["teacher_probabilities"] * scores).sum(-1)
+    )
 
 
 def sum_by_source(figures: Array, source: Array, ops: Ops) -> Array:
