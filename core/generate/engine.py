@@ -19,6 +19,7 @@ from sabia.core.generate.runner.load import load_runner
 from sabia.core.generate.runner.memory import cache_memory
 from sabia.core.generate.session import Session
 from sabia.core.generate.slots import CONTEXT_STEP
+from sabia.core.model.storage.stored_weights import Stored
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops, dtype_name
 from sabia.core.ops.kv_cache import cache_bytes, check_context
@@ -73,7 +74,9 @@ class Engine:
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters, arrays among them moved to the device."""
-        arrays = {name: value for name, value in params.items() if isinstance(value, np.ndarray)}
+        arrays = {
+            name: value for name, value in params.items() if isinstance(value, np.ndarray | Stored)
+        }
         return {**params, **(self.ops.to_device(arrays, self.dtype) if arrays else {})}
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:

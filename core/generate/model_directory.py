@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
-from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import load_adapter
+from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def load_engine(
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
-    spec, params = hub.load_model(directory)
+    spec, params = load_stored(directory)
     ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters))
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
 

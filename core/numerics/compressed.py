@@ -165,18 +165,10 @@ def decode_weight(parts: Parts, scheme: Scheme) -> np.ndarray:
     if words.shape != expected[form.part][0]:
         raise BadData(f"{list(words.shape)} words for a weight [{rows}, {columns}]")
     codes = form.unpack(words, scheme.bits, columns)
-    tiles, order = scheme.tiles(rows, columns), parts.get("weight_g_idx")
+    order = parts.get("weight_g_idx")
     if scheme.group and order is None and columns % scheme.group:
         raise BadData(f"groups of {scheme.group} do not divide {columns} columns")
-    zero = None if scheme.symmetric else parts["weight_zero_point"]
-    if zero is not None and form is _PACKED and scheme.strategy != "tensor":
-        zero = form.unpack(np.ascontiguousarray(zero.T), scheme.bits, rows).T
-    whole = parts["weight_global_scale"].item() if scheme.scale == "e4m3" else 1
-    scales = Scales(
-        _fitting(_scale(parts["weight_scale"], scheme), tiles),
-        None if zero is None else _fitting(zero, tiles),
-        np.float32(whole),
-    )
+    scales = stored_scales(parts, scheme, (rows, columns))
     if order is None:
         return decode(codes, scales, scheme)
     of_column = Scales(  # one group of one column each
@@ -185,6 +177,25 @@ def decode_weight(parts: Parts, scheme: Scheme) -> np.ndarray:
         scales.whole,
     )
     return decode(codes, of_column, scheme.with_group(1))
+
+
+def stored_codes(parts: Parts, scheme: Scheme) -> np.ndarray:
+    """The tensor of the stored codes."""
+    return parts[_form(scheme).part]
+
+
+def stored_scales(parts: Parts, scheme: Scheme, shape: tuple[int, int]) -> Scales:
+    """The scales of a matrix of this shape; raises BadData for parts that do not fit."""
+    form, tiles = _form(scheme), scheme.tiles(*shape)
+    zero = None if scheme.symmetric else parts["weight_zero_point"]
+    if zero is not None and form is _PACKED and scheme.strategy != "tensor":
+        zero = form.unpack(np.ascontiguousarray(zero.T), scheme.bits, shape[0]).T
+    whole = parts["weight_global_scale"].item() if scheme.scale == "e4m3" else 1
+    return Scales(
+        _fitting(_scale(parts["weight_scale"], scheme), tiles),
+        None if zero is None else _fitting(zero, tiles),
+        np.float32(whole),
+    )
 
 
 def _fitting(values: np.ndarray, tiles: tuple[int, int]) -> np.ndarray:

@@ -17,12 +17,14 @@ from torch.utils import checkpoint
 
 from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
+from sabia.core.numerics.stored import Stored
 from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat, dtype_name
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, weighted_bincount
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.product import Product
+from sabia.core.ops.stored_torch import codes_on
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear
 
 Tensor = torch.Tensor
@@ -57,7 +59,12 @@ def to_device(
     """See Ops.to_device; `device` defaults to `default_device()`."""
     on_device = torch.device(device) if device is not None else default_device()
     torch_dtype = None if dtype is None else _dtype(dtype)
-    return {key: _tensor(array).to(on_device, torch_dtype) for key, array in params.items()}
+    return {
+        key: codes_on(array, on_device)
+        if isinstance(array, Stored)
+        else _tensor(array).to(on_device, torch_dtype)
+        for key, array in params.items()
+    }
 
 
 def host_array(x: Tensor) -> np.ndarray:
@@ -285,6 +292,8 @@ class TorchOps(Ops):
         results = []
         for matrix in matrices:
             check_product(matrix.name, x, matrix.weight)
+            if not isinstance(matrix.weight, Tensor):  # stored
+                matrix = matrix._replace(weight=matrix.weight.to(x.dtype))
             if plan is not None:
                 results.append(biased(grouped(x, matrix.weight, plan), matrix.bias, plan))
                 continue

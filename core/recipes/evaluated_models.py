@@ -57,7 +57,7 @@ from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.generate.prefixes import cache_limit
 from sabia.core.judge.opened_judges import note_calls
-from sabia.core.model.storage import hub
+from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
 from sabia.core.recipes.eval_judging import Judging, score_missing
@@ -216,7 +216,7 @@ class LocalModel(EvaluatedModel):
     @cached_property
     def scorer(self) -> Scorer:
         """The model, loaded when first used."""
-        spec, params = hub.load_model(self.directory)
+        spec, params = load_stored(self.directory)
         return Scorer(spec, params, self.backend, self.dtype)
 
     @cached_property

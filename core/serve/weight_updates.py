@@ -16,7 +16,7 @@ from aiohttp import web
 
 from sabia.core.errors import SabiaError
 from sabia.core.generate.engine import Engine
-from sabia.core.model.storage import hub
+from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.serve.protocol import Body, Rejected
 from sabia.core.serve.worker import EngineThread
 
@@ -76,7 +76,7 @@ class WeightUpdates:
         if not directory.is_relative_to(self._folder):
             raise Rejected(f"path: {path} is not within the folder of --updates", "path", 403)
         try:
-            spec, arrays = hub.load_model(directory)
+            spec, arrays = load_stored(directory)
         except (SabiaError, OSError, ValueError) as error:
             line = " ".join(str(error).split())[:300]
             raise Rejected(f"path: {path} cannot be read ({line})", "path") from None

@@ -1,0 +1,72 @@
+"""Model directories that `sabia quantize` writes, for running them on their stored weights."""
+
+from pathlib import Path
+
+import numpy as np
+
+from sabia.core.errors import BadData
+from sabia.core.model.storage.hub import (
+    check_names,
+    decoded,
+    from_hf,
+    read_checkpoint,
+    take,
+    with_input_scales,
+)
+from sabia.core.numerics.compressed import PARTS
+from sabia.core.numerics.stored import Stored, StoredStack, stored_matrix
+from sabia.core.spec.families import load_spec
+from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import FusedPart, TensorSpec
+
+__all__ = ["Stored", "load_stored"]
+
+DIRECT = "attn.kv_up"  # decoding of latent attention multiplies by its parts
+
+
+def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray | Stored]]:
+    """As `hub.load_model`, but the matrices of layers that are quantized in compressed-tensors stay
+    as they are stored, for `Ops.to_device`.
+
+    Matrices that are part of a fused one in the files, or that are used apart from products, are
+    decoded.
+    """
+    spec, tensors = load_spec(directory), read_checkpoint(directory)
+    config = spec.config.get("quantization_config") or {}
+    if config.get("quant_method") != "compressed-tensors":
+        return spec, {**from_hf(spec, decoded(spec, tensors))}
+    spec = with_input_scales(spec, tensors)
+    kept: dict[str, np.ndarray | Stored] = {}
+    for tensor in spec.tensors():
+        if (stored := _stored(tensor, tensors, config)) is not None:
+            kept[tensor.name] = stored
+            for name in tensor.files:  # of which none is left to be decoded
+                for part in PARTS:
+                    tensors.pop(f"{name.removesuffix('.weight')}.{part}", None)
+    remaining = decoded(spec, tensors)
+    params = {
+        tensor.name: kept[tensor.name] if tensor.name in kept else take(tensor, remaining)
+        for tensor in spec.tensors()
+    }
+    for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
+        del remaining[fused]
+    check_names(spec, remaining)
+    return spec, params
+
+
+def _stored(
+    tensor: TensorSpec, tensors: dict[str, np.ndarray], config: dict[str, object]
+) -> Stored | None:
+    """A quantized matrix of the layers; None if it is not one, or is needed as an array."""
+    usable = tensor.linear and tensor.name.startswith("layers.")
+    if not usable or tensor.name.endswith(DIRECT) or not isinstance(tensor.hf, str | tuple):
+        return None
+    rows, columns = tensor.shape[-2:]
+    try:
+        parts = [stored_matrix(name, tensors, config, (rows, columns)) for name in tensor.files]
+    except (KeyError, ValueError, BadData) as error:
+        raise BadData(f"model: {tensor.name} cannot be decoded ({error})") from error
+    matrices = [one for one in parts if one is not None]
+    if not matrices or len(matrices) < len(parts):
+        return None
+    return matrices[0] if isinstance(tensor.hf, str) else StoredStack(matrices)

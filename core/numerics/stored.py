@@ -1,0 +1,69 @@
+"""Quantized matrices as files hold them, for models that are run without decoding all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sabia.core.numerics.compressed import PARTS, decode_weight, scheme_of, stored_scales
+from sabia.core.numerics.scales import Scales
+from sabia.core.numerics.schemes import Scheme
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """weight[O, I] in the stored parts of a format; see `compressed`."""
+
+    parts: Mapping[str, np.ndarray]
+    scheme: Scheme
+    shape: tuple[int, int]
+
+    @cached_property
+    def scales(self) -> Scales:
+        """The scales, with zero points for each tile."""
+        return stored_scales(self.parts, self.scheme, self.shape)
+
+    def decoded(self) -> np.ndarray:
+        """float32 [O, I]."""
+        return decode_weight(self.parts, self.scheme)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredStack:
+    """weight[E, O, I] of experts, each stored apart."""
+
+    experts: Sequence[StoredMatrix]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, O, I)."""
+        return (len(self.experts), *self.experts[0].shape)
+
+    def decoded(self) -> np.ndarray:
+        """float32 [E, O, I]."""
+        return np.stack([expert.decoded() for expert in self.experts])
+
+
+Stored = StoredMatrix | StoredStack
+
+
+def stored_matrix(
+    name: str, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], shape: tuple[int, int]
+) -> StoredMatrix | None:
+    """The matrix of the files named NAME.weight, in the format of a `quantization_config`; None if
+    it is not quantized, or its columns have been sorted into groups.
+
+    Raises BadData for parts that do not fit the format or the shape.
+    """
+    module = name.removesuffix(".weight")
+    if f"{module}.weight_scale" not in tensors or f"{module}.weight_g_idx" in tensors:
+        return None
+    parts = {part: tensors[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in tensors}
+    scheme = scheme_of(module, config)
+    stored = StoredMatrix(parts, scheme, shape)
+    if scheme.bits not in (4, 8):
+        return None
+    _ = stored.scales  # checked
+    return stored

@@ -1,0 +1,121 @@
+"""Quantized matrices in torch, decoded for one product at a time: only codes and scales are kept.
+
+The values are those of `core.numerics.compressed`, bit for bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.numerics.compressed import stored_codes
+from sabia.core.numerics.floats import E2M1
+from sabia.core.numerics.stored import Stored, StoredMatrix, StoredStack
+
+Tensor = torch.Tensor
+PIECE = 1 << 16  # elements that are decoded together on a CPU, so that they stay in its cache
+
+
+def _pairs(element: str) -> Tensor:
+    """[256] float64, each the bytes of the two float32 values of a byte's codes, the low half
+    first."""
+    halves = np.arange(16, dtype=np.uint8)
+    values = E2M1.decode(halves) if element == "e2m1" else halves.astype(np.float32) - 8
+    pairs = np.stack((np.tile(values, 16), np.repeat(values, 16)), -1).astype(np.float32)
+    return torch.from_numpy(pairs.view(np.float64)[:, 0])
+
+
+class Codes:
+    """weight[O, I] as codes and scales on a device."""
+
+    def __init__(self, stored: StoredMatrix, device: torch.device) -> None:
+        self.shape, self._scheme = stored.shape, stored.scheme
+        scales, codes = stored.scales, stored_codes(stored.parts, stored.scheme)
+        words = codes if codes.dtype == np.int8 else codes.view(np.uint8)
+        self._words = torch.from_numpy(np.array(words)).to(device)
+        self._pairs = _pairs(stored.scheme.element).to(device) if stored.scheme.bits == 4 else None
+        step = scales.stored.astype(np.float32) / scales.whole
+        self._step = torch.from_numpy(np.array(step)).to(device)
+        self._zero = None
+        if scales.zero is not None:
+            self._zero = torch.from_numpy(scales.zero.astype(np.int8)).to(device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self._words.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        zero = 0 if self._zero is None else self._zero.nbytes
+        return self._words.nbytes + self._step.nbytes + zero
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        """The decoded matrix."""
+        rows, columns = self.shape
+        made = torch.empty(self.shape, dtype=dtype, device=self.device)
+        count = max(1, PIECE // max(columns, 1)) if self.device.type == "cpu" else rows
+        for start in range(0, rows, count):
+            piece = slice(start, start + count)
+            values = self._values(self._words[piece])
+            if self._zero is not None:
+                values = self._spread(values, self._zero, piece, torch.Tensor.sub_)
+            made[piece] = self._spread(values, self._step, piece, torch.Tensor.mul_)
+        return made
+
+    def _values(self, words: Tensor) -> Tensor:
+        """The values of rows of codes, float32."""
+        columns = self.shape[1]
+        if self._pairs is not None:
+            pairs = self._pairs.index_select(0, words.flatten().int())
+            return pairs.view(torch.float32).view(len(words), -1)[:, :columns]
+        if words.dtype == torch.int8:
+            return words.float()
+        if self._scheme.element == "int8":  # packed
+            return words[:, :columns].float().sub_(128)
+        return words.view(torch.float8_e4m3fn).float()
+
+    def _spread(self, values: Tensor, every: Tensor, piece: slice, act: Any) -> Tensor:
+        """Rows `piece` of values[O, I] after an operation in place with those of their tiles."""
+        height, width = self._scheme.tile
+        if height is None:
+            tiles = every
+        elif height == 1:
+            tiles = every[piece]
+        else:
+            rows = torch.arange(piece.start, piece.start + len(values), device=every.device)
+            tiles = every[rows // height]
+        tiles = tiles.float()
+        if width is None:
+            return act(values, tiles)
+        whole = values.shape[1] // width * width
+        act(values[:, :whole].unflatten(1, (-1, width)), tiles[:, : whole // width, None])
+        if whole < values.shape[1]:
+            act(values[:, whole:], tiles[:, -1:])
+        return values
+
+
+class StackedCodes:
+    """weight[E, O, I] of experts."""
+
+    def __init__(self, experts: Sequence[Codes]) -> None:
+        self._experts = experts
+        self.shape, self.device = (len(experts), *experts[0].shape), experts[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(expert.nbytes for expert in self._experts)
+
+    def to(self, dtype: torch.dtype) -> Tensor:
+        """The decoded matrices."""
+        return torch.stack([expert.to(dtype) for expert in self._experts])
+
+
+def codes_on(stored: Stored, device: torch.device) -> Codes | StackedCodes:
+    """A stored matrix on a device."""
+    if isinstance(stored, StoredStack):
+        return StackedCodes([Codes(expert, device) for expert in stored.experts])
+    return Codes(stored, device)
