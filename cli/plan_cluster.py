@@ -37,7 +37,11 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     from sabia.core import notes
     from sabia.core.plan.answer import answer
 
-    plan = answer(options)
+    rows_to_stdout = not job.json and (job.out == "-" or job.to != "parquet")
+    if job.to != "jsonl" and sys.stdout.isatty():
+        rows_to_stdout = False  # a terminal gets the table, not binary data
+    shows_plan = job.json or (job.to_stdout and not rows_to_stdout)
+    plan = answer(options, beside=shows_plan)
     if options.plot:
         from sabia.core.plan.output.plots import document
         from sabia.core.shards.atomic import write_atomic
@@ -48,14 +52,11 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
         notes.note(line)
     for line in plan.warnings:
         notes.warn(line)
-    rows_to_stdout = not job.json and (job.out == "-" or job.to != "parquet")
-    if job.to != "jsonl" and sys.stdout.isatty():
-        rows_to_stdout = False  # a terminal gets the table, not binary data
     if rows_to_stdout or not job.to_stdout:
         _write_rows(job, plan)
     if options.json:
         print(json.dumps(plan.report, indent=2))
-    elif job.to_stdout and not rows_to_stdout:
+    elif shows_plan:
         print(plan.text)
 
 

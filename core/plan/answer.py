@@ -36,13 +36,16 @@ class PlanOutput:
     charts: Callable[[], list[str]] = list
 
 
-def answer(settings: PlanOptions, today: date | None = None) -> PlanOutput:
-    """Plan what `settings` request. Raises UsageError, Infeasible, BadData."""
+def answer(settings: PlanOptions, today: date | None = None, *, beside: bool = False) -> PlanOutput:
+    """Plan what `settings` request. Raises UsageError, Infeasible, BadData.
+
+    beside: a plan of one run at a given MFU ends with what the search of layouts finds.
+    """
     today = today or date.today()
     if settings.plot:
         _plots().check_form(settings.plot)
     if settings.inputs:
-        return _of_inputs(settings, today)
+        return _of_inputs(settings, today, beside)
     if not settings.trains:
         return _of_stage(settings, today)
     if settings.budget:
@@ -60,15 +63,15 @@ def answer(settings: PlanOptions, today: date | None = None) -> PlanOutput:
         from sabia.core.plan.output import several
 
         return _of_several(settings, "CHIP", several.compared(settings, today), today)
-    return _of_run(settings, today)
+    return _of_run(settings, today, beside)
 
 
-def _of_inputs(settings: PlanOptions, today: date) -> PlanOutput:
+def _of_inputs(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     models = [path for path in settings.inputs if path not in settings.runs]
     if models and (len(settings.inputs) > 1 or settings.model):
         raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
     if models:
-        return answer(settings.changed(model=models[0], inputs=()), today)
+        return answer(settings.changed(model=models[0], inputs=()), today, beside=beside)
     from sabia.core.plan.output import several
     from sabia.core.plan.runs import read_runs
 
@@ -94,7 +97,7 @@ def _plots() -> Any:
     return import_module("sabia.core.plan.output.plots")
 
 
-def _of_run(settings: PlanOptions, today: date) -> PlanOutput:
+def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     """Plan one run; with `--emit` its launch script alone on stdout, and the verdict as a note."""
     request, plan = plan_of(settings, today=today)
     shown_views = views(request, plan)
@@ -107,6 +110,9 @@ def _of_run(settings: PlanOptions, today: date) -> PlanOutput:
             notes=[table.verdict(plan)],
             warnings=remarks.warnings(request, plan, today),
         )
+    if beside and not plan.layouts:
+        module = import_module("sabia.core.plan.output.beside")
+        shown_views["search"] = module.beside(request, plan)
     texts = [table.render(request, plan), *(view.text for view in shown_views.values())]
     return PlanOutput(
         text="\n".join(texts),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,23 @@ def test_the_bare_call_is_the_same_plan_with_its_assumptions() -> None:
     for words in ("500B tokens", "192 GB", "every byte usable", "40% MFU", "prices seen 20"):
         assert words in bare.stdout
     assert "usable the state" not in bare.stderr
+
+
+def test_the_plain_plan_ends_with_what_the_search_finds() -> None:
+    lines = call(ARTICLE).stdout.splitlines()
+    basis, found = lines[-2:]
+    assert basis.startswith("basis     the arithmetic of the article: 40% MFU is assumed")
+    searched = call(f"{ARTICLE} --search").stdout
+    (verdict,) = re.findall(r"(?m)^verdict   (.*)$", searched)
+    assert found == f"search    {verdict} --search shows the layouts."
+    beside = report(ARTICLE)["search"]
+    row = report(f"{ARTICLE} --search")["rows"][0]
+    assert beside["error"] is None
+    assert [beside[key] for key in ("chips", "finishes_s", "mfu", "layout")] == [
+        row[key] for key in ("chips", "finishes_s", "mfu", "layout")
+    ]
+    none = call("--params 8B --lora --chips 8").stdout.splitlines()[-1]
+    assert none.startswith("search    finds none: --lora: ") and "--lora-rank" in none
 
 
 def test_json_has_the_promised_keys_and_figures() -> None:
@@ -143,7 +161,7 @@ def test_values_are_completed_from_the_planner_s_data(words: str, names: list[st
 
 
 def test_quiet_drops_notes_and_keeps_the_table() -> None:
-    loud, quiet = call(f"{ARTICLE} --price 4.4"), call(f"{ARTICLE} --price 4.4 -q")
+    loud, quiet = (call(f"{ARTICLE} --price 4.4,12 {flag}") for flag in ("", "-q"))
     assert loud.stdout == quiet.stdout
     assert loud.stderr and not quiet.stderr
 
