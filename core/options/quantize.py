@@ -20,7 +20,7 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
         excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "bits",
-                  "formats", "samples", "force", "dry_run"),
+                  "formats", "samples", "usage", "force", "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
     are decoded and compared with those of `--model`, which the rows of the output list; tensors
@@ -103,6 +103,15 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     clips no value. Scales of FP8 are not searched."""
     samples: int = integer("Number of calibration records", 256, least=1, group="Data")
     """They are a uniform random sample of the input; `--seed` determines it."""
+    usage: str = text(
+        "Records of real use that the calibration has to be like", "PATH", group="Data"
+    )
+    """A sample of requests, in any form of INPUT. The calibration records, and those that are held
+    out, are chosen from a random sample of INPUT that is 20 times as large, so that languages,
+    sources, forms (documents, chats, several turns, tools) and lengths have their shares in the
+    use. Both distributions and their distance (half the sum of all differences of shares) are in
+    quantization.json; a warning names what the use has and INPUT lacks. Sources are compared only
+    where both name the same."""
     held_out: int = integer("Records held out to compare the models on", 64, least=0, group="Data")
     """They are sampled like the calibration records and not among them: the reported divergence is
     that on text which the rounding has not seen. Of few records, a fifth at most is held out."""

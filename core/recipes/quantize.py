@@ -28,12 +28,13 @@ from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
-from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
+from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
+from sabia.core.recipes.calibration.usage import Match
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.dry_run import planned
-from sabia.core.shards.inputs import open_inputs
+from sabia.core.shards.inputs import from_path, is_stream, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
@@ -68,7 +69,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
         raise UsageError(
             "--bits: measures gradients on calibration records (expected them as INPUT)"
         )
-    for name in ("samples", "held_out", "length", "seed"):
+    for name in ("samples", "held_out", "length", "seed", "usage"):
         if name in options.given and not job.inputs:
             flag = options.table[name].flag
             raise UsageError(f"{flag}: only with calibration records (INPUT)")
@@ -224,6 +225,11 @@ def _fingerprint(job: Job, model: str, recipe: Recipe, options: QuantizeOptions)
     if job.inputs:
         sample = [options.samples, options.held_out, options.length]
     sample += [options.bits, options.formats] if options.bits else []
+    if options.usage:
+        if is_stream(options.usage):
+            raise UsageError(f"--usage: {options.usage} is a pipe (expected a file or directory)")
+        used = from_path(options.usage, "document", "--usage")
+        sample += [source.fingerprint() for source in used]
     salt = json.dumps([model, asdict(recipe), options.format, piped, *sample], default=str)
     record = provenance(replace(job, options={}), "layer_error", fingerprints, salt)
     return str(record["fingerprint"])
@@ -259,12 +265,16 @@ def _quantized(
     read = CalibrationRows("none", [], [])
     if job.inputs:
         tokenizer = load_tokenizer(options.model) if has_tokenizer else None
-        read = read_rows(job, tokenizer, options.samples, options.held_out, options.length)
+        read = read_rows(
+            job, tokenizer, options.samples, options.held_out, options.length, options.usage
+        )
     if options.bits:
         recipe = found_in_budget(options, recipe, files, read, job.seed)
         fingerprint += json.dumps(asdict(recipe))
     form = stored_form(spec, recipe)
     linears = plan(form, recipe)
+    if read.match is not None:
+        _tell_match(read.match)
     finished = FinishedLayers(_layers(out), _with_rows(fingerprint, read))
     made = quantize_directory(
         files,
@@ -291,6 +301,7 @@ def _quantized(
             "rows": len(read.rows),
             "tokens": sum(len(row.ids) for row in read.rows),
             "held_out": len(read.held_out),
+            "usage": None if read.match is None else asdict(read.match),
         },
         "size_before_bytes": files.size_bytes,
         "size_after_bytes": made.size_bytes,
@@ -313,6 +324,17 @@ def _quantized(
     elif read.rows:
         notes.warn("the divergence is not measured: no record is held out from calibration")
     return report
+
+
+def _tell_match(match: Match) -> None:
+    """Say how far the calibration is from the use, and what it lacks."""
+    parts = (f"{trait} {distance:.2f}" for trait, distance in match.distance.items())
+    notes.note(f"calibration beside --usage, distance of distributions: {', '.join(parts)}")
+    lacks: dict[str, list[str]] = {}
+    for trait, value, share, own in match.missing():
+        lacks.setdefault(trait, []).append(f"{value} ({share:.0%} of the use, {own:.0%} of it)")
+    for trait, values in lacks.items():
+        notes.warn(f"calibration lacks {trait} {', '.join(values)}; give records of this kind")
 
 
 def _check_gguf(model: str, spec: ModelSpec, has_tokenizer: bool) -> None:

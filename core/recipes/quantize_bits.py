@@ -16,7 +16,7 @@ from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.progress import progress
 from sabia.core.quant.memory_bounds import SENSITIVITY_BATCH, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import Recipe
-from sabia.core.recipes.calibration_rows import CalibrationRows
+from sabia.core.recipes.calibration.rows import CalibrationRows
 from sabia.core.shards.atomic import write_atomic
 
 FILE = "recipe.toml"

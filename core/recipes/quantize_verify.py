@@ -12,7 +12,7 @@ from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.options.quantize import QuantizeOptions
-from sabia.core.recipes.calibration_rows import CalibrationRows, read_rows
+from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
 from sabia.core.recipes.quantize_report import write_report
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer

@@ -25,7 +25,7 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.options.sft import SftOptions
 from sabia.core.recipes import sft
-from sabia.core.recipes.calibration_rows import read_rows
+from sabia.core.recipes.calibration.rows import read_rows
 from sabia.core.recipes.evaluated_models import LocalModel
 from sabia.core.recipes.grpo.prompt_schedule import read_prompts
 from sabia.core.shards.inputs import from_path

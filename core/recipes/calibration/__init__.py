@@ -1,0 +1,1 @@
+"""Calibration records of a quantization: a sample, and one that is like the use of the model."""
