@@ -1,7 +1,7 @@
 """Options of calls to language models: the endpoint, limits on what calls cost, and the judge."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import choice, integer, needs, quantity, several, text
+from sabia.core.options.option import changed, choice, integer, needs, quantity, several, text
 from sabia.core.options.table import Options
 
 JUDGED = needs("judge_url", "judge")
@@ -108,3 +108,5 @@ class RubricJudge(Options, group="Judge"):
 
 class JudgeOptions(RubricJudge, ApiCalls, only={ApiCalls: JUDGED}):
     """A judge whose requests are the only ones of a command."""
+
+    max_usd: float | None = changed(ApiCalls.max_usd, only=(JUDGED, needs("prices", "judge")))

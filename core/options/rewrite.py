@@ -41,6 +41,8 @@ class RewriteOptions(
     url: tuple[str, ...] = changed(EndpointOptions.url, only=ENDPOINT)
     cache: str = changed(EndpointOptions.cache, only=MODEL)
     backend: str = changed(Backend.backend, only=needs(engine="local"), group="Method")
+    max_usd: float | None = changed(ApiCalls.max_usd,
+                                    only=(CALLS, needs("prices", "judge", "models")))  # fmt: skip
     chat: str = changed(ChatTemplate.chat, only=MODEL)
     """A value that is JSON, such as `false` or `3`, has its type; any other is text. `date` is the
     date that the template's `strftime_now` gives; a model directory whose template reads it needs

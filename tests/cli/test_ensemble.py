@@ -148,6 +148,7 @@ def test_dry_run_and_usage_errors(sabia, tmp_path):
     with Sampler(answer=answer) as stub:
         models = models_file(tmp_path / "m.toml", stub, prompt=1.0, completion=2.0)
         more = ("--engine", "endpoint", "--models", models, "--cache", tmp_path / "c")
+        more = (*more, "--max-usd", 5)
         plan = sabia("rewrite", given, "--recipe", "ensemble", *more, "--dry-run")
         plan = plan.stdout.decode()
         assert plan.count(": 5 requests (0 more are in the cache)") == 3 and not stub.requests
