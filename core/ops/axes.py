@@ -39,6 +39,8 @@ def check_sizes(operation: str, x: Any, axes: Axes, sizes: Mapping[str, frozense
     """x must have one dimension per axis, of a size that `sizes` allows for its name."""
     if len(x.shape) != len(axes):
         raise AxisMismatch(f"{operation}: array{list(x.shape)} (expected axes {axes})")
+    if not sizes:
+        return
     by_head = "head_dim" in axes  # without it, heads and their dimensions are one flat axis
     for axis, size in zip(axes, x.shape, strict=True):
         allowed = sizes.get(axis or "") if by_head or "heads" not in (axis or "") else None

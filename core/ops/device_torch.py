@@ -206,10 +206,24 @@ def rope(x: Tensor, angles: Angles) -> Tensor:
     return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
+def _row_numbers(count: int, device: torch.device) -> Tensor:
+    """[count, 1]; computed once for all layers and steps. Compilers keep it."""
+    if torch.compiler.is_compiling():
+        return torch.arange(count, device=device)[:, None]
+    return _kept_row_numbers(count, device)
+
+
+@functools.lru_cache(64)
+def _kept_row_numbers(count: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(count, device=device)[:, None]
+
+
 def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
     """See Ops.cache_write: in place."""
-    rows = torch.arange(cache.shape[0], device=cache.device)[:, None]  # [B, 1]
-    cache[rows, slots] = new.to(cache.dtype)  # slots [B, T], new [B, T, K, N]
+    cache[_row_numbers(cache.shape[0], cache.device), slots] = new.to(
+        cache.dtype
+    )  # slots [B, T], new [B, T, K, N]
     return cache
 
 

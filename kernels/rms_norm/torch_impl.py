@@ -14,6 +14,8 @@ def choose_rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, implementation: str | None
 ) -> Choice:
     """See rms_norm.choose_rms_norm."""
+    if implementation is None and residual is None and _by_hand(x):
+        return _BY_HAND
     obstacle = None
     if residual is not None:
         obstacle = "torch.nn.functional.rms_norm adds no residual"
@@ -22,10 +24,16 @@ def choose_rms_norm(
     eager = x.is_cuda and not torch.compiler.is_compiling()
     library = Option("library", "torch's fused rms_norm", obstacle, automatic=eager)
     own = Option("triton", "addition and norm in one kernel", triton_obstacle(x), automatic=eager)
-    plain = Option(
-        "eager", "gradient by hand, in fewer passes over memory", _eager_obstacle(x, residual)
-    )
+    plain = Option(_BY_HAND.implementation, _BY_HAND.reason, _eager_obstacle(x, residual))
     return choose("rms_norm", [library, own, plain, reference_option()], implementation)
+
+
+_BY_HAND = Choice("eager", "gradient by hand, in fewer passes over memory")
+
+
+def _by_hand(x: Tensor) -> bool:
+    """Whether the choice is known without a look at the alternatives: float32 on a CPU."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
 
 
 def _eager_obstacle(x: Tensor, residual: Tensor | None) -> str | None:

@@ -63,14 +63,20 @@ def engine_module(kernel: str, engine: str) -> Any:
     return importlib.import_module(f"sabia.kernels.{kernel}.{name}")
 
 
+_FRAMEWORKS: dict[type, Framework] = {}
+
+
 def framework(x: Any) -> Framework:
     """The library of an array (or JAX tracer). Raises TypeError for other types."""
-    root = type(x).__module__.split(".", 1)[0]
+    kind = type(x)
+    if (known := _FRAMEWORKS.get(kind)) is not None:
+        return known
+    root = kind.__module__.split(".", 1)[0]
     if root in ("jax", "jaxlib"):
-        return "jax"
-    if root == "torch" or any(t.__module__.startswith("torch.") for t in type(x).__mro__):
-        return "torch"
-    raise TypeError(f"expected a torch tensor or a JAX array, got {type(x).__name__}")
+        return _FRAMEWORKS.setdefault(kind, "jax")
+    if root == "torch" or any(t.__module__.startswith("torch.") for t in kind.__mro__):
+        return _FRAMEWORKS.setdefault(kind, "torch")
+    raise TypeError(f"expected a torch tensor or a JAX array, got {kind.__name__}")
 
 
 def choose(operation: str, options: Sequence[Option], requested: str | None) -> Choice:

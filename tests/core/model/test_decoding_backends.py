@@ -77,3 +77,21 @@ def test_both_backends_draw_the_tokens_of_plain_passes(name: str) -> None:
                 assert np.abs(plain - sample.raw_logprobs).max() <= tolerance
             if not request.temperature:
                 assert one.tokens == other.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("name", FAST)
+def test_tokens_are_the_same_alone_and_in_batches(name: str, backend: str) -> None:
+    asked = [Request(r.prompt, 12, float(n % 4 > 0), seed=n, id=r.id) for n, r in
+             enumerate(requests(64))]  # fmt: skip
+    whole = by_name(engine_of(name, backend, slots=64).generate(asked))
+    for slots in (3, 17):
+        made = by_name(engine_of(name, backend, slots=slots).generate(asked))
+        assert {key: one.tokens for key, one in made.items()} == {
+            key: one.tokens for key, one in whole.items()
+        }
+    alone = engine_of(name, backend)
+    for request in asked[::9]:
+        (one,) = alone.generate([request])
+        assert one.tokens == whole[request.name, 0].tokens

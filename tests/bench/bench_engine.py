@@ -1,0 +1,100 @@
+"""New tokens per CPU second of the generation engine beside transformers, A/B/A/B in one process.
+
+Run: python tests/bench/bench_engine.py MODEL_DIRECTORY [--rounds 3] [--workloads batch1,shared16]
+Measured on one thread with sampling at temperature 1 and without stop tokens, prefill included: 64
+new tokens after random prompts of 32 tokens (batch1, batch64), and 16 samples of one prompt of 512
+tokens (shared16). `--profile` prints where the engine's time goes instead.
+"""
+
+import argparse
+import cProfile
+import pstats
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.model_directory import load_engine
+from sabia.core.generate.requests import Request
+
+NEW = 64
+WORKLOADS = {  # prompts, their tokens, samples of each
+    "batch1-float32": (1, 32, 1), "batch64-float32": (64, 32, 1),
+    "batch64-bfloat16": (64, 32, 1), "shared16-float32": (1, 512, 16),
+}  # fmt: skip
+
+
+def ours(engine: Engine, prompts: np.ndarray, samples: int) -> Callable[[], None]:
+    """A call that generates all samples with the engine."""
+    requests = [Request(row, NEW, n=samples, id=str(n), stop_ids=())
+                for n, row in enumerate(prompts.tolist())]  # fmt: skip
+
+    def call() -> None:
+        made = engine.generate(requests)
+        assert [len(one.tokens) for one in made] == [NEW] * len(prompts) * samples
+
+    return call
+
+
+def theirs(model: Any, prompts: np.ndarray, samples: int) -> Callable[[], None]:
+    """A call that generates all samples with transformers."""
+    ids = torch.from_numpy(prompts)
+
+    def call() -> None:
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=True,
+            temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=samples,
+        )  # fmt: skip
+        assert output.shape == (len(prompts) * samples, prompts.shape[1] + NEW)
+
+    return call
+
+
+def cpu_seconds(call: Callable[[], None]) -> float:
+    """CPU seconds of a call in this process."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Print tokens per CPU second of both, and the ratio, for each workload."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(0)
+    for name in options.workloads.split(","):
+        count, length, samples = WORKLOADS[name]
+        dtype = name.partition("-")[2]
+        engine = load_engine(options.model, dtype)
+        prompts = draw.integers(0, engine.spec.vocab_size, (count, length))
+        mine = ours(engine, prompts, samples)
+        mine()
+        if options.profile:
+            profile = cProfile.Profile()
+            profile.runcall(mine)
+            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+            continue
+        from transformers import AutoModelForCausalLM
+
+        peer = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
+        peer.generation_config.eos_token_id = None
+        other = theirs(peer.eval(), prompts, samples)
+        other()
+        pairs = [(cpu_seconds(mine), cpu_seconds(other)) for _ in range(options.rounds)]
+        a, b = (statistics.median(each) for each in zip(*pairs, strict=True))
+        tokens = count * samples * NEW
+        ratio = statistics.median(second / first for first, second in pairs)
+        print(f"{name}: {tokens / a:,.0f} and {tokens / b:,.0f} tokens/CPU s, ratio {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
