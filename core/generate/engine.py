@@ -127,12 +127,13 @@ class Engine:
 
     def session(
         self, capacity: int, context: int, max_new_tokens: int,
-        page_memory: int = 0, most_pages: int = 1 << 40,
+        page_memory: int = 0, most_pages: int = 1 << 40, keeps_replies: bool = False,
     ) -> Session:  # fmt: skip
         """A session for `capacity` samples of `context` positions, with pages in so many bytes."""
+        context = -(-context // PAGE) * PAGE
         table = PageTable.fitting(self.spec, self._cache_dtype, page_memory, most_pages)
         runner = self.runner(capacity, context, table)
-        return Session(self, runner, capacity, max_new_tokens, table)
+        return Session(self, runner, capacity, max_new_tokens, table, keeps_replies)
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         """A runner with a cache of `capacity` rows of `context` positions and the table's pages."""

@@ -34,10 +34,15 @@ class Session:
         capacity: int,
         max_new_tokens: int,
         pages: PageTable | None = None,
+        keeps_replies: bool = False,
     ) -> None:
-        """pages: the table of those that the runner has (default: none)."""
+        """pages: the table of those that the runner has (default: none). keeps_replies: what is
+        drawn is kept in pages too, for the next turn of a conversation; only by models whose layers
+        keep all keys and values."""
         self.model, self.runner = model, runner
         self.pages = pages or PageTable(0)
+        whole = set(model.spec.windows) <= {None} and self.pages.states is None
+        self._keeps_replies = keeps_replies and whole and self.pages.size > 0
         none = np.zeros((0, model.spec.vocab_size), bool)
         self.slots = Slots(capacity, max_new_tokens, none, runner)
         self.version = 0  # of the weights
@@ -156,10 +161,26 @@ class Session:
         if not ended:
             return []
         samples = [self._ended(row, *how) for row, how in ended.items()]
+        if self._keeps_replies:
+            self._keep_replies(list(ended))
         self._release(list(ended))
         left = {one.of.ticket for one in self.slots.owner} | {one.ticket for one in self.waiting}
         self._echoes = {ticket: echo for ticket, echo in self._echoes.items() if ticket in left}
         return samples
+
+    def _keep_replies(self, rows: list[int]) -> None:
+        """Keep the pages of samples that have ended, if the present weights have computed them."""
+        slots = self.slots
+        rows = [row for row in rows if slots.versions[row, 0] == self.version]
+        requests = [slots.owner[row].of.request for row in rows]
+        texts = [
+            [*request.prompt, *slots.tokens[row, : slots.drawn[row]].tolist()]
+            for row, request in zip(rows, requests, strict=True)
+        ]
+        adapters = [request.adapter for request in requests]
+        kept = self.pages.keep(texts, [Begun()] * len(rows), adapters)
+        of_slots = [rows[number] for number in kept.rows]
+        self.runner.keep(None, replace(kept, rows=of_slots))
 
     def _release(self, rows: list[int]) -> None:
         source, target = self.slots.release(rows)

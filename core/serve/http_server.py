@@ -54,7 +54,7 @@ class Server:
         self._seconds = RETRY_S  # of an answer, smoothed
         self._failure = ""
         pages = engine.cache_bytes // PAGES_SHARE
-        session = engine.session(samples, context, context, pages)
+        session = engine.session(samples, context, context, pages, keeps_replies=True)
         self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed)
         self._updates: WeightUpdates | None = None
         if updates:

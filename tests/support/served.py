@@ -59,10 +59,10 @@ class OneByOne(Session):
 class RowByRowEngine(Engine):
     """An engine that computes each row apart."""
 
-    def session(self, *sizes: int) -> Session:
+    def session(self, *sizes: int, **options: bool) -> Session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "Session", OneByOne)
-            return super().session(*sizes)
+            return super().session(*sizes, **options)
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         return RowByRow(self, capacity, context, table.size)

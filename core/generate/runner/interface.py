@@ -63,8 +63,8 @@ class Runner(Protocol):
         """Run prompts after what of them is in pages, each with the adapter of that name ('':
         none)."""
 
-    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
-        """Copy parts of prompts to pages."""
+    def keep(self, prefilled: Prefilled | None, kept: Kept) -> None:
+        """Copy parts of prompts to pages; None: of the rows of the cache, without states."""
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """Copy the keys, values and states of prompts which[B] to rows first..first + B."""

@@ -216,17 +216,19 @@ class JaxRunner:
         where = _padded(starts, rows), _padded(ends - starts, rows)
         return self._programs.run(self.model.params, cache, ids, *where)
 
-    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
+    def keep(self, prefilled: Prefilled | None, kept: Kept) -> None:
         """See Runner.keep."""
         if not kept.pages and not kept.states:
             return
         size = padded_size(len(kept.pages), 1)
         pages = _padded(kept.pages, size, OUTSIDE)
         of_prompts = _padded(kept.rows, size), _padded(kept.blocks, size)
-        count = len(prefilled.logits)  # of states at most
+        source = self._cache if prefilled is None else prefilled.cache
+        count = padded_size(max(len(kept.states), 1), 1)
         states = _padded(kept.states, count, OUTSIDE), _padded(kept.state_rows, count)
-        copies = prefilled.states or [{} for _ in self._pages.layers]
-        self._pages = _keep(self._pages, prefilled.cache, copies, pages, *of_prompts, *states)
+        copies = prefilled.states if prefilled is not None else []
+        copies = copies or [{} for _ in self._pages.layers]
+        self._pages = _keep(self._pages, source, copies, pages, *of_prompts, *states)
 
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """See Runner.admit."""

@@ -61,19 +61,18 @@ class TorchRunner:
         logits = self._logits(hidden[torch.arange(len(prompts), device=self._device), last])
         return Prefilled(logits, hidden, cache, states, lengths, numbers)
 
-    def keep(self, prefilled: Prefilled, kept: Kept) -> None:
+    def keep(self, prefilled: Prefilled | None, kept: Kept) -> None:
         """See Runner.keep."""
+        source = self._cache if prefilled is None else prefilled.cache
         pages, rows, blocks, states, state_rows = (
             self._tensor(np.array(numbers, np.int64))
             for numbers in (kept.pages, kept.rows, kept.blocks, kept.states, kept.state_rows)
         )
-        for index, (ours, theirs) in enumerate(
-            zip(self._pages.layers, prefilled.cache.layers, strict=True)
-        ):
+        for index, (ours, theirs) in enumerate(zip(self._pages.layers, source.layers, strict=True)):
             for name, array in ours.items():
                 if "state" not in ours:
                     array[pages] = theirs[name].unflatten(1, (-1, PAGE))[rows, blocks]
-                elif kept.states:
+                elif prefilled is not None and kept.states:
                     array[states] = prefilled.states[index][name][state_rows]
 
     def _load(self, cache: forward.KVCache, begun: Sequence[Begun]) -> None:

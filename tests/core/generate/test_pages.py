@@ -11,6 +11,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.runner.memory import _host_free
 from sabia.core.generate.session import Session
 from sabia.core.model import forward
+from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config, new_config
 
 VOCABULARY = 211
@@ -87,6 +88,32 @@ def test_later_prompts_go_on_after_earlier_ones(name: str, monkeypatch: pytest.M
     tokens.clear()
     run(session, asked[0])
     assert sum(tokens) == 180 + 7  # pages of other weights are not used
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_the_next_turn_goes_on_after_the_reply(
+    backend: str,
+) -> None:
+    config = new_config(hidden=48, layers=1, heads=4, kv_heads=2, ffn=80, context=512,
+                        vocab=VOCABULARY)  # fmt: skip
+    spec = from_config(config)
+    draw = np.random.default_rng(0)
+    params = {t.name: draw.standard_normal(t.shape).astype(np.float32) / 5 for t in spec.tensors()}
+    made = Engine(spec, params, Words(), ops=load_ops(backend))
+    session = made.session(3, 250, 90, page_memory=1 << 24, keeps_replies=True)
+    first, other = (Request(p, 60, 0.0, id=str(n)) for n, p in enumerate(prompts(2, 5, 30)))
+    begun = session.pages.begin(first.prompt)
+    assert not begun.pages
+    replies = run(session, first, other)
+    turn = [*first.prompt, *replies["0"].tokens, 1, 2, 3]
+    assert len(session.pages.begin(turn)) == 80  # of 95 tokens, of which 94 are in the cache
+    (after,) = run(session, Request(turn, 20, 0.0, id="next")).values()
+    (alone,) = made.generate([Request(turn, 20, 0.0, id="next")])
+    assert after.tokens == alone.tokens
+    assert np.allclose(after.raw_logprobs, alone.raw_logprobs, atol=1e-5)
+    later = session.pages.begin([*turn, *after.tokens])
+    session.replace(made.params, 1)
+    assert len(later) == 112 and not session.pages.begin(turn).pages
 
 
 def test_full_pages_give_way_to_new_ones() -> None:
