@@ -13,6 +13,7 @@ from sabia.core.shards.job import Job
     sabia quantize chats.parquet --model run/final --recipe nvfp4 --smooth awq -o model-fp4/
     sabia quantize chats.parquet --model run/final --recipe w4 --format gguf -o model-gguf/
     sabia quantize docs/ --model base/ --recipe recipe.toml --samples 512 -o out/ --json
+    sabia quantize chats.parquet --model base/ --bits 5 -o model-5/ > errors.parquet
     sabia quantize chats.parquet --model base/ --verify model-w4/ > compared.parquet
     """,
 )
