@@ -145,6 +145,15 @@ class EvalOptions(
     seed: int = changed(Seeded.seed, only=ANSWERS)
     judge_url: tuple[str, ...] = changed(RubricJudge.judge_url, only=ANSWERS)
     judge: str = changed(RubricJudge.judge, only=ANSWERS)
+    judge_labels: str = text(
+        "Verdicts of people on some answers, to correct the judge's scores", "FILE",
+        only=needs("inputs", "model", "answers"), recorded=False, group="Judge",
+    )  # fmt: skip
+    """Rows (JSON lines, JSON, CSV or Parquet) with `item_id` and `verdict` (met or unmet, or
+    points), and `task`, `model`, `sample` and the rubric's `item` where there are several. The
+    report then has the judge's sensitivity and specificity, and scores corrected by
+    prediction-powered inference with their intervals (arXiv 2601.05420): of the answers all of
+    whose rubric items have a label, which must be a random part of all."""
     judge_cache: str = changed(RubricJudge.judge_cache, only=CALLS)
     """Finished calls to endpoints of `--model`, and what models in directories have computed, are
     cached there too, as they come: after a kill the same command computes only the rest. `--force`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,6 +28,8 @@ from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
 )
+from sabia.core.bench.rubrics.judge_costs import criteria_of
+from sabia.core.bench.rubrics.pairwise import comparisons, judge_pairs, rows_of
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
 from sabia.core.bench.task import METRICS_OF_REFUSALS, Task
 from sabia.core.bench.verdict_rows import VerdictRow
@@ -46,6 +48,7 @@ class Judging:
         self.options, self.budget = options, budget
         self._opened = ExitStack()
         self._panel: Panel | None = None
+        self._answers: dict[str, tuple[Task, dict[str, Sequence[tuple[Item, Answer]]]]] = {}
 
     def __enter__(self) -> Judging:
         return self
@@ -75,6 +78,9 @@ class Judging:
         if task.kind == "exact_match":
             scores = [*score_exact(task, model, given), *score_missing(task, model, pairs)]
             return scores + score_conversations(task, model, pairs, scores)
+        if task.scoring == "pairs":
+            self._answers.setdefault(task.name, (task, {}))[1][model] = given
+            return score_missing(task, model, pairs)
         judge = self._points if task.scoring == "points" else self._items
         rows: list[ScoreRow] = []
         for (item, answer), judged in zip(given, judge(task, given) if given else (), strict=True):
@@ -89,6 +95,16 @@ class Judging:
                 for entry in judged.entries
             ]
         return [*rows, *score_missing(task, model, pairs)]
+
+    def compared(self) -> Iterator[Score]:
+        """Score rows of tasks whose answers are compared in pairs, of all models scored so far."""
+        for task, answers in self._answers.values():
+            if len(answers) < 2:
+                raise UsageError(f"{task.name}: pairs of answers need two models or more")
+            items = [item for item, _ in next(iter(answers.values()))]
+            made = comparisons(answers, criteria_of(task, items))
+            judge_pairs(made, self._open(task), self.options.judge_tokens)
+            yield from rows_of(task, made, self._open(task))
 
     def _items(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
         rubrics = [rubric_of(value(task.rubric, item.fields)) for item, _ in pairs]
@@ -155,6 +171,8 @@ def score_missing(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) 
 
 def maximum_points(task: Task, item: Item) -> float:
     """The most points of an item of a rubric task."""
+    if task.scoring == "pairs":
+        return 1.0
     if task.scoring == "points":
         return float(value(task.maximum, item.fields))
     rubric = rubric_of(value(task.rubric, item.fields))

@@ -30,6 +30,8 @@ from sabia.core.bench.items import Item, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.report import aligned, render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
+from sabia.core.bench.rubrics import judge_labels, pairwise
+from sabia.core.bench.rubrics.judge_costs import judge_figures
 from sabia.core.bench.score_rows import (
     Score,
     ScoreRow,
@@ -84,7 +86,7 @@ def run(job: Job, options: EvalOptions) -> None:
     budget = open_budget(options, job)
     models = open_models(options, budget)
     if job.dry_run:
-        _plan(job, options, tasks, items, models)
+        _plan(job, options, tasks, items, models, budget)
         return
     provenance_record = _provenance(job, options, tasks, items, models)
     old = None if job.force or not job.to_file else _stored_scores(str(job.out), provenance_record)
@@ -237,8 +239,9 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
 
 
 def _plan(
-    job: Job, options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
-) -> None:
+    job: Job, options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models,
+    budget: Budget,
+) -> None:  # fmt: skip
     """Show the calls and answers that a run would make; changes nothing."""
     figures, flops, memory, size = dict[str, str](), 0.0, 0, 0
     for task in tasks:
@@ -258,7 +261,12 @@ def _plan(
             answers = len(task_items) * max(1, len(models) + len(options.answers))
             calls = Judging.calls(task, task_items, options)
             what = f"{calls} calls per answer set, {answers} answers"
+            if task.scoring == "pairs":
+                what = f"pairs of {max(2, len(models) + len(options.answers))} models, both orders"
             figures[f"{task.name} by the judge"] = what
+            sets = len(models) * samples + len(options.answers)
+            sets = max(2 if task.scoring == "pairs" else 1, sets)
+            figures |= judge_figures(task, task_items, options, sets, budget)
         shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in task_items)
         answer_bytes = 4 * task.max_new_tokens * task.generates * len(task_items)
         size += samples * (shown + answer_bytes) * (len(models) + len(options.answers))
@@ -301,6 +309,7 @@ def _scores(
                 for answered_by, answers in by_model.items():
                     pairs = matched(task, items[task.name], answers, answered_by)
                     yield from judging.score(task, answered_by, pairs)
+        yield from judging.compared()
 
 
 def _provenance(
@@ -378,6 +387,17 @@ def _publish(
     analyses = item_analysis.analyses(tabulate(scores)[0])
     for line in item_analysis.lines(analyses):
         notes.note(line)
+    labels = (
+        judge_labels.load_labels(options.judge_labels, verdicts) if options.judge_labels else {}
+    )
+    people = judge_labels.compared(scores, verdicts, labels, summary.headlines)
+    for _, columns, lines in judge_labels.tables(people):
+        for line in aligned([columns, *lines]):
+            notes.note(line)
+    positions = pairwise.positions(scores)
+    if positions:
+        for line in aligned([pairwise.COLUMNS, *pairwise.lines(positions)]):
+            notes.note(line)
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
         notes.warn(line)
@@ -396,6 +416,8 @@ def _publish(
         first += [many_samples.section(sampled)] if sampled else []
         first += [item_analysis.section(analyses, scores)] if analyses else []
         first += [apart.section(parted, figures)] if parted or figures else []
+        first += judge_labels.section(people)
+        first += [pairwise.section(positions)] if positions else []
         write_atomic(
             options.report,
             render(summary, scores, title, facts, verdicts, judged_checks.rows(traits), first),
@@ -406,6 +428,8 @@ def _publish(
             to_json(summary)
             | verdict_table.to_json(verdicts)
             | {"reward_checks": judged_checks.rows(traits)}
+            | judge_labels.to_json(people)
+            | ({"positions": pairwise.to_json(positions)} if positions else {})
             | ({"items": item_analysis.to_json(analyses)} if analyses else {})
             | ({"samples": many_samples.to_json(sampled)} if sampled else {})
             | ({"gate": gate_report.to_json(checks)} if gate else {})

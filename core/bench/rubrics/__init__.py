@@ -1,0 +1,1 @@
+"""Rubrics beyond verdicts: labels of people, and answers compared in pairs."""

@@ -1,0 +1,95 @@
+"""What calls of an evaluation would cost at most, before any is made (`--dry-run`).
+
+Tokens of a prompt are estimated by its bytes, an answer that is not known has all its tokens, and a
+reply all that it may have. What the cache holds is not subtracted.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sabia.core.bench.answers import Answer
+from sabia.core.bench.items import Item, value
+from sabia.core.bench.judging import PointsQuestion, key_text, points_messages, rubric_of
+from sabia.core.bench.rubrics.pairwise import Comparison, criteria_text
+from sabia.core.bench.task import Task
+from sabia.core.generate.budget import Budget, Price
+from sabia.core.generate.calls import ChatRequest, Usage
+from sabia.core.judge.judge_file import JudgeServer
+from sabia.core.judge.opened_judges import judge_servers
+from sabia.core.judge.prompt import judge_messages
+from sabia.core.options.eval import EvalOptions
+from sabia.core.units import format_money
+
+
+def criteria_of(task: Task, items: Sequence[Item]) -> dict[str, str]:
+    """The criteria of a task of pairs by item, of the items that have some."""
+    by_item = {}
+    for item in items:
+        if task.rubric in item.fields or "{" in task.rubric:
+            by_item[item.id] = criteria_text(value(task.rubric, item.fields))
+    return by_item
+
+
+def judged_calls(
+    task: Task, items: Sequence[Item], options: EvalOptions, sets: int
+) -> tuple[int, Usage]:
+    """(calls, tokens) of one judge for so many sets of answers."""
+    prompts: list[tuple[int, Usage]] = []  # of an item, with answers of no length
+    if task.scoring == "pairs":
+        criteria, empty = criteria_of(task, items), Answer("", 0, "")
+        for item in items:
+            pair = Comparison(item, ("", empty), ("", empty), criteria.get(item.id, ""))
+            prompts.append((1, ChatRequest(pair.messages(False), max_tokens=1).estimate()))
+        times, answers = sets * (sets - 1), 2  # each pair in both orders
+    else:
+        for item in items:
+            prompts.append(_of_item(task, item, options))
+        times, answers = sets, 1
+    calls = times * sum(count for count, _ in prompts)
+    asked = times * sum(usage.prompt_tokens * count for count, usage in prompts)
+    return calls, Usage(asked + calls * answers * task.max_new_tokens, calls * options.judge_tokens)
+
+
+def _of_item(task: Task, item: Item, options: EvalOptions) -> tuple[int, Usage]:
+    messages = item.as_messages
+    if task.scoring == "points":
+        key = key_text(value(task.rubric, item.fields))
+        most = float(value(task.maximum, item.fields))
+        asked = points_messages(PointsQuestion(messages, "", key, most))
+        return 1, ChatRequest(asked, max_tokens=1).estimate()
+    rubric = rubric_of(value(task.rubric, item.fields))
+    criteria = tuple(one for one in rubric.items if one.kind == "llm")
+    calls = -(-len(criteria) // options.judge_items_per_call)
+    if not calls:
+        return 0, Usage()
+    whole = ChatRequest(judge_messages(messages, "", criteria, ""), max_tokens=1).estimate()
+    bare = ChatRequest(judge_messages(messages, "", criteria[:1], ""), max_tokens=1).estimate()
+    # the criteria are divided among the calls, the rest is in each
+    tokens = bare.prompt_tokens + (whole.prompt_tokens - bare.prompt_tokens) // calls
+    return calls * options.judge_votes, Usage(tokens, 1)
+
+
+def judge_figures(
+    task: Task, items: Sequence[Item], options: EvalOptions, sets: int, budget: Budget
+) -> dict[str, str]:
+    """A line of each judge: its calls, tokens and dollars, for so many sets of answers."""
+    calls, usage = judged_calls(task, items, options, sets)
+    figures = {}
+    for server in judge_servers(options) or [JudgeServer("judge", (), "")]:
+        share = options.audit_judge if server.audit else 1.0
+        used = Usage(round(usage.prompt_tokens * share), round(usage.completion_tokens * share))
+        own = {server.model: server.price} if server.price else {}
+        prices: Mapping[str, Price] = {**budget.prices, **own}
+        text = (
+            f"{round(calls * share):,} calls at most, {used.prompt_tokens:,} and "
+            f"{used.completion_tokens:,} tokens of prompts and replies, "
+        )
+        text += _dollars(server.model, used, prices)
+        figures[f"{task.name} judged by {server.name}"] = text
+    return figures
+
+
+def _dollars(model: str, used: Usage, prices: Mapping[str, Price]) -> str:
+    price = prices.get(model)
+    if price is None:
+        return f"dollars unknown (no price of {model or 'a judge'} in --prices or --judge)"
+    return f"{format_money(price.cost_usd(used))} at most"
