@@ -11,6 +11,7 @@ from typing import Any
 from sabia.core import page, svg
 from sabia.core.bench import verdict_table
 from sabia.core.bench.metrics import NO_ANSWER, Metric, metric_of
+from sabia.core.bench.pages import item_browser
 from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval
@@ -43,6 +44,7 @@ def render(
         parts += [page.section("Results", [*_charts(summary), _results_table(summary)])]
     if summary.comparisons:
         parts.append(page.section("Models compared item by item", _comparisons(summary, scores)))
+    parts += item_browser.section(scores, summary.headlines)
     judged = verdict_table.sections(verdicts)
     if checks:
         cells = [[_short(value) for value in check.values()] for check in checks]

@@ -44,8 +44,9 @@ class EvalOptions(
         "Write the report as an HTML page", "FILE.html", only=needs("inputs", "model", "answers"),
         recorded=False, group="Input and output", common=True,
     )  # fmt: skip
-    """It contains charts, tables and the items whose scores differ, without scripts and external
-    files."""
+    """It contains charts, also over checkpoints (models whose names differ in the number at the
+    end), tables, what calls have cost, and the items with their answers, without scripts and
+    external files."""
     gate: str = text(
         "File of the largest falls allowed against a baseline", "FILE.toml",
         only=needs("inputs", "model", "answers"), recorded=False, group="Input and output",

@@ -28,6 +28,7 @@ from sabia.core.bench.harness.groups import Group, group_results
 from sabia.core.bench.harness.results_json import harness_json
 from sabia.core.bench.items import Item, read_rows
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
+from sabia.core.bench.pages import checkpoints, held_out
 from sabia.core.bench.report import aligned, render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
 from sabia.core.bench.rubrics import judge_labels, pairwise
@@ -46,7 +47,7 @@ from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
-from sabia.core.generate.opened import open_budget
+from sabia.core.generate.opened import default_cache, open_budget
 from sabia.core.judge.lookup import LookupTable
 from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
@@ -121,10 +122,20 @@ def run(job: Job, options: EvalOptions) -> None:
                 writer.write(batch)
     facts = [(task.name, task.description) for task in tasks if task.description]
     facts += [("decontaminated", index_line)] if index_line else []
+    spent = budget.spent
+    facts += [("cost of calls", spent.text())] if spent.requests else []
     checks = _gate_checks(gate, summary, scores, verdicts, capabilities)
+    seen = held_out.count(
+        Path(options.judge_cache or default_cache()), tasks, items,
+        [model.name for model in models] + [*options.answers],
+        old is None and bool(options.model or options.answers),
+    )  # fmt: skip
+    held = held_out.gaps(summary, tasks, seen)
     wall_s = time.monotonic() - started
     harness = _harness(job, options, tasks, groups, summary, scores) if job.json else {}
-    _publish(job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks, harness)
+    _publish(
+        job, options, summary, scores, verdicts, items, wall_s, facts, gate, checks, harness, held
+    )
     if count == 1 and (lacking := missing_shards(scores)):
         raise Failed(f"INPUT: {'; '.join(lacking)}; the report is of the other rows only")
     if missing := _missing(fresh, options.max_missing):
@@ -365,6 +376,7 @@ def _publish(
     gate: Gate | None,
     checks: Sequence[Check],
     harness: dict[str, Any],
+    held: Sequence[held_out.Gap],
 ) -> None:
     table = terminal_table(summary, verdicts)
     for line in filter(None, table.splitlines()):
@@ -391,12 +403,15 @@ def _publish(
         judge_labels.load_labels(options.judge_labels, verdicts) if options.judge_labels else {}
     )
     people = judge_labels.compared(scores, verdicts, labels, summary.headlines)
-    for _, columns, lines in judge_labels.tables(people):
-        for line in aligned([columns, *lines]):
+    for _, columns, cells in judge_labels.tables(people):
+        for line in aligned([columns, *cells]):
             notes.note(line)
     positions = pairwise.positions(scores)
     if positions:
         for line in aligned([pairwise.COLUMNS, *pairwise.lines(positions)]):
+            notes.note(line)
+    if held:
+        for line in aligned([held_out.COLUMNS, *held_out.lines(held)]):
             notes.note(line)
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
@@ -417,6 +432,7 @@ def _publish(
         first += [item_analysis.section(analyses, scores)] if analyses else []
         first += [apart.section(parted, figures)] if parted or figures else []
         first += judge_labels.section(people)
+        first = [*checkpoints.section(summary), *held_out.section(held), *first]
         first += [pairwise.section(positions)] if positions else []
         write_atomic(
             options.report,
@@ -429,6 +445,7 @@ def _publish(
             | verdict_table.to_json(verdicts)
             | {"reward_checks": judged_checks.rows(traits)}
             | judge_labels.to_json(people)
+            | ({"held_out": held_out.to_json(held)} if held else {})
             | ({"positions": pairwise.to_json(positions)} if positions else {})
             | ({"items": item_analysis.to_json(analyses)} if analyses else {})
             | ({"samples": many_samples.to_json(sampled)} if sampled else {})
