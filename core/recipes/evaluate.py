@@ -403,8 +403,8 @@ def _publish(
         judge_labels.load_labels(options.judge_labels, verdicts) if options.judge_labels else {}
     )
     people = judge_labels.compared(scores, verdicts, labels, summary.headlines)
-    for _, columns, cells in judge_labels.tables(people):
-        for line in aligned([columns, *cells]):
+    for _, head, cells in judge_labels.tables(people):
+        for line in aligned([head, *cells]):
             notes.note(line)
     positions = pairwise.positions(scores)
     if positions:

@@ -84,10 +84,10 @@ def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
     Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
     """
     names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
-    taught = [name for name in TEACHER_COLUMNS if any(name in row for row in rows)]
+    learned = [name for name in TEACHER_COLUMNS if any(name in row for row in rows)]
     return pa.schema(
         [
-            *columns_schema((*COLUMNS, *taught)),
+            *columns_schema((*COLUMNS, *learned)),
             *((by, named_numbers.type_of(names)) for by in BY_SOURCE),
         ]
     )

@@ -67,7 +67,7 @@ class Teacher:
             scores = np.take_along_axis(scores, ids, -1)
         scores -= scores.max(-1, keepdims=True)
         logs = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        chances = np.exp(logs)
-        made["teacher_probabilities"] = chances.astype(np.float32)
-        made["teacher_information"] = (chances * logs).sum(-1).astype(np.float32)
+        probabilities = np.exp(logs)
+        made["teacher_probabilities"] = probabilities.astype(np.float32)
+        made["teacher_information"] = (probabilities * logs).sum(-1).astype(np.float32)
         return made

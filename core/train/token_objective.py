@@ -59,21 +59,21 @@ class TokenObjective:
         if self.validation is None:
             return {}
         stepper, loss_sum, weight = self.source.stepper, 0.0, 0.0
-        divergence, teaches = 0.0, False
+        divergence, has_teacher = 0.0, False
         by_source: dict[str, Any] = {"source_loss": 0.0, "source_weight": 0.0}
         for batch in self.source.validation(self.validation):
             watchdog.enter_phase(step, "validating")
             sums = stepper.evaluate(batch)
             weight += sums.weight
             if "kl" in sums.extras:
-                divergence, teaches = divergence + float(sums.extras["kl"]), True
+                divergence, has_teacher = divergence + float(sums.extras["kl"]), True
             loss_sum += _cross_entropy(sums) * sums.weight if sums.weight else 0.0
             # in float64, because the sums are over many batches
             by_source = {k: v + sums.extras[k].astype(np.float64) for k, v in by_source.items()}
         loss = loss_sum / max(weight, 1.0)
         notes.note(f"step {step:,}: validation loss {loss:.4f}")
         row = {"validation_loss": loss, "validation_tokens": int(weight)}
-        row |= {"validation_kl": divergence / max(weight, 1.0)} if teaches else {}
+        row |= {"validation_kl": divergence / max(weight, 1.0)} if has_teacher else {}
         return row | _by_source("validation_by_source", by_source, self.validation)
 
 
