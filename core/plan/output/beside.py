@@ -20,20 +20,20 @@ def beside(request: PlanRequest, plan: Plan) -> View:
         "byte of memory counts, and no layout is checked"
     )
     try:
-        found = _searched(settings, request)
+        plans = _searched(settings, request)
     except (UsageError, Infeasible) as error:
         words = str(error)
         words = words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"
         return View(f"{basis}\nsearch    finds none: {words}", {"error": str(error)})
-    best = found.best
-    usd = [found.cost_usd(price) for price in found.cluster.prices]
+    best = plans.best
+    usd = [plans.cost_usd(price) for price in plans.cluster.prices]
     figures = {
         **fields(best, "deadline_s", "chips", "work_s", "finishes_s", "mfu"),
         "layout": layout_words(best),
         "costs_usd": usd,
         "error": None,
     }
-    return View(f"{basis}\nsearch    {verdict(found)} --search shows the layouts.", figures)
+    return View(f"{basis}\nsearch    {verdict(plans)} --search shows the layouts.", figures)
 
 
 def _searched(settings: PlanOptions, request: PlanRequest) -> Plan:
