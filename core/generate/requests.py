@@ -12,6 +12,7 @@ from functools import cached_property
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.sampling import SamplingParams
+from sabia.core.generate.thinking import ThinkingBudget
 from sabia.core.grammar.guide import Guide
 
 STOP, LENGTH = "stop", "length"
@@ -29,7 +30,7 @@ class Request:
     that the sample has, `frequency_penalty` once for each time it has it, and `logit_bias` is added
     to those of its token ids (before the temperature; as in the API of OpenAI). `guide`: the
     grammar that the text fits, also where it ends at the limit of tokens. `adapter`: the name of an
-    adapter that the model's operations have.
+    adapter that the model's operations have. `thinking`: a budget of reasoning.
     """
 
     prompt: Sequence[int]
@@ -51,6 +52,7 @@ class Request:
     logit_bias: tuple[tuple[int, float], ...] = ()
     guide: Guide | None = None
     adapter: str = ""
+    thinking: ThinkingBudget | None = None
 
     @property
     def samples(self) -> Sequence[int]:
@@ -128,6 +130,7 @@ class Completion:
 
     `logprobs` are of the distribution drawn from, `raw_logprobs` of the model's own (temperature
     1, whole vocabulary); natural logarithms, one a token. `finish_reason` is stop or length.
+    `forced`: the places of tokens that were not sampled, but appended by a budget of reasoning.
     """
 
     request_id: str
@@ -137,6 +140,7 @@ class Completion:
     logprobs: list[float]
     raw_logprobs: list[float]
     finish_reason: str
+    forced: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
 from sabia.core.generate.runner.interface import Logits, Runner
 from sabia.core.generate.sampling import RowParams, stream_keys, uniforms
+from sabia.core.generate.thinking import Thought
 from sabia.core.grammar.guide import Walk
 
 CONTEXT_STEP = 16  # contexts are multiples of it
@@ -29,19 +30,21 @@ class Waiting:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A sample in flight: its request, its number there, its way through the request's grammar, and
-    the likeliest tokens of each step."""
+    """A sample in flight: its request, its number there, its way through the request's grammar,
+    its reasoning if that has a budget, and the likeliest tokens of each step."""
 
     of: Waiting
     number: int
     walk: Walk | None
+    thought: Thought | None = None
     ranked: list[Ranked] = field(default_factory=list)
 
     @classmethod
     def first(cls, of: Waiting, number: int) -> "Sample":
         """A sample without tokens."""
-        guide = of.request.guide
-        return cls(of, number, Walk(guide) if guide else None)
+        guide, thinking = of.request.guide, of.request.thinking
+        thought = Thought(thinking) if thinking else None
+        return cls(of, number, Walk(guide) if guide else None, thought)
 
 
 @dataclass
@@ -120,7 +123,11 @@ class Slots:
     def _bias(self, start: int) -> np.ndarray | None:
         """What penalties, biases and grammars of rows start..active add to their logits; None
         if they have none."""
-        steered = [row for row in range(start, self.active) if self.owner[row].of.request.steers]
+        steered = [
+            row
+            for row, sample in enumerate(self.owner[start : self.active], start)
+            if sample.of.request.steers or (sample.thought and sample.thought.pending)
+        ]
         if not steered:
             return None
         bias = np.zeros((self.active - start, self.stop_table.shape[1]), np.float32)
@@ -135,6 +142,9 @@ class Slots:
                 allowed = walk.allowed(int(self.limit[row] - self.drawn[row]))
                 ends = self.stop_table[self.kind[row]]
                 bias[row - start, ~np.where(ends, walk.accepts, allowed)] = -np.inf
+            if (thought := self.owner[row].thought) is not None and thought.pending:
+                bias[row - start] = -np.inf
+                bias[row - start, thought.pending[0]] = 0
         return bias
 
     def _rank(self, logits: Logits, start: int, which: np.ndarray | None) -> None:
@@ -159,6 +169,10 @@ class Slots:
         last = self.tokens[rows, self.drawn[rows] - 1]
         stopped = self.stop_table[self.kind[rows], last]
         full = self.drawn[rows] >= self.limit[rows]
+        for row in rows.tolist():
+            if (thought := self.owner[row].thought) is not None:
+                thought.take(self.tokens[row, : self.drawn[row]].tolist(), tokenizer.decode)
+                full[row] |= thought.over
         ended: dict[int, tuple[str, str | None]] = {}
         complete = np.array([one.walk is not None and one.walk.complete for one in self.owner])
         for row in np.flatnonzero(stopped | full | complete | self.watches_text[rows]).tolist():

@@ -3,6 +3,7 @@
 A parameter that has no effect here is refused by name, except where the value asks for nothing
 (`"repetition_penalty": 1`) or names only the caller (`user`). `top_k`, `min_p`, `stop_token_ids`,
 `ignore_eos`, `chat_template_kwargs`, `return_token_ids` and `structured_outputs` are those of vLLM.
+`thinking_budget` and `thinking_overflow` are our own.
 Source: https://platform.openai.com/docs/api-reference (chat/create, completions/create).
 """
 
@@ -17,6 +18,7 @@ from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import reads_date
+from sabia.core.generate.thinking import ThinkingBudget, thinking_budget
 from sabia.core.grammar.guide import Guide
 from sabia.core.options.chat_template import DATE
 from sabia.core.serve.response_format import ResponseFormats
@@ -167,11 +169,17 @@ def parse_chat(
     most = body.take(name, int, left)
     if most < 1:
         raise Rejected(f"{name}: {most} (expected 1 or more)", name)
+    given = {*body.left}
     guide = _guide(body, "response_format", lambda form: formats.of_chat(form, text))
     guide = guide or _guide(body, "structured_outputs", formats.of_structure)
+    if "thinking_budget" in body.left and "structured_outputs" in given:
+        raise Rejected(
+            "thinking_budget: is not supported beside structured_outputs", "thinking_budget"
+        )
+    thinking = _thinking(body, text, tokenizer)
     return _asked(
         body, [prompt], [text], turn, _alternatives(alternatives) if wanted else None, most, limits,
-        tokenizer.stop_ids, guide, adapter,
+        tokenizer.stop_ids, guide, adapter, thinking=thinking,
     )  # fmt: skip
 
 
@@ -211,6 +219,7 @@ def _asked(
     body: Body, prompts: Sequence[list[int]], texts: Sequence[str | None], turn: Turn | None,
     alternatives: int | None, most: int, limits: Limits, ends: tuple[int, ...],
     guide: Guide | None, adapter: str, echo: bool = False,
+    thinking: ThinkingBudget | None = None,
 ) -> Asked:  # fmt: skip
     """What both bodies share, checked."""
     count = body.take("n", int, 1)
@@ -241,6 +250,7 @@ def _asked(
             logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
             min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
             frequency_penalty=sampling["frequency_penalty"], guide=guide, adapter=adapter,
+            thinking=thinking,
         )
         for prompt in prompts
     ]  # fmt: skip
@@ -263,6 +273,21 @@ def _guide(
         return read(wanted) if wanted else None
     except UsageError as error:
         raise Rejected(f"{name}: {error}", name) from None
+
+
+def _thinking(body: Body, prompt: str, tokenizer: Tokenizer) -> ThinkingBudget | None:
+    """The budget of reasoning after a rendered conversation."""
+    at_end = body.take("thinking_overflow", str, "close")
+    if at_end not in ("close", "length"):
+        raise Rejected(f"thinking_overflow: {_short(at_end)} (expected close or length)",
+                       "thinking_overflow")  # fmt: skip
+    if "thinking_budget" not in body.left:
+        return None
+    tokens = body.take("thinking_budget", int, 0)
+    try:
+        return thinking_budget(tokens, prompt, tokenizer, at_end == "close")
+    except UsageError as error:
+        raise Rejected(str(error), "thinking_budget") from None
 
 
 def _logit_bias(values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:

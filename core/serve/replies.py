@@ -107,8 +107,11 @@ class Reply:
                 number, made.tokens[listed:], made.raw_logprobs[listed:],
                 done.ended.ranked[listed:],
             )  # fmt: skip
-        return self._piece(number, message, text, logs, whole["finish_reason"],
-                           made.tokens[listed:], done.ended.versions[listed:])  # fmt: skip
+        piece = self._piece(number, message, text, logs, whole["finish_reason"],
+                            made.tokens[listed:], done.ended.versions[listed:])  # fmt: skip
+        if self.asked.token_ids:
+            piece["forced_tokens"] = list(made.forced)
+        return piece
 
     def _more_logprobs(
         self, number: int, tokens: Sequence[int], logprobs: Sequence[float],
@@ -154,7 +157,8 @@ class Reply:
         if self.asked.token_ids:
             drawn = [] if self.asked.only_echo else made.tokens
             ids = {"token_ids": drawn, "prompt_token_ids": list(request.prompt),
-                   "weight_versions": list(done.ended.versions[: len(drawn)])}  # fmt: skip
+                   "weight_versions": list(done.ended.versions[: len(drawn)]),
+                   "forced_tokens": list(made.forced)}  # fmt: skip
         return {"index": self._number(done), **content, "logprobs": logs, "finish_reason": reason,
                 **ids}  # fmt: skip
 
