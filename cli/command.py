@@ -102,9 +102,15 @@ def make_job(name: str, options: Call) -> Job:
     return Job(command=name, call=call_of(options), **fields)
 
 
+MOST_LETTERS = 500  # of a message
+
+
 def explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) > MOST_LETTERS:  # a value that is quoted may be of any length
+        half = (MOST_LETTERS - 3) // 2
+        text = f"{text[:half]} … {text[-half:]}"
     if isinstance(error, SabiaError):
         return int(error.exit_code), text
     if isinstance(error, ModuleNotFoundError):

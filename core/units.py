@@ -76,10 +76,17 @@ def parse_duration(text: str | float, what: str = "duration") -> float:
 
 
 def parse_fraction(text: str | float, what: str = "fraction") -> float:
-    """A fraction: '40%', '40' and '0.4' → 0.4 (numbers above 1 are percent, at most 100)."""
+    """A fraction: '40%', '40' and '0.4' → 0.4 (numbers from 2 are percent, at most 100).
+
+    '1' and '1.5' are refused: one is 100 % of something to some, and 1 % to others.
+    """
     value, unit = _split(text, what, "a fraction such as 40% or 0.4")
     if unit not in ("", "%"):
         raise UsageError(f"{what}: unit {unit!r} in {text!r} (expected % or nothing)")
+    if not unit and 1 <= value < 2 and (value > 1 or text == "1"):
+        raise UsageError(
+            f"{what}: {text!r} may be a share or percent (expected {value:g}%, or 100% or less)"
+        )
     share = value / 100 if unit == "%" or value > 1 else value
     if share > 1:
         raise UsageError(f"{what}: {text!r} is more than 100 % (expected 0 to 100 %)")

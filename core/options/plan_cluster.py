@@ -359,7 +359,7 @@ class PlanGeneration(Options, group="Generation"):
         only=needs(stage=("serve", "grpo")),
     )  # fmt: skip
     items: float | None = _count(
-        "Items to evaluate, or examples to fine-tune on", unset="10000",
+        "Items to evaluate, or examples to fine-tune on", unset="10000", least=1,
         only=needs(stage=("eval", "sft")),
     )  # fmt: skip
     repeats: int | None = _whole(
@@ -376,7 +376,7 @@ class PlanGrpo(Options, group="GRPO"):
     """Steps of reinforcement learning (GRPO)."""
 
     prompts: int | None = _whole("Prompts per step", unset="64")
-    group: int | None = _whole("Answers per prompt (group size)", unset="16")
+    group: int | None = _whole("Answers per prompt (group size)", unset="16", least=2)
     steps: int | None = _whole("Number of steps", unset="1000")
     generation_chips: int | None = _whole("Chips that only generate", unset="none")
     """By default all chips generate and train in turn."""

@@ -87,7 +87,7 @@ def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date
         text=several.text(first, named, first == "RUN"),
         report=several.report(settings, named),
         rows=several.flat_rows(named),
-        warnings=remarks.stale_lines(prices, today),
+        warnings=[*several.rejected(named), *remarks.stale_lines(prices, today)],
         charts=lambda: _plots().of_several(named),
     )
 

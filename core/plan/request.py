@@ -26,6 +26,7 @@ SFT_BATCH = 512e3  # default tokens of a batch of fine-tuning
 OFFERS = ("provider", "region", "spot", "commitment")  # parameters of prices_for
 MOST_PRICES = 3  # columns of the table
 LEAST_HBM = 1e9
+MOST_USD = 100  # per chip-hour; several times the dearest on file
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,12 @@ def own_prices(text: str) -> tuple[Price, ...]:
     """'4.4,12' → the user's own prices, without source or date."""
 
     def price(text: str) -> Price:
-        return Price(parse_money(text, "--price"))
+        usd = parse_money(text, "--price")
+        if usd > MOST_USD:
+            raise UsageError(
+                f"--price: ${usd:g} (expected US dollars per chip and hour, at most {MOST_USD}; a "
+                "host or a month is not a chip-hour)"
+            )
+        return Price(usd)
 
     return tuple(parse_list(text, price, "--price"))

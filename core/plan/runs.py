@@ -14,11 +14,14 @@ from typing import IO, Any
 
 from sabia.core.errors import BadData, UsageError
 
-Run = tuple[str, dict[str, Any]]
+Run = tuple[str, dict[str, Any] | BadData]  # file and line, and the row or why it is none
 
 
 def read_runs(path: str) -> Iterator[Run]:
-    """(file and line, the row) of each run. UsageError if there is no file, else BadData."""
+    """(file and line, the row or its error) of each run. UsageError if there is no file.
+
+    Raises BadData on a file that cannot be read, or without any line.
+    """
     if path == "-":
         try:
             yield from _lines("stdin", sys.stdin)
@@ -47,9 +50,9 @@ def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
         try:
             row = json.loads(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:
-            raise BadData(f"{where}: {error} (expected one JSON object per line)") from error
-        if not isinstance(row, dict):
-            raise BadData(f"{where}: {line.strip()[:40]!r} (expected a JSON object of options)")
+            row = BadData(f"{where}: {error} (expected one JSON object per line)")
+        if not isinstance(row, dict | BadData):
+            row = BadData(f"{where}: {line.strip()[:40]!r} (expected a JSON object of options)")
         empty = False
         yield where, row
     if empty:

@@ -55,7 +55,7 @@ USAGE = [
     ("--spot --spot-share 50", "--spot-share: not together with --spot"),
     ("--provider nobody", "--provider: no price of h100 is on file for nobody"),
     ("--provider nebius --commitment 9years", "--commitment: no price of h100"),
-    ("--provider lambda --region mars --spot", "--spot: no price of h100"),
+    ("--provider lambda --region us-east-1 --spot", "--spot: no price of h100"),
     ("--price 3 --region us", "--region: not together with --price"),
     ("--pue 11", "expected 1 to 5"),
     ("--carbon-intensity 40", "expected 0 to 2"),

@@ -78,7 +78,7 @@ def test_the_script_s_checkpoints_are_options_of_the_trainer() -> None:
 
 
 def test_a_chart_is_written_beside_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "plan.svg"
+    path = tmp_path / "plan.svg"
     done = process(f"{RUN} --search --chips 64 --plot {path}")
     assert done.returncode == 0 and "DEADLINE" in done.stdout
     assert path.read_text().startswith("<svg ") and not list(path.parent.glob(".*"))

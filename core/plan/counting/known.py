@@ -18,6 +18,11 @@ from sabia.core.spec.families import read_config
 MOST_LAYERS = 10_000  # each layer is an object in memory
 # fields that change the computation, which core.spec refuses, but no count
 _UNCOUNTED = ("output_gate_type", "language_model_only")
+LARGEST = 10**12  # a larger size is a mistake, and products of such sizes overflow
+
+
+def _beyond(value: Any) -> bool:
+    return isinstance(value, int) and value >= LARGEST
 
 
 def architecture_of(path: str | Path) -> Architecture:
@@ -37,6 +42,9 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
             depth = fields.get(name)
             if isinstance(depth, int) and depth > MOST_LAYERS:
                 raise UsageError(f"config.json: {name} is {depth} (expected at most {MOST_LAYERS})")
+        large = [name for name, value in fields.items() if _beyond(value)]
+        if large:
+            raise UsageError(f"config.json: {large[0]} is too large (expected below {LARGEST:g})")
     family = str(config.get("model_type"))
     alike = generic.ALIKE.get(family, family)
     if alike not in families():

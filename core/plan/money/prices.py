@@ -153,6 +153,11 @@ def prices_for(
     file if none matches.
     """
     rows = load_prices().get(chip, ()) if rows is None else rows
+    if region is not None:
+        regions = {p.region for some in load_prices().values() for p in some if p.region}
+        if not any(_begins(name, region) or _begins(region, name) for name in regions):
+            known = ", ".join(sorted(regions)[:MOST_NAMED])
+            raise UsageError(f"--region: no region {region!r} is on file (on file: {known}, …)")
     sold = [
         p for p in rows
         if p.spot == spot and p.commitment == commitment and _begins(p.provider, provider)

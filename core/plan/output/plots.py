@@ -5,6 +5,7 @@ made by core.svg; `document` joins them in one self-contained SVG or HTML file.
 """
 
 import math
+import os
 import re
 from collections.abc import Sequence
 
@@ -32,6 +33,9 @@ def check_form(path: str) -> None:
         )
     if not path.endswith(FORMS):
         raise UsageError(f"--plot: {path} (expected a name that ends in .svg or .html)")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"--plot: {folder} is not a directory (expected one that exists)")
 
 
 def of_plan(request: PlanRequest, plan: Plan) -> list[str]:

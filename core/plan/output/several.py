@@ -22,7 +22,8 @@ from sabia.core.units import parse_list
 # options that are not valid in a list of runs
 OF_ONE = ("explain", "emit", "budget", "compare", "offers", "pretrain_args")
 Named = list[tuple[str, summary.SummaryRow]]
-Changes = tuple[str, dict[str, Any]]  # of one run: its name or file and line, and its options
+# of one run: its name or file and line, and its options or why it is none
+Changes = tuple[str, dict[str, Any] | BadData]
 Priced = tuple[Named, tuple[Price, ...]]  # rows, and every price in them
 
 
@@ -45,10 +46,14 @@ def listed(settings: PlanOptions, rows: Iterable[Changes], today: date) -> Price
 
 def _of_rows(rows: Iterable[Changes]) -> Iterator[Changes]:
     for where, row in rows:
+        if isinstance(row, BadData):
+            yield where, row
+            continue
         try:
             name, values = str(row.get("name", where)), PlanOptions.read_row(row, without=OF_ONE)
         except UsageError as error:
-            raise BadData(f"run {where}: {error}") from error
+            yield where, BadData(f"run {where}: {error}")
+            continue
         printable = "".join(letter if letter.isprintable() else " " for letter in name)
         yield printable, values | {"inputs": ()}
 
@@ -57,6 +62,8 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
     rows, errors, prices = [], [], dict[Price, None]()
     for name, changes in runs:
         try:
+            if isinstance(changes, BadData):
+                raise changes
             stage = changes.get("stage", settings.stage)
             if not TRAINING.holds({"stage": stage}):
                 raise UsageError(f"--stage: {stage} is not possible in a table (expected alone)")
@@ -64,7 +71,7 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
             request, plan = plan_of(own, priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             rows.append((name, summary.summary(request, plan)))
-        except (UsageError, Infeasible) as error:
+        except (UsageError, Infeasible, BadData) as error:
             errors.append(error)
             rows.append((name, {"error": str(error)}))
     if errors and len(errors) == len(rows):
@@ -93,6 +100,14 @@ def _verdict(named: Named) -> str:
         usd, name = min(spots)
         words.append(f"preemptible on {name.upper()}, {short_money(usd)} without interruptions")
     return "; ".join(words) + "."
+
+
+def rejected(named: Named) -> list[str]:
+    """A line with the number of rows without a plan, if there are any."""
+    count = sum(bool(row["error"]) for _, row in named)
+    return (
+        [f"{count} of {len(named)} rows have no plan; the error of each is in it"] if count else []
+    )
 
 
 def report(settings: PlanOptions, named: Named) -> dict[str, Any]:

@@ -101,11 +101,20 @@ def with_classifier(spec: ModelSpec, config: Mapping[str, Any]) -> ModelSpec:
     return replace(spec, **changes, tied=False, head_bias=False, kept=())
 
 
+MOST_LETTERS = 16 << 20  # of a config.json
+
+
 def read_config(path: str | Path) -> dict[str, Any]:
     """The configuration in a directory's config.json, or in that file."""
     file = _config_file(path)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8") as stream:
+            text = stream.read(MOST_LETTERS + 1)
+        if len(text) > MOST_LETTERS:
+            raise BadData(f"model: {file} is longer than 16 MB (expected a config.json)")
+        config = json.loads(text)
+    except RecursionError:
+        raise BadData(f"model: {file} is nested too deeply (expected a config.json)") from None
     except FileNotFoundError:
         raise UsageError(f"model: {file} does not exist (expected a model directory)") from None
     except ValueError as error:
