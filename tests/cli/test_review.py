@@ -125,9 +125,7 @@ def test_a_verdict_is_never_lost_or_applied_to_another_text(run, tmp_path):
     done = run("rewrite", given, "-o", tmp_path / "r", "--reviewed", review, expected=65)
     assert "line 2: the text of record d3 is another one now" in done
     for words, message in [
-        (("--review", review), "--review: only with --out"),
         (("-o", tmp_path / "s", "--review", review, "--shard", "0/2"), "--review: with --shard"),
-        (("-o", tmp_path / "s", "--review", review, "--reviewed", review), "--review"),
         (("--reviewed", tmp_path / "none"), "--reviewed: "),
     ]:
         assert message in run("rewrite", given, *words, expected=2)
