@@ -32,7 +32,9 @@ from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
 from sabia.core.recipes.calibration.usage import Match
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
-from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.recipes.report.quantized_card import FILE as CARD
+from sabia.core.recipes.report.quantized_card import quantized_card
+from sabia.core.shards.atomic import read_json, write_atomic, write_json
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import from_path, is_stream, open_inputs
 from sabia.core.shards.job import Job
@@ -87,6 +89,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
             made = {"command": job.command, "fingerprint": fingerprint, "seed": job.seed}
             report[run_record.RUN] = run_record.of_process(made, job)
             run_record.keep_beside(str(out), report[run_record.RUN])
+        write_atomic(out / CARD, quantized_card(report, out.name))
         write_json(out / RECORD, report)
         shutil.rmtree(_layers(out), ignore_errors=True)
         before, after = report["size_before_bytes"], report["size_after_bytes"]

@@ -1,11 +1,13 @@
 """`sabia quantize` killed at any time goes on after its last finished layer, to the same bytes."""
 
+import errno
 import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +188,48 @@ def test_a_broken_model_leaves_nothing(world: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"down_proj\.weight is missing"):
         make(world, tmp_path / "q", model=tmp_path / "m")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m"]
+
+
+@pytest.mark.slow
+def test_twenty_kills(world: Path, tmp_path: Path) -> None:
+    """At random moments of runs that begin anew: same bytes, and finished layers are kept."""
+    draw, out, kills, kept = random.Random(2), tmp_path / "q", 0, 0
+    whole = started(world, tmp_path / "timed")
+    begin = time.monotonic()
+    whole.communicate()
+    length = time.monotonic() - begin
+    while kills < 20:
+        process = started(world, out)
+        time.sleep(draw.uniform(0.2, 1) * length)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if (out / "quantization.json").exists():  # complete: the next begins from nothing
+            assert content(out) == content(world / "whole")
+            shutil.rmtree(out)
+            shutil.rmtree(layers(out), ignore_errors=True)
+            kept = 0
+        else:
+            assert finished(out) >= kept
+            kept = finished(out)
+    last = started(world, out)
+    last.communicate()
+    assert last.returncode == 0 and content(out) == content(world / "whole")
+    assert not layers(out).exists()
+
+
+def test_a_full_disk_leaves_nothing(world: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    from sabia.core.quant import finished as module
+
+    written = module.write_tensors
+
+    def full(path: Path, tensors: Any) -> None:
+        if len(list(layers(tmp_path / "q").glob("layer-*.json"))) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        written(path, tensors)
+
+    monkeypatch.setattr(module, "write_tensors", full)
+    with pytest.raises(OSError, match="No space left"):
+        make(world, tmp_path / "q")
+    assert not list(tmp_path.iterdir())

@@ -243,3 +243,45 @@ def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(gguf_file, "write_gguf", damaged)
     with pytest.raises(Failed, match="does not load back"):
         make(tmp_path, monkeypatch, "w4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["bf16", "w8", "w4a16", "mxfp4a16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+def test_llama_cpp_computes_the_same(
+    recipe: str, family: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its logits beside ours of the decoded weights."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python reads GGUF files")
+    import torch
+
+    from sabia.core.model import forward
+    from sabia.core.ops.backend import load_ops
+
+    more = {"norm_topk_prob": True} if family == "qwen3_moe" else {}
+    model = saved(tmp_path, family, more, **(EXPERTS if more else {}), heads=2, context=128)
+    make(tmp_path, monkeypatch, recipe)
+    path = tmp_path / "q" / "model.gguf"
+    engine = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, verbose=False, n_threads=1,
+                             use_extra_bufts=False)  # fmt: skip
+    text = TEXT + " e mais"
+    tokenizer = hub_tokenizer(model)
+    ids = tokenizer.encode_ordinary(text)
+    assert engine.tokenize(text.encode(), add_bos=False) == ids
+    engine.eval(ids)
+    theirs = np.array(engine.scores[: len(ids)])
+    spec, ops = hub.load_model(model)[0], load_ops("torch")
+    decoded = {tensor.name: array for tensor, array in gguf_file.read_gguf(path, spec)}
+    weights = ops.to_device(decoded, "float32")
+    with torch.inference_mode():
+        states = forward.hidden(spec, weights, np.array([ids]), ops)
+        ours = forward.logits(spec, weights, states, ops)[0].numpy()
+    off = np.linalg.norm(theirs - ours) / np.linalg.norm(ours)
+    # llama.cpp rounds activations to F16, and beside quantized weights to 8 bits
+    assert off < (3e-3 if recipe == "bf16" else 0.25)
+
+
+def hub_tokenizer(model: Path) -> Any:
+    from sabia.core.text.tokenize.tokenizer import load_tokenizer
+
+    return load_tokenizer(model)

@@ -117,6 +117,10 @@ def test_the_report_has_both_distributions_and_what_is_missing(
     assert calibration["usage"]["chosen"]["language"]["pt"] >= 0.75
     assert calibration["usage"]["distance"]["language"] == pytest.approx(0.25, abs=0.01)
     assert "calibration lacks language de (25% of the use, 0% of it)" in said
+    card = (tmp_path / "q" / "README.md").read_text()
+    assert "# Model card: q\n" in card and f"| de | 25.0% | {0:.1%} |" in card
+    assert "16 records (document)" in card and "| transformers | loads | - |" in card
+    assert "| attention | w8a16 | rtn | 4 |" in card and "KL to the original" in card
     assert "already made" in report(usage=usage)[1]
     documents(usage, Counter({PT: 30}))
     calibration, said = report(usage=usage)
