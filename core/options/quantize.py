@@ -75,13 +75,16 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         "Rounding method",
         "auto",
         "gptq",
+        "learned",
         "rtn",
         "trained",
         default=None,
         unset="the recipe's, or auto",
     )
     """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
-    nearest; `gptq` uses GPTQ for 8 bits too; `rtn` rounds to nearest, without calibration;
+    nearest; `gptq` uses GPTQ for 8 bits too; `learned` learns for each weight of
+    4-bit matrices whether it is rounded up or down, by signed gradients (AutoRound), and is
+    usually behind GPTQ; `rtn` rounds to nearest, without calibration;
     `trained` rounds to nearest from BF16, as quantization-aware training does.
     An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
     rounded to nearest, which the summary and the rows of the output say."""

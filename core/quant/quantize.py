@@ -118,10 +118,10 @@ class Rounding:
         self.form = stored_form(spec, recipe)
         self.table = {t.name: t for t in self.form.tensors()}
         self.linears = plan(self.form, recipe)
-        if recipe.rounding == "gptq" and not calibration:
+        if recipe.rounding in ("gptq", "learned") and not calibration:
             raise UsageError(
-                "--rounding: gptq needs calibration inputs (expected calibration records as INPUT, "
-                "or --rounding auto)"
+                f"--rounding: {recipe.rounding} needs calibration inputs (expected calibration "
+                "records as INPUT, or --rounding auto)"
             )
         static = {x.scheme.name for x in self.linears if x.scheme.inputs and x.scheme.inputs.part}
         self.static = bool(static)

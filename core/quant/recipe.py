@@ -27,8 +27,8 @@ from sabia.core.numerics.schemes import GGUF, SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
-Rounding = Literal["auto", "gptq", "rtn", "trained"]
-ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "rtn", "trained")
+Rounding = Literal["auto", "gptq", "learned", "rtn", "trained"]
+ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "learned", "rtn", "trained")
 Smooth = Literal["none", "awq", "smoothquant"]
 Container = Literal["compressed-tensors", "dense", "gguf"]
 COMPONENTS = (
@@ -68,9 +68,10 @@ class RecipeRule:
 class Recipe:
     """Schemes by component, rules that override them, and the settings of rounding.
 
-    rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest; `trained`: to
-    nearest from BF16 values, as quantization-aware training simulates it. scale: how
-    scales are chosen, `mse` or `absmax`. order: GPTQ's order of columns, `static` (by activation,
+    rounding: `auto` is GPTQ for 4 bits with calibration inputs, else to nearest; `learned`: up or
+    down by signed gradients for 4 bits; `trained`: to nearest from BF16 values, as
+    quantization-aware training simulates it. scale: how scales are chosen, `mse` or `absmax`.
+    order: GPTQ's order of columns, `static` (by activation,
     with groups in the stored order) or `natural`. damping: see core.quant.gptq.
     smooth and its alpha: see core.quant.smoothing. container: the form of the written files.
     """

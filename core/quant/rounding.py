@@ -11,6 +11,7 @@ from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
 from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
+from sabia.core.quant.learned import learned
 from sabia.core.quant.recipe import Recipe
 
 
@@ -43,6 +44,10 @@ def store(
         method = "gptq"
         config = GptqConfig(scheme, recipe.scale, recipe.order, recipe.damping, whole)
         codes, scales = gptq(weight, hessian, config, name)
+    elif hessian is not None and recipe.rounding == "learned" and scheme.bits <= 4:
+        method = "learned"
+        scales = choose_scales(weight, scheme, recipe.scale, whole)
+        codes = learned(weight, hessian, scheme, scales)
     else:
         scales = choose_scales(weight, scheme, recipe.scale, whole)
         codes = encode(weight, scales, scheme)
@@ -69,7 +74,7 @@ def errors_of(
     """mse, relative_error |W'-W|/|W|, and with calibration output_error |X(W'-W)ᵀ|/|XWᵀ|.
 
     output_error_rtn is the output_error of rounding to nearest with the same scales, for comparison
-    with GPTQ.
+    with the others.
     """
     errors: dict[str, float | None] = {
         **weight_errors(weight, stored.decoded),
@@ -81,7 +86,7 @@ def errors_of(
     size = output_norm(weight, hessian) or 1.0
     errors["output_error"] = output_norm(stored.decoded - weight, hessian) / size
     errors["output_error_rtn"] = errors["output_error"]
-    if stored.method == "gptq":
+    if stored.method != "rtn":
         nearest = decode(encode(weight, stored.scales, scheme), stored.scales, scheme)
         errors["output_error_rtn"] = output_norm(nearest - weight, hessian) / size
     return errors

@@ -42,7 +42,7 @@ def how_rounded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield line
 
 
-_METHODS = {"gptq": "by GPTQ", "rtn": "to nearest"}
+_METHODS = {"gptq": "by GPTQ", "learned": "by learned rounding", "rtn": "to nearest"}
 
 
 def write_report(job: Job, report: dict[str, Any]) -> None:

@@ -5,9 +5,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.numerics.scales import choose_scales, decode, encode  # noqa: E402
+from sabia.core.numerics.scales import choose_scales, decode, encode, steps  # noqa: E402
 from sabia.core.numerics.schemes import SCHEMES, Scheme  # noqa: E402
 from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error  # noqa: E402
+from sabia.core.quant.learned import learned  # noqa: E402
 
 
 def correlated(rows: int, columns: int, inputs: int, seed: int = 0):
@@ -114,3 +115,25 @@ def test_fewer_inputs_than_columns_are_damped() -> None:
     weight, x = correlated(8, 128, 20, seed=3)
     scheme = FOUR.with_group(64)
     assert np.isfinite(decode(*gptq(weight, hessian_of(x), GptqConfig(scheme)), scheme)).all()
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-asym", "mxfp4a16", "nvfp4a16"])
+def test_learned_rounding_is_below_rounding_to_nearest_by_single_steps(name: str) -> None:
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((400, 64)) @ rng.standard_normal((64, 64))
+    hessian = torch.from_numpy(x.T @ x / 200)
+    weight = rng.standard_normal((24, 64)).astype(np.float32)
+    weight[3] = 0
+    scheme = SCHEMES[name]
+    scheme = scheme.with_group(32) if scheme.sizes_groups else scheme
+    scales = choose_scales(weight, scheme)
+    nearest = decode(encode(weight, scales, scheme), scales, scheme)
+    made = decode(learned(weight, hessian, scheme, scales), scales, scheme)
+    assert (made != nearest).any()
+    before, after = (
+        (((off := decoded - weight) @ hessian.numpy()) * off).sum(1) for decoded in (nearest, made)
+    )
+    assert (after <= before * 1.0001 + 1e-6).all()
+    assert after.sum() < 0.9 * before.sum()
+    step, _ = steps(scales, scheme, weight.shape)
+    assert (np.abs(made - nearest) / step).max() <= 2.001  # a step of E2M1 is up to two scales
