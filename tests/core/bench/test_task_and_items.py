@@ -147,6 +147,8 @@ EVERY_KEY = {
     "lookup_key": ("k", "exact_match rubric", LOOKUP),
     "lookup_text": ("t", "exact_match rubric", LOOKUP),
     "lookup_about": ("a", "exact_match rubric", LOOKUP),
+    "paraphrase": ("q", "multiple_choice exact_match rubric perplexity", {}),
+    "canary": ("c 12ab", "multiple_choice exact_match rubric perplexity", {}),
     "where": ("q", "multiple_choice exact_match rubric perplexity", {}),
     "limit": (1, "multiple_choice exact_match rubric perplexity", {}),
     "prompt": ("{{q}}", "multiple_choice exact_match rubric", {}),
