@@ -56,7 +56,13 @@ CASES = [("llama", name) for name, scheme in SCHEMES.items() if scheme.quantizes
 CASES += [("qwen3_moe", "w4a16"), ("qwen3_moe", "nvfp4"), ("deepseek_v3", "fp8")]
 
 
-@pytest.mark.parametrize(("family", "name"), CASES)
+FAST = {("llama", "nvfp4a16"), ("llama", "w4a16-asym"), ("qwen3_moe", "w4a16")}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [pytest.param(*case, marks=() if case in FAST else pytest.mark.slow) for case in CASES],
+)
 def test_stored_weights_decode_and_generate_as_before(
     family: str, name: str, tmp_path: Path
 ) -> None:
