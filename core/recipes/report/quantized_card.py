@@ -45,14 +45,14 @@ def _lines(report: Mapping[str, Any], name: str) -> Iterator[str]:
 
 def _calibration(sample: Mapping[str, Any]) -> Iterator[str]:
     if not sample["rows"]:
-        yield "None: all matrices are rounded to nearest."
+        yield "None: no record was read."
         return
     yield (
         f"{sample['rows']:,} records ({sample['kind']}), {sample['tokens']:,} tokens; "
         f"{sample['held_out']:,} others were held out."
     )
-    match = sample.get("usage")
-    for trait in match["distance"] if match else ():
+    match: Mapping[str, Any] = sample.get("usage") or {}
+    for trait in match.get("distance", {}):
         values = sorted(match["usage"][trait].keys() | match["chosen"][trait].keys())
         rows = [
             (value, *(f"{match[kind][trait].get(value, 0):.1%}" for kind in ("usage", "chosen")))
