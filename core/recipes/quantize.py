@@ -29,7 +29,7 @@ from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
-from sabia.core.recipes.calibration.usage import Match
+from sabia.core.recipes.calibration.usage_match import Match
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.recipes.report.quantized_card import FILE as CARD

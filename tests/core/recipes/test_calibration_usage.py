@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from in_process import stage
 
-from sabia.core.recipes.calibration.usage import chosen_numbers, compared, length_range, traits
+from sabia.core.recipes.calibration.usage_match import (
+    chosen_numbers,
+    compared,
+    length_range,
+    traits,
+)
 
 PT = "Mas não era só isso: a menina, que ainda não sabia ler, olhava para as letras da porta. "
 EN = "But that was not all: the girl, who could not read yet, looked at the letters on the door. "
