@@ -49,7 +49,7 @@ def read_rows(
     """At most `samples` records, and `held_out` others, each at most `length` tokens long.
 
     The sample is uniform over all rows (reservoir) and the same for the same seed; with records of
-    `usage` (a path), it is chosen from a larger one to be like them (`calibration.usage_match`). Of fewer
+    `usage` (a path), it is chosen from a larger one to be like them (see `usage_match`). Of fewer
     records than both numbers, a fifth at most is held out. A record whose tokens are calibrated on
     too is not held out.
     """
