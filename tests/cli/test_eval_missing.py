@@ -94,7 +94,7 @@ def test_items_that_a_server_refuses_have_no_answer_and_the_others_are_scored(
             assert results[kind]["items_without_answer"] == len(refused)
             assert all(f"HTTP {reply[:3]}" in details[f"r{i}"]["no_answer"] for i in refused)
         assert all(count == 1 for count in stub.delivered.values())
-        code, _, _, said = evaluated(folder, *words, "--max-missing", 1)
+        code, _, _, said = evaluated(folder, *words, "--max-missing", "100%")
         assert code == 0 and "holds these scores already" in said
 
 
