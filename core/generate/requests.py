@@ -7,7 +7,7 @@ same seed gives the same samples in any batch.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sabia.core.errors import UsageError
@@ -140,7 +140,7 @@ class Completion:
     logprobs: list[float]
     raw_logprobs: list[float]
     finish_reason: str
-    forced: tuple[int, ...] = ()
+    forced: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Session:
             text = self.model.tokenizer.decode(tokens[:-1] if ends else tokens)
         logprobs, raw = (x[row, :count].tolist() for x in (slots.logprobs, slots.raw))
         name = sample.of.request.name
-        forced = tuple(sample.thought.places) if sample.thought else ()
+        forced = list(sample.thought.places) if sample.thought else []
         made = Completion(name, sample.number, tokens, text, logprobs, raw, reason, forced)
         echo = self._echoes.get(sample.of.ticket)
         versions = slots.versions[row, :count].tolist()

@@ -83,7 +83,8 @@ class Journal:
             for row in rows:
                 items = zip(row["items"], row["weights"], strict=True)
                 verdicts = [(item["id"], Verdict(item["verdict"]), w) for item, w in items]
-                completion = Completion(**{f.name: row[f.name] for f in fields(Completion)})
+                known = {f.name for f in fields(Completion)} & row.keys()
+                completion = Completion(**{name: row[name] for name in known})
                 opinions = _opinions(row.get("opinions"))
                 grade = Grade(row["reward"], tuple(verdicts), opinions)
                 graded[completion.request_id, completion.sample] = completion, grade

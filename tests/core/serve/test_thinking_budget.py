@@ -48,11 +48,11 @@ def test_reasoning_is_closed_at_its_budget_by_tokens_that_are_marked(
         most = requests[int(sample.request_id)].thinking.tokens  # type: ignore[union-attr]
         assert sample.finish_reason == "length" and len(sample.tokens) == 30
         if most == 40:
-            assert sample.forced == () and sample.tokens == free.tokens
+            assert sample.forced == [] and sample.tokens == free.tokens
             continue
-        assert sample.forced == tuple(range(most, most + len(closing)))
+        assert sample.forced == list(range(most, most + len(closing)))
         assert [sample.tokens[place] for place in sample.forced] == closing
-        assert sample.tokens[:most] == free.tokens[:most] and free.forced == ()
+        assert sample.tokens[:most] == free.tokens[:most] and free.forced == []
         assert all(sample.logprobs[place] == 0 for place in sample.forced)
         # the model's own log-probability of a forced token is that of a prompt that ends before it
         again = Request([*requests[int(sample.request_id)].prompt, *sample.tokens[: most + 1]], 1,
@@ -81,11 +81,11 @@ class engine_session:
 def test_a_sample_may_end_at_its_budget_and_only_reasoning_has_one(engine: Engine) -> None:
     ends = ThinkingBudget(6, "", "</think>", ())
     (sample,) = engine.generate([Request([3], 30, seed=1, stop_ids=(), thinking=ends)])
-    assert (len(sample.tokens), sample.finish_reason, sample.forced) == (6, "length", ())
+    assert (len(sample.tokens), sample.finish_reason, sample.forced) == (6, "length", [])
     # what does not begin with the opening text has no reasoning
     opens = ThinkingBudget(6, "<think>", "</think>", (5,))
     (sample,) = engine.generate([Request([3], 30, seed=1, stop_ids=(), thinking=opens)])
-    assert (len(sample.tokens), sample.forced) == (30, ())
+    assert (len(sample.tokens), sample.forced) == (30, [])
     # what does begin with it has: the first tokens are made likely one after another
     thought, ids = Thought(opens), engine.tokenizer.encode("<think>a b c d e f g")
     for end in range(1, len(ids) + 1):
