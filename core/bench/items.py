@@ -129,7 +129,7 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
     with path.open("rb") as file:
         text = decompressed(file).read().decode("utf-8-sig")
     if path.suffix == ".csv":
-        csv.field_size_limit(len(text) + 1)
+        csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # of the whole process
         return list(csv.DictReader(io.StringIO(text, newline="")))
     try:
         if text.lstrip()[:1] == "[":

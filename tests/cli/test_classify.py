@@ -193,7 +193,7 @@ def test_drift(scored: Path, tmp_path: Path) -> None:
         (["--score", "edu", "--label", "edu"], 2, b"--positive"),
         (["--score", "edu", "--positive", "edu > 9"], 65, b"0 of them positive"),
         (
-            ["--score", "edu", "--label", "kind", "--precision", "1", "--sure"],
+            ["--score", "edu", "--label", "kind", "--precision", "100%", "--sure"],
             3,
             b"with 95 % confidence",
         ),

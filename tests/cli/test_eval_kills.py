@@ -156,11 +156,13 @@ def test_finished_results_need_no_model(
 ) -> None:
     from in_process import stage
 
-    from sabia.core.model.storage import hub
+    from sabia.core.recipes import evaluated_models
 
-    load: Callable = hub.load_model
+    load: Callable = evaluated_models.load_stored
     loaded: list[object] = []
-    monkeypatch.setattr(hub, "load_model", lambda *given: loaded.append(given) or load(*given))
+    monkeypatch.setattr(
+        evaluated_models, "load_stored", lambda *given: loaded.append(given) or load(*given)
+    )
     given = {"model": (str(folder / "quick"),), "judge_cache": tmp_path / "c", "limit": 6,
              "task": tuple(str(folder / f"{t}.toml") for t in ("mc", "prose", "said"))}  # fmt: skip
     for name, more in (("a", {}), ("b", {}), ("c", {"force": True})):

@@ -11,7 +11,6 @@ RUN = '{"params": "8B", "chip": "h100", "deadline": "900d"}'
 BROKEN = [
     ("", "no runs"),
     ('{"params":', "stdin:1"),
-    (RUN + "\n[1]", "stdin:2"),
     ("[" * 100_000, "stdin:1: maximum recursion depth"),
     ('{"params": NaN}', "nan is not a number"),
     ('{"params": true}', "expected a value"),

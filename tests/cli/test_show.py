@@ -404,7 +404,7 @@ def test_the_first_screen_of_a_terabyte(tmp_path: Path) -> None:
     code, shown, _ = terminal(tmp_path, SABIA_PAGER="head -24")
     assert code == 0 and "token row" in shown
     program = (
-        "import sys; sys.argv = ['sabia', 'show', sys.argv[1], '-n', '2']\n"
+        "import os, sys; sys.argv = ['sabia', 'show', sys.argv[1], '-n', '2']\n"
         "from sabia.cli import main\n"
         "main.end_process = lambda code: None\n"
         "try: main.program()\n"
@@ -412,7 +412,8 @@ def test_the_first_screen_of_a_terabyte(tmp_path: Path) -> None:
         "  read = next(int(l.split()[1]) for l in open('/proc/self/io') if l[:5] == 'rchar')\n"
         "  loaded = [m for m in ('torch', 'jax', 'numba', 'pandas', 'transformers') "
         "if m in sys.modules]\n"
-        "  print(read, loaded, file=sys.stderr)"
+        "  print(read, loaded, file=sys.stderr, flush=True)\n"
+        "  os._exit(0)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=True, env=ENVIRONMENT)

@@ -116,7 +116,8 @@ def pretended_cuda() -> Iterator[None]:
     """Within it torch has a device cuda, which is the default one of core.ops.device_torch."""
     off = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
-    changes = {"_lazy_init": lambda: None, "get_device_capability": lambda _=None: CAPABILITY}
+    changes = {"_lazy_init": lambda: None, "get_device_capability": lambda _=None: CAPABILITY,
+               "mem_get_info": lambda _=None: (1 << 30, 4 << 30)}  # fmt: skip
     chosen = dict.fromkeys(device_torch.TorchOps.requested, "reference")
     with ExitStack() as stack:
         stack.callback(torch._C._set_only_lift_cpu_tensors, off)

@@ -373,7 +373,7 @@ def test_each_program_begins_anew(box):
 
 def test_tests_that_misbehave_give_no_verdict_and_leave_a_box(box):
     for tests in (
-        "while True: f()",
+        "while True: pass",
         "import os\nos._exit(0)",
         "import os\nos.kill(os.getpid(), 9)",
     ):
