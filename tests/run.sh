@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests. usage: bash tests/run.sh [--lowest] [PYTEST ARGUMENTS]
-#   bash tests/run.sh                     the fast suite (at most 15 minutes on two cores)
+#   bash tests/run.sh                     the fast suite (about 20 minutes on two cores)
 #   bash tests/run.sh -m slow             the slow tests
 #   bash tests/run.sh tests/core/plan     one room
 #   bash tests/run.sh --lowest            with the lowest versions that pyproject.toml admits, in an
