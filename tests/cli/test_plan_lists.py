@@ -54,3 +54,9 @@ def test_a_config_too_deep_to_be_one_is_refused(tmp_path: Path) -> None:
     path.write_text('{"model_type": "llama", "num_hidden_layers": 1000000000}')
     asked = call(f"--model {path}")
     assert asked.code == 2 and "num_hidden_layers is 1000000000" in asked.stderr
+
+
+def test_a_list_goes_on_after_a_bad_line() -> None:
+    asked = call("-", f"{RUN}\n[1]\n{RUN}")
+    assert asked.code == 0 and "1 of 3 rows have no plan" in asked.stderr, asked
+    assert asked.stdout.count("8B") == 2 and "stdin:2: " in asked.stdout, asked

@@ -380,4 +380,6 @@ def test_tests_that_misbehave_give_no_verdict_and_leave_a_box(box):
         found = box("def f(): return 1", tests)
         assert found.passed is None and "the tests ended" in found.detail
         assert box("def f(): return 1").passed
+    # its calls use the CPU time of the program too, whose limit may be the first to be reached
+    assert not box("def f(): return 1", "while True: f()").passed
     assert box("def f(): return 1", "import os\nos.fork()").passed is False
