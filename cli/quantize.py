@@ -14,6 +14,7 @@ from sabia.core.shards.job import Job
     sabia quantize chats.parquet --model run/final --recipe w4 --format gguf -o model-gguf/
     sabia quantize docs/ --model base/ --recipe recipe.toml --samples 512 -o out/ --json
     sabia quantize chats.parquet --model base/ --bits 5 -o model-5/ > errors.parquet
+    sabia quantize chats.parquet --model run/final -o out/ --task capabilities --gate capabilities
     sabia quantize chats.parquet --model base/ --verify model-w4/ > compared.parquet
     """,
 )
@@ -22,7 +23,8 @@ def quantize(job: Job, options: QuantizeOptions) -> None:
 
     INPUT is calibration records that resemble real use: chats, documents or token rows. With them,
     4-bit weights are rounded by GPTQ, integers and E2M1 alike; without them, to nearest. The
-    quantization error of each matrix is written to stdout as rows.
+    quantization error of each matrix is written to stdout as rows. With --task the original and
+    the quantized model are compared on benchmark tasks.
     """
     from sabia.core.recipes.quantize import run
 

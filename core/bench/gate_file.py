@@ -4,6 +4,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from sabia.core.bench import statistics
@@ -12,6 +13,7 @@ from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 
 KINDS = ("capability", "task", "rubric_item")
+SHIPPED = Path(__file__).parent / "gates"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class Gate:
 
 
 def load_gate(path: str) -> Gate:
-    """The gate of a TOML file. Raises UsageError."""
+    """The gate of a TOML file, or one that comes with sabia, by its name. Raises UsageError."""
+    shipped = {one.stem: str(one) for one in SHIPPED.glob("*.toml")}
+    if path in shipped and not Path(path).exists():
+        path = shipped[path]
     values = dict(read_toml("--gate", path))
     rules = values.pop("rule", None)
     known = {one.name for one in fields(Gate)} - {"rules"}

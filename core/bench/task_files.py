@@ -2,8 +2,8 @@
 
 A YAML file is one task, or a group, which stands for its tasks. In a folder, files without a task
 of their own (those that others include) are passed over, and groups are those of the tasks in it. A
-name without an ending is one of the definitions in `definitions/`, or of several in a folder there,
-whose data are always given: the authors' file, or its folder.
+name without an ending is one of the definitions in `definitions/`, or of several in a folder there.
+Their data are always given, the authors' file or its folder, but for those that lie beside them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -149,7 +149,7 @@ def _with_data(task: Task, data: Mapping[str, str], used: set[str]) -> Task:
             used.add(name)
             path = Path(data[name]).absolute()
             return replace(task, data=str(_in_folder(path, task.data) if path.is_dir() else path))
-    if defined:
+    if defined and not task.resolve(task.data).is_file():
         raise UsageError(
             f"--data: is missing for {task.name} (expected --data {group}=PATH, the authors' "
             f"{task.data} or its folder)"

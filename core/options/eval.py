@@ -48,7 +48,7 @@ class EvalOptions(
     end), tables, what calls have cost, and the items with their answers, without scripts and
     external files."""
     gate: str = text(
-        "File of the largest falls allowed against a baseline", "FILE.toml",
+        "File of the largest falls allowed against a baseline", "FILE.toml|NAME",
         only=needs("inputs", "model", "answers"), recorded=False, group="Input and output",
         common=True,
     )  # fmt: skip
@@ -56,8 +56,9 @@ class EvalOptions(
     `capability`, `task` and `rubric_item`; `*` makes a check of each. Optional: `metric`;
     `confidence` (0.95); `undecided = "fail"`; `repeats`, names of models that differ from the
     baseline by the seed only, whose largest difference is shown as noise; and `[capabilities]`,
-    lists of tasks by name. A check is red if a larger fall is shown, green if it is excluded, and
-    else says how many items would tell. If one is red the exit code is 3."""
+    lists of tasks by name. `capabilities` is a gate that comes with sabia: none of a model named
+    `original` may fall by more than 5 points. A check is red if a larger fall is shown, green if it
+    is excluded, and else says how many items would tell. If one is red the exit code is 3."""
     contaminated: tuple[str, ...] = several(
         "Documents that hold items of the tasks, as dedup --decontaminate marks them", "FILE",
         only=needs("inputs", "model", "answers"), recorded=False, group="Input and output",
@@ -81,10 +82,11 @@ class EvalOptions(
     honoured is an error that names it. A file of a `group` stands for its tasks, which lie in its
     folder or below, and is reported with the mean that its `aggregate_metric_list` asks for.
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
-    by model. The names are `bluex`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
+    by model. The names are `bluex`, `capabilities`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
     `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,
     `oab_bench`, `pcdt_qa`, `ruler`, `tiebe` and `xstest`: definitions that come with sabia, without
-    data; give the authors' file by `--data`."""
+    data; give the authors' file by `--data`. `capabilities` (function calls, maths, and a code in a
+    long context, for models with a chat template) has its data."""
     data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)
     """For a TOML task or a NAME: the file in place of its `data`, or the folder of one so named.
     For a YAML task: a Parquet or JSON lines file that has the rows of each split, or a folder with

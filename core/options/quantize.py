@@ -1,7 +1,16 @@
 """Options of `sabia quantize`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import changed, choice, integer, needs, number, quantity, text
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    number,
+    quantity,
+    several,
+    text,
+)
 from sabia.core.options.shared import Call, InputOptions, Output, Redo, Seeded
 
 
@@ -20,7 +29,7 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
         excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "bits",
-                  "formats", "samples", "usage", "force", "dry_run"),
+                  "formats", "samples", "usage", "task", "force", "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
     are decoded and compared with those of `--model`, which the rows of the output list; tensors
@@ -121,10 +130,48 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     length: int = quantity("length", "Maximum tokens of a calibration record", "2k", group="Data")
     """Longer records are truncated. `2k` is 2048."""
 
+    task: tuple[str, ...] = several(
+        "Task to compare both models on: a file, folder or name, as in eval",
+        "FILE.toml|FILE.yaml|FOLDER|NAME", group="Tasks", common=True, recorded=False,
+    )  # fmt: skip
+    """The model and the quantized model, named `original` and `quantized`, are evaluated as `sabia
+    eval` does it, with the weights as stored and activations rounded where the formats say so.
+    `evaluation.html` in the output has size, speed and quality, the share of its quality that each
+    task and capability keeps (the worst first, next to the noise of the original), and the items;
+    the rows of the output and quantization.json have the shares too, `scores.parquet` the scores.
+    `capabilities` is a set of tasks that comes with sabia: function calls, maths, and a code in a
+    long context. Finished answers are kept, so that a killed run goes on with the rest."""
+    data: tuple[str, ...] = several(
+        "Data of a task", "TASK=PATH", only=needs("task"), group="Tasks", recorded=False
+    )
+    """As in eval."""
+    gate: str = text(
+        "File of the largest falls allowed, as in eval", "FILE.toml|NAME", only=needs("task"),
+        group="Tasks", common=True, recorded=False,
+    )  # fmt: skip
+    """Its baseline must be `original`. `capabilities`, which comes with sabia, allows each
+    capability a fall of 5 points. If a larger fall is shown the exit code is 3; the model and the
+    page are written."""
+    task_seeds: int = integer(
+        "Number of seeds that sampled answers are scored with", 3, least=1, only=needs("task"),
+        group="Tasks", recorded=False,
+    )  # fmt: skip
+    """They are `--seed` and those after it, the same for both models. The original is also scored
+    with as many others, and its difference to itself is the noise. Tasks without sampling and
+    random examples are scored once."""
+    limit: int = integer(
+        "Number of items to take from each task", 0, least=0, unset="all", only=needs("task"),
+        group="Tasks", recorded=False,
+    )  # fmt: skip
+
     def check(self) -> None:
         """The output must be a directory. UsageError."""
         super().check()
         if not self.out and not self.verify:
             raise UsageError("--out: is missing (expected DIR)")
+        if self.task and self.format == "gguf":
+            raise UsageError(
+                "--task: --format gguf is not evaluated here (expected another format)"
+            )
         if self.out == "-":
             raise UsageError("--out: '-' (expected a directory)")

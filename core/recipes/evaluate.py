@@ -97,7 +97,7 @@ def run(job: Job, options: EvalOptions) -> None:
     if old is None:
         made = _scores(options, tasks, items, models, budget)
         parts = {name: f"{index}/{count} of {len(whole[name])}" for name in whole if count > 1}
-        fresh = _with_places(made, items, parts)
+        fresh = with_places(made, items, parts)
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")
         fresh = old
@@ -124,7 +124,7 @@ def run(job: Job, options: EvalOptions) -> None:
     facts += [("decontaminated", index_line)] if index_line else []
     spent = budget.spent
     facts += [("cost of calls", spent.text())] if spent.requests else []
-    checks = _gate_checks(gate, summary, scores, verdicts, capabilities)
+    checks = gate_checks(gate, summary, scores, verdicts, capabilities)
     seen = held_out.count(
         Path(options.judge_cache or default_cache()), tasks, items,
         [model.name for model in models] + [*options.answers],
@@ -174,22 +174,21 @@ def _harness(
     }
 
 
-def _gate_checks(
+def gate_checks(
     gate: Gate | None,
     summary: Summary,
     scores: Sequence[Score],
     verdicts: Sequence[VerdictRow],
     capabilities: Mapping[str, str],
 ) -> list[Check]:
+    """The checks of a gate, none without one. Raises UsageError."""
     if gate is None:
         return []
     table, groups = tabulate(scores)
     return judge(gate, Scores(table, groups, summary.headlines, capabilities, verdicts))
 
 
-def _with_places(
-    rows: Iterable[ScoreRow], items: Items, parts: Mapping[str, str]
-) -> list[ScoreRow]:
+def with_places(rows: Iterable[ScoreRow], items: Items, parts: Mapping[str, str]) -> list[ScoreRow]:
     """The rows with the clusters of their items, and what part of its task a divided run scores."""
     clusters = {
         (task, item.id): item.cluster

@@ -20,6 +20,7 @@ from typing import Any
 from xxhash import xxh3_128_hexdigest
 
 from sabia.core import notes, units
+from sabia.core.bench.task_files import items_of
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage.layered_files import LayeredFiles
@@ -31,6 +32,7 @@ from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
 from sabia.core.recipes.calibration.usage_match import Match
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
+from sabia.core.recipes.quantize_proof import Suite, check_gate, load_suite, prove
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.recipes.report.quantized_card import FILE as CARD
 from sabia.core.recipes.report.quantized_card import quantized_card
@@ -66,19 +68,21 @@ def run(job: Job, options: QuantizeOptions) -> None:
     if out.exists() and os.path.samefile(out, options.model):
         raise UsageError(f"--out: {out} is the model itself; give another directory")
     recipe = _recipe(options)
+    suite = load_suite(options)
     job = _with_inputs(job, recipe)
     if options.bits and not job.inputs:
         raise UsageError(
             "--bits: measures gradients on calibration records (expected them as INPUT)"
         )
     for name in ("samples", "held_out", "length", "seed", "usage"):
-        if name in options.given and not job.inputs:
+        used = job.inputs or (name == "seed" and suite)
+        if name in options.given and not used:
             flag = options.table[name].flag
             raise UsageError(f"{flag}: only with calibration records (INPUT)")
     fingerprint = _fingerprint(job, model, recipe, options)
     report = None if job.force else _matching_record(out, fingerprint)
     if job.dry_run:
-        _dry_run(job, options, recipe, done=bool(report))
+        _dry_run(job, options, recipe, suite, done=bool(report))
         return
     if report:
         shutil.rmtree(_layers(out), ignore_errors=True)  # of a run that was killed at its end
@@ -106,10 +110,18 @@ def run(job: Job, options: QuantizeOptions) -> None:
         if options.format == "gguf":
             command = f"llama-server -m {out / 'model.gguf'}"
         notes.note(f"{line}; loads back exactly; next: {command}")
+    if suite is not None:
+        report["evaluation"] = prove(job, options, suite, report, out)
+        write_atomic(out / CARD, quantized_card(report, out.name))
+        write_json(out / RECORD, report)
     write_report(job, report)
+    if suite is not None:
+        check_gate(options, report["evaluation"])
 
 
-def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> None:
+def _dry_run(
+    job: Job, options: QuantizeOptions, recipe: Recipe, suite: Suite | None, done: bool
+) -> None:
     """Show the plan: the calibration computes each layer twice, the comparison both models; the
     finished layers are written twice."""
     read = (options.model, *job.inputs)
@@ -132,13 +144,17 @@ def _dry_run(job: Job, options: QuantizeOptions, recipe: Recipe, done: bool) -> 
         ) / 3  # fmt: skip
     if options.format == "dense":
         written = 4 * n
+    figures = {"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens}
+    for task in suite.tasks if suite else ():
+        count = len(items_of(task, options.limit, job.seed))
+        figures[f"task {task.name}"] = f"{task.kind}, {count} items; its time is not counted"
     planned(
         job,
         read,
         cpu_seconds=flops / peak,
         memory_bytes=_memory_bytes(spec, tokens),
         bytes_written=written,
-        figures={"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens},
+        figures=figures,
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products of the calibration "
         "alone); four copies of the largest layer in float32, Hessians, products of a batch, the "
         "states of all tokens; the recipe's formats",

@@ -21,6 +21,7 @@ SCHEMA = pa.schema(
      ("output_error_rtn", pa.float64()), ("kl_nats", pa.float64()), ("kl_99_nats", pa.float64()),
      ("kl_max_nats", pa.float64()), ("same_top_share", pa.float64()),
      ("perplexity_before", pa.float64()), ("perplexity_after", pa.float64()),
+     ("score_before", pa.float64()), ("score_after", pa.float64()), ("score_noise", pa.float64()),
      ("tokens", pa.int64()), ("size_bytes", pa.int64())]
 )  # fmt: skip
 
@@ -47,7 +48,7 @@ _METHODS = {"gptq": "by GPTQ", "learned": "by learned rounding", "rtn": "to near
 
 def write_report(job: Job, report: dict[str, Any]) -> None:
     """Write the report as JSON, or its rows, those of the held-out tokens by source and by length,
-    and a last one for the whole model."""
+    those of tasks, the worst first, and a last one for the whole model."""
     if job.json:
         print(json.dumps(report, indent=1))
         return
@@ -65,7 +66,13 @@ def write_report(job: Job, report: dict[str, Any]) -> None:
     }
     for name in ("before", "after") if measured else ():
         whole[f"perplexity_{name}"] = math.exp(measured[f"loss_{name}_nats"])
-    everything = [*report["layers"], *parts, whole]
+    kept = [
+        {"component": one["kind"], "module": one["name"], "score_before": one["before"],
+         "score_after": one["after"],
+         "score_noise": None if one["noise"] is None else one["noise"] * one["before"]}
+        for one in report.get("evaluation", {}).get("recovery", ())
+    ]  # fmt: skip
+    everything = [*report["layers"], *parts, *kept, whole]
     rows = [{name: row.get(name) for name in SCHEMA.names} for row in everything]
     made = {"command": job.command}
     with open_stdout(job, SCHEMA, made | run_record.run_metadata(job, made)) as writer:

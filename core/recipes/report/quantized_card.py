@@ -78,6 +78,30 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield "Not measured: no record was held out."
+    for name, columns, rows in _evaluation(report.get("evaluation") or {}):
+        yield from ("", name, "", *table(columns, rows))
     worst = sorted(report["layers"], key=lambda row: -row["relative_error"])[:WORST]
     rows = [(x["module"], x["scheme"], f"{x['relative_error']:.3f}") for x in worst]
     yield from ("", *table(["matrices with the largest error", "format", "|W' - W| / |W|"], rows))
+
+
+def _evaluation(record: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[Any]]]:
+    """Tables of an evaluation: their heading, columns and rows."""
+    if not record:
+        return
+    rows = [
+        (
+            plain(f"{one['kind']} {one['name']}"), f"{one['before']:.4g}", f"{one['after']:.4g}",
+            "-" if one["kept"] is None else f"{one['kept']:.1%}",
+            "-" if one["noise"] is None else f"{one['noise']:.1%}",
+        )
+        for one in record["recovery"]
+    ]  # fmt: skip
+    columns = ["worst first", "original", "quantized", "kept", "noise of the original"]
+    yield f"On benchmark tasks, seeds {', '.join(map(str, record['seeds']))}:", columns, rows
+    if record["gate"]:
+        checks = [
+            (plain(f"{c['kind']} {c['name']}"), c["verdict"], f"{c['difference']:+.3g}")
+            for c in record["gate"]
+        ]
+        yield "The gate:", ["check", "verdict", "difference"], checks
