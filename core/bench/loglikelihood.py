@@ -22,6 +22,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, prefix_tree
 from sabia.core.model import forward
+from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
@@ -162,7 +163,11 @@ class Scorer:
         check_predicts(spec)
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
         self.ops = ops_as_served(backend, spec)
-        self.params = self.ops.to_device(params, dtype)
+        self.params: dict[str, Any] = {}
+        for name, array in params.items():
+            self.params |= self.ops.to_device({name: array}, dtype)
+            if isinstance(array, np.ndarray):
+                release_pages(array)  # of the file: else all weights are in memory twice
         self.dtype = dtype
         self.cache_bytes = cache_limit(self.params) if cache_bytes is None else cache_bytes
         self._batch_bytes = int(self.cache_bytes * (1 - PREFIX_SHARE))

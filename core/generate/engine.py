@@ -45,6 +45,7 @@ class Engine:
         on_step: Callable[[], None] | None = None,
         ops: Ops | None = None,
         shares_prefixes: bool = False,
+        prefill_positions: int = 1 << 40,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
@@ -54,7 +55,7 @@ class Engine:
         those of the backend, with rules (default: torch, without).
         `shares_prefixes`: what several prompts of a call begin with is run once; its keys and
         values are kept in pages, in a fifth of `cache_bytes`, and the parameters must stay as they
-        are during a call.
+        are during a call. `prefill_positions`: of the prompts that are run together.
         """
         check_predicts(spec)
         self.spec, self.tokenizer = spec, tokenizer
@@ -64,7 +65,7 @@ class Engine:
         self.slots, self.on_step = slots, on_step
         embed = self.params["embed"] if cache_bytes is None else None
         self.cache_bytes = cache_memory(embed) if cache_bytes is None else cache_bytes
-        self.shares_prefixes = shares_prefixes
+        self.shares_prefixes, self.prefill_positions = shares_prefixes, prefill_positions
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -133,7 +134,9 @@ class Engine:
         context = -(-context // PAGE) * PAGE
         table = PageTable.fitting(self.spec, self._cache_dtype, page_memory, most_pages)
         runner = self.runner(capacity, context, table)
-        return Session(self, runner, capacity, max_new_tokens, table, keeps_replies)
+        return Session(
+            self, runner, capacity, max_new_tokens, table, keeps_replies, self.prefill_positions
+        )
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         """A runner with a cache of `capacity` rows of `context` positions and the table's pages."""

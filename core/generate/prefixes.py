@@ -16,13 +16,21 @@ import numpy as np
 from sabia.core.ops.base import Ops
 from sabia.core.ops.kv_cache import KVCache
 
-CPU_CACHE_BYTES = 1 << 27
+CPU_CACHE_BYTES = 1 << 26
+
+
+PREFILL_POSITIONS = 2_048  # on CPU, where more at once are not faster
+
+
+def on_cpu(params: Mapping[str, Any]) -> bool:
+    """Whether a model's parameters are in the host's memory."""
+    device = getattr(params["embed"], "device", None)
+    return getattr(device, "type", getattr(device, "platform", "cpu")) == "cpu"
 
 
 def cache_limit(params: Mapping[str, Any], accelerator_bytes: int = 1 << 30) -> int:
-    """Bytes for the caches of an evaluation: on CPU as many as the weights have, or 128 MiB."""
-    kind = getattr(getattr(params["embed"], "device", None), "type", "cpu")
-    if kind != "cpu":
+    """Bytes for the caches of an evaluation: on CPU as many as the weights have, or 64 MiB."""
+    if not on_cpu(params):
         return accelerator_bytes
     return max(CPU_CACHE_BYTES, sum(int(x.nbytes) for x in params.values()))
 

@@ -35,13 +35,16 @@ class Session:
         max_new_tokens: int,
         pages: PageTable | None = None,
         keeps_replies: bool = False,
+        prefill_positions: int = 1 << 40,
     ) -> None:
         """pages: the table of those that the runner has (default: none). keeps_replies: what is
         drawn is kept in pages too, for the next turn of a conversation; only by models whose layers
-        keep all keys and values."""
+        keep all keys and values. prefill_positions: of prompts that are run together, with what is
+        in pages."""
         self.model, self.runner = model, runner
         self.pages = pages or PageTable(0)
         whole = set(model.spec.windows) <= {None} and self.pages.states is None
+        self._prefill_positions = prefill_positions
         self._keeps_replies = keeps_replies and whole and self.pages.size > 0
         none = np.zeros((0, model.spec.vocab_size), bool)
         self.slots = Slots(capacity, max_new_tokens, none, runner)
@@ -119,7 +122,7 @@ class Session:
         if not waiting or (slots.active and slots.free < slots.capacity // 8):
             return None
         group, every, pages = list[Waiting](), list[Begun](), set[object]()
-        free, tokens = slots.free, 0
+        free, tokens, longest = slots.free, 0, 0
         while waiting and len(waiting[0].request.samples) <= free:
             request = waiting[0].request
             begun = Begun() if request.echo else self.pages.begin(request.prompt, request.adapter)
@@ -127,7 +130,9 @@ class Session:
             if not request.echo:
                 page = self.pages.next_key(request.prompt, begun, request.adapter)
             tokens += len(request.prompt) - len(begun)
-            if group and (tokens > PREFILL_TOKENS or page in pages):
+            longest = max(longest, len(request.prompt))
+            too_large = (len(group) + 1) * longest > self._prefill_positions
+            if group and (tokens > PREFILL_TOKENS or too_large or page in pages):
                 break
             pages |= set() if page is None else {page}
             free -= len(request.samples)

@@ -55,7 +55,7 @@ from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
-from sabia.core.generate.prefixes import cache_limit
+from sabia.core.generate.prefixes import PREFILL_POSITIONS, cache_limit, on_cpu
 from sabia.core.judge.opened_judges import note_calls
 from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.options.chat_template import DATE
@@ -230,6 +230,7 @@ class LocalModel(EvaluatedModel):
         return Engine(
             spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops,
             cache_bytes=memory, shares_prefixes=True,
+            prefill_positions=PREFILL_POSITIONS if on_cpu(params) else 1 << 40,
         )  # fmt: skip
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:

@@ -17,7 +17,6 @@ from sabia.core.bench.checks.capitu_checks import CAPITU_CHECKS
 from sabia.core.bench.metrics import NO_VERDICT
 from sabia.core.errors import BadData
 from sabia.core.judge.verifiers import VERIFIERS, verify
-from sabia.core.text.classify.language import UNDETERMINED, names_of
 from sabia.core.text.sentences import split_lines
 
 Arguments = Mapping[str, Any]
@@ -186,6 +185,8 @@ def _two_answers(text: str) -> bool:
 
 
 def _in_language(text: str, language: str) -> bool:
+    from sabia.core.text.classify.language import UNDETERMINED, names_of  # large tables
+
     return names_of([text])[0] in (language.partition("-")[0], UNDETERMINED)
 
 

@@ -268,3 +268,22 @@ def test_what_prompts_begin_with_is_run_once_and_changes_no_token(family, tokeni
             np.testing.assert_allclose(one.raw_logprobs, other.raw_logprobs, atol=2e-4)
         prefilled = sum(rows * width for rows, width in run if width > 1)
         assert prefilled < 700
+
+
+def test_prompts_run_together_are_limited_and_give_the_same_tokens(model, tokenizer, monkeypatch):
+    draw = np.random.default_rng(8)
+    lengths = draw.integers(2, 60, 23)
+    requests = [
+        Request(draw.integers(0, 300, n).tolist(), 5, temperature=0, stop_ids=(), id=str(i))
+        for i, n in enumerate(lengths.tolist())
+    ]
+    plain = Engine(*model, tokenizer).generate(requests)
+    run, hidden = [], forward.hidden
+    monkeypatch.setattr(
+        forward, "hidden", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
+    )
+    made = Engine(*model, tokenizer, prefill_positions=130).generate(requests)
+    assert [c.tokens for c in made] == [c.tokens for c in plain]
+    prompts = [rows * width for rows, width in run if width > 1]
+    assert max(prompts) <= 130 and sum(lengths) <= sum(prompts)
+    Engine(*model, tokenizer, prefill_positions=1).generate(requests[:3])  # one at a time
