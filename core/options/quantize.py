@@ -28,8 +28,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     model: str = text("Model directory to quantize", "DIR", required=True, group="Model")
     verify: str = text(
         "Quantized directory to compare with --model, instead of quantizing", "DIR", group="Model",
-        excludes=("out", "recipe", "format", "group_size", "rounding", "smooth", "scale", "bits",
-                  "formats", "samples", "usage", "task", "force", "dry_run"),
+        excludes=("out", "recipe", "format", "group_size", "rounding", "experts", "smooth", "scale",
+                  "match", "bits", "formats", "samples", "usage", "task", "force", "dry_run"),
     )  # fmt: skip
     """Any compressed-tensors directory of the same architecture, from any program. Its matrices
     are decoded and compared with those of `--model`, which the rows of the output list; tensors
@@ -95,8 +95,15 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     4-bit matrices whether it is rounded up or down, by signed gradients (AutoRound), and is
     usually behind GPTQ; `rtn` rounds to nearest, without calibration;
     `trained` rounds to nearest from BF16, as quantization-aware training does.
-    An expert is calibrated on the tokens that the router sends to it; with fewer than 32 it is
-    rounded to nearest, which the summary and the rows of the output say."""
+    An expert that fewer than 32 tokens calibrate is rounded to nearest, which the summary and the
+    rows of the output say."""
+    experts: str | None = choice(
+        "Tokens that calibrate an expert: those routed to it, or all", "routed", "all",
+        default=None, unset="the recipe's, or routed",
+    )  # fmt: skip
+    """`routed` is what the expert will see; `all` calibrates experts that the router seldom chooses
+    on these records too, and takes as many times longer in the MoE layers as there are experts for
+    each that the router chooses, in the same memory. The model must have experts."""
     smooth: str | None = choice(
         "Move scales of channels from inputs into matrices first", "none", "awq", "smoothquant",
         default=None, unset="the recipe's, or none",
@@ -113,6 +120,14 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     )  # fmt: skip
     """`mse` is the scale with the least squared rounding error, `absmax` the smallest scale that
     clips no value. Scales of FP8 are not searched."""
+    match: str | None = choice(
+        "Program whose bytes are reproduced", "none", "llmcompressor", default=None,
+        unset="the recipe's, or none",
+    )  # fmt: skip
+    """`llmcompressor`: codes and scales are those that the QuantizationModifier of llm-compressor
+    0.14 writes for the model in BF16, which rounds each step of the arithmetic to BF16. It rounds
+    to nearest (`--rounding rtn`), in all formats but those that store scales of inputs. Without
+    it steps are computed in float32, and errors are smaller."""
     samples: int = integer("Number of calibration records", 256, least=1, group="Data")
     """They are a uniform random sample of the input; `--seed` determines it."""
     usage: str = text(

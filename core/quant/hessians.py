@@ -3,7 +3,7 @@
 A pass for layer i starts from the stored outputs of layer i - 1: `CalibrationStage` is a stage of
 one layer, which ends the pass after it. So calibrating L layers costs about two full passes.
 `Hessians` is a rule of the chain of products that sums x xᵀ of their inputs x; each expert of a
-layer has the inputs that the router sent to it.
+layer has the inputs that the router sent to it or, with `send_all`, those of all tokens.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,12 +15,13 @@ import torch
 
 from sabia.core.model import forward
 from sabia.core.ops.base import Ops, Stage
-from sabia.core.ops.experts_torch import DispatchPlan
+from sabia.core.ops.experts_torch import DispatchPlan, dispatch
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
 
 STRIPE = 256  # columns of a Hessian that are computed together
+FIRST = (".experts.gate", ".experts.up")  # matrices of experts whose inputs are those of the layer
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Hessians(Rule):
     experts: the numbers of those whose inputs are summed, as one H takes the memory of a matrix
     [I, I] in float32; dense: whether those of other matrices are. wanted: the parameters whose
     inputs are summed, after the last of which a pass ends; by default all. sizes: whether `means`,
-    `peaks` and `largest` are wanted too.
+    `peaks` and `largest` are wanted too. every: the experts see all tokens (`send_all`).
     """
 
     def __init__(
@@ -130,7 +131,9 @@ class Hessians(Rule):
         dense: bool = True,
         wanted: Collection[str] | None = None,
         sizes: bool = True,
+        every: bool = False,
     ) -> None:
+        self.every = every
         self.experts, self.dense, self.wanted, self.sizes = experts, dense, wanted, sizes
         self.sums: dict[Key, _Sum] = {}
         self._mask: torch.Tensor | None = None
@@ -166,7 +169,12 @@ class Hessians(Rule):
         tokens = plan.order // plan.shape[-1]  # of each row
         real = self._mask.to(rows.device).flatten()[tokens]
         ends = [0, *plan.ends.tolist()]
+        same = self.every and all(name.endswith(FIRST) for name in names)  # one sum for all
         for expert in self.experts:
+            if same and expert != self.experts.start:
+                first = {name: self.sums.get((name, self.experts.start)) for name in names}
+                self.sums |= {(name, expert): one for name, one in first.items() if one}
+                continue
             part = slice(ends[expert], ends[expert + 1])
             self._add(rows[part][real[part]], names, expert)
 
@@ -208,6 +216,25 @@ class Hessians(Rule):
         """The number of inputs of a parameter."""
         known = self.sums.get((name, expert))
         return 0 if known is None else known.tokens
+
+
+def send_all(ops: Ops, experts: range) -> None:
+    """Make the operations send all tokens to each of these experts of a layer, and to no other.
+
+    The outputs of the experts are zeros then: the pass is for the inputs of their products.
+    """
+    if not experts:
+        return
+    plain: Any = ops
+
+    def to_all(y: torch.Tensor, chosen: torch.Tensor, count: int) -> tuple[torch.Tensor, Any]:
+        every = torch.arange(experts.start, experts.stop, device=y.device)
+        return dispatch(y, every.expand(*chosen.shape[:2], len(experts)), count)
+
+    def nothing(rows: torch.Tensor, plan: DispatchPlan, gates: torch.Tensor) -> torch.Tensor:
+        return rows.new_zeros(*plan.shape[:-1], rows.shape[-1])
+
+    plain.dispatch, plain.combine = to_all, nothing
 
 
 def run_block(

@@ -4,9 +4,10 @@ Layer i is calibrated on the outputs of the quantized layers before it, so that 
 compensates their errors. Matrices that are not quantized, vectors and embeddings are rounded to
 BF16 first. The result has exactly the values that loading the written directory returns.
 
-An expert of an MoE layer is calibrated on the tokens that the router sends to it. The Hessians of
-HESSIAN_BYTES of experts are held at a time; the layer is computed again for the next ones. An
-expert that sees fewer than LEAST_TOKENS tokens is rounded to nearest.
+An expert of an MoE layer is calibrated on the tokens that the router sends to it, or on all. The
+Hessians of HESSIAN_BYTES of experts are held at a time, and of as many as the router chooses where
+they see all tokens, so that these take no more memory than the routed ones; the layer is computed
+again for the next ones. An expert that sees fewer than LEAST_TOKENS tokens is rounded to nearest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +20,20 @@ import torch
 from sabia.core import stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage.fused_tensors import read_part
+from sabia.core.numerics import llmcompressor
 from sabia.core.numerics.compressed import input_dtype
 from sabia.core.numerics.floats import E4M3, numpy_dtype, round_bfloat16
 from sabia.core.numerics.scales import whole_scale
 from sabia.core.numerics.schemes import ELEMENTS, served_together
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import Comparison, embeddings
-from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block
+from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block, send_all
 from sabia.core.quant.memory_bounds import HESSIAN_BYTES
 from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
 from sabia.core.quant.rounding import Stored, errors_of, store
 from sabia.core.quant.smoothing import smooth
 from sabia.core.spec import ModelSpec
+from sabia.core.spec.experts import Experts
 from sabia.core.spec.tensors import FusedPart
 
 LEAST_TOKENS = 32
@@ -161,9 +164,8 @@ class Rounding:
                 smooth(self.form, layer, values, own, self.recipe, hessians)
                 params = self.ops.to_device(values, "float32")
             part = Part(layer, {}, values, [], {})
-            trained = self.recipe.rounding == "trained"
-            wholes, largest = _whole_scales(own, values, trained), dict[str, float]()
-            for experts in _windows(own):
+            wholes, largest = _whole_scales(own, values, self.recipe), dict[str, float]()
+            for experts in _windows(own, self._together(layer)):
                 dense = experts.start == 0
                 hessians = self._hessians(params, layer, experts, dense)
                 for linear in own:
@@ -194,7 +196,9 @@ class Rounding:
         """Those of a layer's matrices, or of the head; its inputs are the final hidden states."""
         moved = self.recipe.smooth != "none"  # what reads a norm may be known by another matrix
         wanted = {t.name for t in self.spec.tensors() if t.layer == layer} & self.quantized
-        hessians = Hessians(experts, dense, None if moved else wanted, moved or self.static)
+        every = self.recipe.experts == "all"
+        sizes = moved or self.static
+        hessians = Hessians(experts, dense, None if moved else wanted, sizes, every)
         for batch, states in zip(self.calibration, self.states, strict=True):
             stop.check()
             hessians.begin(batch.mask)
@@ -213,13 +217,23 @@ class Rounding:
         record: Hessians | None = None,
     ) -> torch.Tensor:
         ops = build_ops("torch", stage=stage, record=record)
+        if record is not None and record.every:
+            send_all(ops, record.experts)
         return run_block(self.spec, params, ops, batch)
+
+    def _together(self, layer: int | None) -> int | None:
+        """The number of experts that see all tokens in a pass; None where they see theirs."""
+        if self.recipe.experts != "all" or layer is None:
+            return None
+        part = self.spec.layers[layer].mlp
+        return part.router.top_k if isinstance(part, Experts) else None
 
     def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A part's parameters in float32, and with those that are not quantized in BF16 values, as
         training has all of them."""
         original = {name: _finite(name, array) for name, array in self.read(layer).items()}
-        wide = self.quantized if self.recipe.rounding != "trained" else frozenset()
+        narrow = self.recipe.rounding == "trained" or self.recipe.match != "none"
+        wide = frozenset() if narrow else self.quantized
         return original, {
             name: array if name in wide else self._plain(name, array)
             for name, array in original.items()
@@ -262,9 +276,10 @@ class Rounding:
 
 
 def _whole_scales(
-    linears: Sequence[Linear], values: Mapping[str, np.ndarray], trained: bool
+    linears: Sequence[Linear], values: Mapping[str, np.ndarray], recipe: Recipe
 ) -> dict[Key, np.float32]:
     """Scales of matrices as wholes, where formats have them; one for those that servers join."""
+    matched, trained = recipe.match != "none", recipe.rounding == "trained"
     together: dict[tuple[str, frozenset[str], int | None], list[Linear]] = {}
     for linear in linears:
         if linear.scheme.scale == "e4m3":
@@ -275,7 +290,9 @@ def _whole_scales(
     wholes = dict[Key, np.float32]()
     for members in together.values():
         largest = max(float(np.abs(x.weight(values)).max()) for x in members)
-        wholes |= {x.key: whole_scale(largest, x.scheme) for x in members}
+        for one in members:
+            whole = whole_scale(largest, one.scheme)
+            wholes[one.key] = llmcompressor.whole_scale(largest) if matched else whole
     return wholes
 
 
@@ -311,12 +328,13 @@ def _decoded(linears: Sequence[Linear], part: Part) -> dict[str, np.ndarray]:
     return values
 
 
-def _windows(linears: Sequence[Linear]) -> list[range]:
-    """The experts of a layer in ranges whose Hessians take HESSIAN_BYTES; one empty range where
-    there are none."""
+def _windows(linears: Sequence[Linear], most: int | None = None) -> list[range]:
+    """The experts of a layer in ranges of at most `most` whose Hessians take HESSIAN_BYTES; one
+    empty range where there are none."""
     experts = max((x.index + 1 for x in linears if x.index is not None), default=0)
     widths = {x.tensor.shape[-1] for x in linears if x.index is not None}  # inputs and inner width
     size = max(1, HESSIAN_BYTES // max(1, 4 * sum(width**2 for width in widths)))
+    size = min(size, most or size)
     return [range(i, min(i + size, experts)) for i in range(0, max(experts, 1), size)]
 
 

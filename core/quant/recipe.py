@@ -1,10 +1,11 @@
 """Recipes: the number format of each component of a model.
 
-A recipe gives each component (embedding, norm, router, attention, head, mlp, expert, shared_expert)
-a scheme of `sabia.core.numerics.schemes`; rules with a regular expression on our tensor names
-override it, and the last matching rule applies. The built-in `mixed` keeps embeddings, norms and
-routers in BF16, attention and head in 8 bits, and MLPs and experts in 4 bits. A key of a recipe
-file that no tensor of the model has is refused.
+A recipe gives each component (embedding, norm, router, attention, attention_gate, head, mlp,
+expert, shared_expert) a scheme of `sabia.core.numerics.schemes`; the gate of gated attention has
+that of attention by default. Rules with a regular expression on our tensor names override it, and
+the last matching rule applies. The built-in `mixed` keeps embeddings, norms and routers in BF16,
+attention and head in 8 bits, and MLPs and experts in 4 bits. A key of a recipe file that no tensor
+of the model has is refused.
 A given group size must divide a weight's columns; the default is the largest of 128, 64 and 32 that
 divides them, or one scale per row if none does.
 """
@@ -30,13 +31,15 @@ from sabia.core.spec.tensors import FusedPart
 Rounding = Literal["auto", "gptq", "learned", "rtn", "trained"]
 ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "learned", "rtn", "trained")
 Smooth = Literal["none", "awq", "smoothquant"]
+Tokens = Literal["routed", "all"]
 Container = Literal["compressed-tensors", "dense", "gguf"]
 COMPONENTS = (
-    "embedding", "norm", "router", "attention", "head", "mlp", "expert", "shared_expert",
+    "embedding", "norm", "router", "attention", "attention_gate", "head", "mlp", "expert",
+    "shared_expert",
 )  # fmt: skip
 KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
 KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
-KEYS |= {"smooth": str, "alpha": float}
+KEYS |= {"smooth": str, "alpha": float, "experts": str, "match": str}
 NEVER = ("embedding", "norm", "router")  # inference kernels do not read these in integers
 _FEED_FORWARD = ("mlp", "expert", "shared_expert")
 BUILT_IN: dict[str, dict[str, str]] = {
@@ -73,7 +76,9 @@ class Recipe:
     quantization-aware training simulates it. scale: how scales are chosen, `mse` or `absmax`.
     order: GPTQ's order of columns, `static` (by activation,
     with groups in the stored order) or `natural`. damping: see core.quant.gptq.
-    smooth and its alpha: see core.quant.smoothing. container: the form of the written files.
+    smooth and its alpha: see core.quant.smoothing. experts: the tokens that calibrate an expert,
+    those that the router sends to it or all. match: the program whose bytes are reproduced, or
+    `none`. container: the form of the written files.
     """
 
     name: str
@@ -86,11 +91,16 @@ class Recipe:
     damping: float = 0.01
     smooth: Smooth = "none"
     alpha: float = 0.5
+    experts: Tokens = "routed"
+    match: str = "none"
     container: Container = "compressed-tensors"
 
     def scheme_of(self, tensor: TensorSpec) -> Scheme:
         """The scheme of a matrix with its group size; bf16 for vectors."""
-        name, group = self.components.get(component_of(tensor), "bf16"), self.group
+        component, group = component_of(tensor), self.group
+        if component == "attention_gate" and component not in self.components:
+            component = "attention"
+        name = self.components.get(component, "bf16")
         for rule in self.rules:
             if re.search(rule.match, tensor.name):
                 name, group = rule.scheme, rule.group or self.group
@@ -116,7 +126,10 @@ class Recipe:
 
 
 def component_of(tensor: TensorSpec) -> str:
-    """The component of a tensor; the experts of an MoE layer are no `mlp`."""
+    """The component of a tensor; the experts of an MoE layer are no `mlp`, and the gate of gated
+    attention is no `attention`."""
+    if tensor.name.endswith(".attn.gate"):
+        return "attention_gate"
     if tensor.component != "mlp":
         return tensor.component
     for part, component in ((".experts.", "expert"), (".shared", "shared_expert")):
@@ -192,6 +205,8 @@ def checked(recipe: Recipe) -> Recipe:
         ("scale", recipe.scale, ("mse", "absmax")),
         ("order", recipe.order, ("static", "natural")),
         ("smooth", recipe.smooth, ("none", "awq", "smoothquant")),
+        ("experts", recipe.experts, ("routed", "all")),
+        ("match", recipe.match, ("none", "llmcompressor")),
     )
     for key, given, allowed in choices:
         if given not in allowed:
@@ -199,12 +214,33 @@ def checked(recipe: Recipe) -> Recipe:
     for name, fraction in (("damping", recipe.damping), ("alpha", recipe.alpha)):
         if not 0 < fraction < 1:
             raise UsageError(f"recipe: {name} is {fraction} (expected between 0 and 1)")
+    if recipe.match != "none":
+        return _matched(recipe)
     if recipe.rounding == "trained" and (recipe.scale, recipe.smooth) != ("absmax", "none"):
         raise UsageError(
             f"recipe: scale is {recipe.scale} and smooth {recipe.smooth} with rounding trained "
             "(expected absmax and none, as training has simulated it)"
         )
     return recipe
+
+
+def _matched(recipe: Recipe) -> Recipe:
+    """The recipe with rounding to nearest, which alone is reproduced. UsageError."""
+    if recipe.rounding not in ("auto", "rtn") or recipe.smooth != "none":
+        raise UsageError(
+            f"--match: {recipe.match}: its rounding to nearest is reproduced, not "
+            f"{recipe.rounding} with smooth {recipe.smooth} (expected --rounding rtn)"
+        )
+    if recipe.container == "gguf":
+        raise UsageError(f"--match: {recipe.match} writes no gguf (expected another --format)")
+    for name in {*recipe.components.values(), *(rule.scheme for rule in recipe.rules)}:
+        inputs = scheme_named(name).inputs
+        if inputs is not None and inputs.part:
+            raise UsageError(
+                f"--match: format {name} stores scales of inputs, which depend on the arithmetic "
+                "of the whole model (expected a format without them)"
+            )
+    return replace(recipe, rounding="rtn", scale="absmax")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sabia.core.numerics import llmcompressor
 from sabia.core.numerics.compressed import encode_weight
 from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
@@ -38,7 +39,13 @@ def store(
     whole: the scale of the matrix (core.numerics.scales), by default its own.
     """
     method = "rtn"
-    if hessian is not None and (
+    if recipe.match != "none":
+        if whole is None and scheme.scale == "e4m3":
+            whole = llmcompressor.whole_scale(float(np.abs(weight).max(initial=0)))
+        codes, scales = llmcompressor.rounded(
+            weight, scheme, np.float32(1 if whole is None else whole)
+        )
+    elif hessian is not None and (
         recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
     ):
         method = "gptq"

@@ -74,7 +74,7 @@ def run(job: Job, options: QuantizeOptions) -> None:
         raise UsageError(
             "--bits: measures gradients on calibration records (expected them as INPUT)"
         )
-    for name in ("samples", "held_out", "length", "seed", "usage"):
+    for name in ("samples", "held_out", "length", "seed", "usage", "experts"):
         used = job.inputs or (name == "seed" and suite)
         if name in options.given and not used:
             flag = options.table[name].flag
@@ -212,6 +212,8 @@ def _recipe(options: QuantizeOptions) -> Recipe:
         rounding=options.rounding,
         scale=options.scale,
         smooth=options.smooth,
+        experts=options.experts,
+        match=options.match,
         container=options.format,
     )
 
@@ -292,6 +294,8 @@ def _quantized(
         fingerprint += json.dumps(asdict(recipe))
     form = stored_form(spec, recipe)
     linears = plan(form, recipe)
+    if recipe.experts == "all" and not any(x.index is not None for x in linears):
+        raise UsageError(f"--experts: {options.model} has no experts (expected no --experts)")
     if read.match is not None:
         _tell_match(read.match)
     finished = FinishedLayers(_layers(out), _with_rows(fingerprint, read))

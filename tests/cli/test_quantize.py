@@ -111,6 +111,8 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
         ({"recipe": "w8", "group_size": 32}, "--group-size: recipe w8 has no format that uses it"),
         ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),
         ({"samples": 256}, "--samples: only with calibration records"),
+        ({"experts": "all"}, "--experts: only with calibration records"),
+        ({"match": "llmcompressor", "rounding": "gptq"}, "--match: llmcompressor: its rounding to"),
         ({"seed": 0}, "--seed: only with calibration records"),
         ({"out": "-"}, "--out: '-' .expected a directory"),
     ],
@@ -177,6 +179,14 @@ def test_another_sample_or_tokenizer_is_another_calibration(
     config = json.loads((copy / "tokenizer_config.json").read_text())
     (copy / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|im_end|>"}))
     assert not already_made(samples=4)
+
+
+def test_all_tokens_to_experts_of_a_model_without_them(
+    model: Path, chats: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"--experts: .* has no experts"):
+        make(tmp_path / "q", model, chats, experts="all")
+    assert not (tmp_path / "q").exists()
 
 
 def test_what_is_missing_is_named(tmp_path: Path, model: Path) -> None:

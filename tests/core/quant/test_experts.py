@@ -1,6 +1,7 @@
 """Experts of MoE layers in quantization: components, inputs as routed, what has too few of them."""
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from sabia.core.ops.product import Multiply, Product, Rule  # noqa: E402
 from sabia.core.parallel.build_ops import build_ops  # noqa: E402
 from sabia.core.quant import quantize as module  # noqa: E402
 from sabia.core.quant import recipe  # noqa: E402
-from sabia.core.quant.hessians import Hessians, batches, run_block  # noqa: E402
+from sabia.core.quant.divergence import embeddings  # noqa: E402
+from sabia.core.quant.hessians import (  # noqa: E402
+    CalibrationStage,
+    Hessians,
+    batches,
+    run_block,
+    send_all,
+)
 from sabia.core.quant.quantize import LEAST_TOKENS, quantize  # noqa: E402
 from sabia.core.spec import ModelSpec, from_config, new_config  # noqa: E402
 
@@ -116,7 +124,7 @@ def test_experts_are_calibrated_in_bounded_memory(moe: Any, monkeypatch: Any) ->
     windows = []
     plain = module._windows
     monkeypatch.setattr(module, "HESSIAN_BYTES", 3 * 4 * (64**2 + 32**2))
-    monkeypatch.setattr(module, "_windows", lambda linears: windows.append(plain(linears)) or
+    monkeypatch.setattr(module, "_windows", lambda *given: windows.append(plain(*given)) or
                         windows[-1])  # fmt: skip
     parts = quantize(spec, params, four, OPS, seen)
     assert [len(one) for one in windows] == [1, 3, 3, 1]
@@ -126,6 +134,71 @@ def test_experts_are_calibrated_in_bounded_memory(moe: Any, monkeypatch: Any) ->
     by_gptq = [row for row in experts if row["method"] == "gptq"]
     assert {row["tokens"] >= LEAST_TOKENS for row in by_gptq} == {True} and len(by_gptq) > 20
     assert all(row["output_error"] < row["output_error_rtn"] for row in by_gptq)
+
+
+def test_all_tokens_to_all_experts(moe: Any) -> None:
+    """The sums of inputs beside a layer computed by hand, window by window; padding is left out."""
+    spec, params = moe
+    weights, rows = OPS.to_device(params, "float32"), rows_of(40)
+    states: list[np.ndarray] = []
+
+    class Layer(Rule):
+        def apply(self, product: Product, proceed: Multiply) -> list[Any]:
+            if product.matrices[0].name == "layers.1.mlp.router":
+                states.append(product.x[0].double().numpy())
+            return proceed(product)
+
+    for batch in batches(rows, 1):
+        run_block(spec, weights, build_ops("torch", record=Layer()), batch)
+    x = np.concatenate(states)  # [tokens, D]
+    stage = [embeddings(spec, weights, [batch], OPS)[0] for batch in batches(rows, 700)]
+    stage = [run_block(spec, weights, build_ops("torch", stage=CalibrationStage(0, s)), batch)
+             for s, batch in zip(stage, batches(rows, 700), strict=True)]  # fmt: skip
+    for experts in (range(3), range(3, 5)):
+        sums = Hessians(experts, every=True)
+        for states_in, batch in zip(stage, batches(rows, 700), strict=True):
+            sums.begin(batch.mask)
+            ops = build_ops("torch", stage=CalibrationStage(1, states_in), record=sums)
+            send_all(ops, experts)
+            run_block(spec, weights, ops, batch)
+        assert {i for name, i in sums.sums if name.startswith("layers.1.mlp.experts")} == {*experts}
+        for expert in experts:
+            gate, up, _ = (
+                params[f"layers.1.mlp.experts.{n}"][expert] for n in ("gate", "up", "down")
+            )
+            g = x @ gate.T
+            inner = g / (1 + np.exp(-g)) * (x @ up.T)
+            for name, wanted in (("gate", x), ("up", x), ("down", inner)):
+                key = f"layers.1.mlp.experts.{name}", expert
+                assert sums.tokens(*key) == len(x) == sum(map(len, rows))
+                expected = 2 / len(x) * wanted.T @ wanted
+                np.testing.assert_allclose(sums.of(*key), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_experts_that_are_seldom_chosen_are_calibrated_on_all_tokens(
+    moe: Any, monkeypatch: Any
+) -> None:
+    spec, params = moe
+    params = dict(params)
+    name = next(n for n in params if n.startswith("layers.1") and n.endswith("correction"))
+    params[name] = params[name] - 100 * (np.arange(8) == 5)  # never chosen
+    seen = batches(rows_of(20), 700)
+    windows = []
+    plain = module._windows
+    monkeypatch.setattr(module, "_windows", lambda *given: windows.append(plain(*given)) or
+                        windows[-1])  # fmt: skip
+    four = replace(recipe.load_recipe("w4"), experts="all")
+    made = quantize(spec, params, four, OPS, seen)
+    assert [len(one) for one in windows] == [1, 4, 4, 1]  # two experts each, as many as are chosen
+    experts = [row for row in made.rows if row["component"] == "expert"]
+    assert {(row["method"], row["tokens"]) for row in experts} == {
+        ("gptq", sum(int(batch.mask.sum()) for batch in seen))
+    }
+    assert all(row["output_error"] < row["output_error_rtn"] for row in experts)
+    routed = quantize(spec, params, recipe.load_recipe("w4"), OPS, seen)
+    dense = [name for name in made.params if name.startswith("layers.0") and "router" not in name]
+    for name in dense:  # before the first layer of experts nothing changes
+        np.testing.assert_array_equal(made.params[name], routed.params[name], err_msg=name)
 
 
 def test_an_expert_with_few_tokens_is_rounded_to_nearest(moe: Any) -> None:

@@ -108,6 +108,26 @@ def test_parts_of_one_matrix_have_one_format(tmp_path: Path) -> None:
         recipe.plan(spec, recipe.load_recipe(str(path)))
 
 
+def test_the_gate_of_attention_is_a_component(tmp_path: Path) -> None:
+    """It has the format of attention by default, and no other where the files fuse it with q."""
+    spec, path = model("qwen3_next")[0], tmp_path / "r.toml"
+    gates = [t for t in spec.tensors() if t.name.endswith("attn.gate")]
+    assert gates and {recipe.component_of(t) for t in gates} == {"attention_gate"}
+    for text, expected in (("", "w8a16"), ('attention_gate = "w8a16"\n', "w8a16")):
+        path.write_text(f'[components]\nattention = "w8a16"\n{text}')
+        given = recipe.load_recipe(str(path))
+        recipe.plan(spec, given)
+        assert {given.scheme_of(t).name for t in gates} == {expected}
+    path.write_text('[components]\nattention = "w8a16"\nattention_gate = "bf16"\n')
+    given = recipe.load_recipe(str(path))
+    assert {given.scheme_of(t).name for t in gates} == {"bf16"}
+    with pytest.raises(UsageError, match=r"attn\.q and .*attn\.gate have different formats"):
+        recipe.plan(spec, given)
+    path.write_text('[components]\nattention = "w8a16"\nattention_gate = "w8a16"\n')
+    with pytest.raises(UsageError, match=r"no matrix of .* is of component attention_gate"):
+        recipe.plan(model("llama")[0], recipe.load_recipe(str(path)))
+
+
 def test_experts_stay_fused_where_they_are_not_quantized(tmp_path: Path) -> None:
     spec, params = model("gpt_oss")
     path = tmp_path / "r.toml"
