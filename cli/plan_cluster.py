@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     sabia plan-cluster --model Qwen3-4B/ --tokens 80B --chip h100 --nodes 4 --search --explain
     sabia plan-cluster --params 8B --tokens 1T --compare b200,h200,v5p,v6e --search
     sabia plan-cluster config.json --tokens 1T --chip h100 --search --emit slurm > run.sbatch
+    sabia plan-cluster --measure > lab.toml
+    sabia plan-cluster --params 1B --tokens 20B --machine lab.toml --chips 4 --search
     sabia plan-cluster --params 70B --stage serve --chip h200 --weights fp8
     sabia plan-cluster runs.jsonl -o plans.parquet
     sabia plan-cluster --budget examples/pyramid.toml
@@ -37,6 +39,12 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     from sabia.core import notes
     from sabia.core.plan.answer import answer
 
+    if options.measure:
+        from sabia.core.recipes.measured_machine import as_toml, measured_machine
+
+        machine = measured_machine()
+        print(json.dumps(machine, default=str, indent=2) if job.json else as_toml(machine))
+        return
     rows_to_stdout = not job.json and (job.out == "-" or job.to != "parquet")
     if job.to != "jsonl" and sys.stdout.isatty():
         rows_to_stdout = False  # a terminal gets the table, not binary data

@@ -65,7 +65,7 @@ class Chip:
     host_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
     source: str
-    date: datetime.date
+    date: datetime.date | None
     fp8_flops_per_s: float | None = None
     fp4_flops_per_s: float | None = None
     int8_flops_per_s: float | None = None
@@ -88,6 +88,11 @@ def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
 
 def _chip(name: str, entry: dict[str, Any]) -> Chip:
     check_entry("chips.toml", name, entry, REQUIRED, OPTIONAL)
+    return chip_of_entry(name, entry)
+
+
+def chip_of_entry(name: str, entry: dict[str, Any]) -> Chip:
+    """The chip of an entry with the keys of chips.toml."""
     figures: dict[str, Any] = {}
     for key, value in entry.items():
         if key in SCALED:
@@ -115,11 +120,12 @@ def chip_of_device(name: str) -> Chip | None:
 
 
 def known(chip: Chip, field: str) -> float:
-    """A figure of the chip. Raises UsageError naming the field where chips.toml has none."""
+    """A figure of the chip. Raises UsageError naming its key where it is not on file."""
     value = getattr(chip, field)
     if value is None:
+        key = next((key for key, (of, _) in SCALED.items() if of == field), field)
         raise UsageError(
-            f"--chip: {chip.name} has no published {field} (expected a chip that has one, or a "
-            "layout that does not need it)"
+            f"--chip: no {key} of {chip.name} is on file (expected a chip that has it, or a "
+            "--machine file with it)"
         )
     return value

@@ -61,11 +61,11 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         model = given_counts(settings.params, settings.active, settings.layers, settings.hidden)
     else:
         model = count_model(settings.model, settings.value("seq"))
-    chip = find_chip(settings.value("chip"))
+    chip, own_usd = _chip(settings)
     run = _run(settings, model)
     if settings.value("convention") != "6nd" or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
-    prices, refused_price = prices_of(settings, chip, priced, today)
+    prices, refused_price = prices_of(settings, chip, priced, today, own_usd)
     stops = _stops(settings, run)
     if stops and stops.preemption_s:
         prices = tuple(price.preemptible(stops.spot_share) for price in prices)
@@ -82,6 +82,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         "price": f"prices seen {', '.join(price_days)}",
     }
     given = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
+    given |= {"chip"} if settings.machine else set()
     if settings.search or settings.fixed_layout:
         given |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts shows them
     given |= set() if prices else {"price"}
@@ -96,6 +97,16 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         today=today,
         refused_price=refused_price,
     )
+
+
+def _chip(settings: PlanOptions) -> tuple[Chip, float | None]:
+    """The chip of --machine with its price, or that of --chip. Raises UsageError."""
+    if settings.machine is None:
+        return find_chip(settings.value("chip")), None
+    from sabia.core.plan.machine import load_machine
+
+    machine = load_machine(settings.machine)
+    return machine.chip, machine.usd_per_chip_hour
 
 
 def _run(settings: PlanOptions, model: ModelCounts) -> Run:
@@ -175,14 +186,16 @@ def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cl
 
 
 def prices_of(
-    settings: PlanOptions, chip: Chip, priced: bool, today: date
+    settings: PlanOptions, chip: Chip, priced: bool, today: date, own_usd: float | None = None
 ) -> tuple[tuple[Price, ...], str]:
-    """The prices of --price, or those of `chip` on file that may be used, or why none may be used.
+    """The prices of --price, of a machine, or of `chip` on file that may be used, or why not.
 
     Raises UsageError where `priced` and no price is on file.
     """
     if settings.price:
         return own_prices(settings.price), ""
+    if settings.machine:
+        return (Price(own_usd),) if own_usd else (), ""
     try:
         if settings.set_values(*OFFERS):
             offers = prices_for(chip.name, *(getattr(settings, name) for name in OFFERS))

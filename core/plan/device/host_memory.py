@@ -272,7 +272,9 @@ def _freed(case: HostCase) -> Number:
     """
     freed: Number = 0
     share = case.stage.layers / case.model.depth
-    recomputed = smaller(1, NARROW_LAYERS / case.stage.layers) if case.formats.narrow else 1
+    recomputed = (
+        smaller(1, NARROW_LAYERS / larger(1, case.stage.layers)) if case.formats.narrow else 1
+    )
     for kind in case.model.layers:
         layers = share * kind.count
         passes = choose(case.repeated, 2, 1)

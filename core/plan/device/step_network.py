@@ -111,8 +111,10 @@ def _once(targets: Number, copies: int | None) -> Number:
 
 
 def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
-    """Seconds to send `size` bytes to the next stage of the pipeline."""
+    """Seconds to send `size` bytes to the next stage of the pipeline; 0 without one."""
     stages = group(layout, "pipe")
+    if not _any(stages.ranks > 1):
+        return 0 * stages.ranks
     inside = known(chip, "scale_up_bytes_per_s") * _links(stages, layout.chips, chip)
     if not _any(stages.leaves(chip)):
         return size / inside

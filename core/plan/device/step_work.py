@@ -38,8 +38,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from sabia.core.plan.catalogue import median, read_data
-from sabia.core.plan.chips import Chip, known, load_chips
+from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Layout, Precision, Setting
 from sabia.core.plan.device.stack import Stack
@@ -157,6 +157,8 @@ RATE_FIELD = {
 }  # fmt: skip
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 0.5, "int8": 1}
 USUAL_BALANCE = 200
+# medians of the ceilings in chips.toml, and of FP8's over them, when the constants were fitted
+USUAL_CEILING, USUAL_FP8 = 0.7525, 0.8830083565459611
 SCORE_PASSES = 6.5
 LOGIT_BYTES = 16  # bf16 and float32 copies written and read: softmax, loss, gradient
 
@@ -175,26 +177,13 @@ class Timed(Setting):
 
 
 def ceiling(chip: Chip, precision: Precision) -> float:
-    """Best measured share of the peak; for a GPU without one the median of all, for a TPU 1."""
+    """Best measured share of the peak; for a GPU without one the usual one, for a TPU 1."""
     if chip.torus_axes:
         return 1.0
-    best, lost = _usual()
-    best = chip.matmul_ceiling or best
+    best = chip.matmul_ceiling or USUAL_CEILING
     if RATE_FIELD[precision] == "bf16_flops_per_s":
         return best
-    return chip.fp8_matmul_ceiling or best * lost
-
-
-@cache
-def _usual() -> tuple[float, float]:
-    """Median of the published ceilings, and of the ratio of FP8's to them."""
-    best, lost = [], []
-    for chip in load_chips().values():
-        if chip.matmul_ceiling:
-            best.append(chip.matmul_ceiling)
-            if chip.fp8_matmul_ceiling:
-                lost.append(chip.fp8_matmul_ceiling / chip.matmul_ceiling)
-    return median(best), median(lost)
+    return chip.fp8_matmul_ceiling or best * USUAL_FP8
 
 
 def peak(chip: Chip, precision: Precision) -> float:

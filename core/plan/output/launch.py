@@ -33,7 +33,7 @@ from sabia.core.plan.chips import Chip
 from sabia.core.units import format_duration
 
 FILE = "launch.toml"
-_OPTIONAL = {"gres", "tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"}
+_OPTIONAL = {"tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # valid names in xpk and Kubernetes
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
@@ -171,9 +171,10 @@ def launch_script(kind: str, plan: LaunchPlan) -> str:
 
 def slurm(plan: LaunchPlan) -> str:
     """The text of the batch script. Raises UsageError on chips without a Slurm name."""
-    gres: dict[str, str] = {}  # the generic resource of each node; a CPU needs none
-    if plan.chip.family != "CPU":
-        gres["gres"] = f"{name_for(plan.chip, 'slurm', 'gres')}:{plan.node_chips}"
+    if plan.chip.family not in ("GPU", "CPU"):
+        raise UsageError(f"--emit slurm: starts GPUs and CPUs only, not {plan.chip.name}")
+    # the generic resource of each node (gres.conf); some sites need a type after it
+    gres = {"gres": f"gpu:{plan.node_chips}"} if plan.chip.family == "GPU" else {}
     minutes = max(1, math.ceil(plan.limit_s / 60))
     options = {
         "job-name": plan.name,

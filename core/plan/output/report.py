@@ -41,7 +41,7 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
         "mfu_usual_low": mfu_range.low,
         "mfu_usual_high": mfu_range.high,
         "hbm_bytes": cluster.hbm_bytes,
-        "chip": asdict(cluster.chip) | {"date": cluster.chip.date.isoformat()},
+        "chip": asdict(cluster.chip) | {"date": str(cluster.chip.date)},
         "prices": [_price(price) for price in cluster.prices],
         "no_money": request.refused_price or None,
         "assumed": list(request.assumed),

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.chips import Chip
+from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.serving.formats import (
     CACHE_BYTES,
@@ -68,8 +68,8 @@ class Replica:
         if self.chips < 1:
             raise UsageError(f"replica: {self.chips} chips (expected 1 or more)")
         for field, needed in (("hbm_bytes_per_s", True), ("network_bytes_per_s", self.spans_nodes)):
-            if needed and getattr(self.chip, field) is None:
-                raise UsageError(f"--chip: no {field} of {self.chip.name} is on file")
+            if needed:
+                known(self.chip, field)
 
     @property
     def format(self) -> Format:

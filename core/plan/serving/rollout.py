@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.chips import known
 from sabia.core.plan.serving.decode import Replica, decode_step, prefill
 from sabia.core.plan.serving.traffic import largest_batch
 
@@ -226,10 +227,7 @@ def hand_over_seconds(replica: Replica, apart: bool) -> float:
     """Time to send new weights to a replica: over the network if `apart`, else in the domain."""
     chip = replica.chip
     rate = chip.network_bytes_per_s if apart or replica.spans_nodes else chip.scale_up_bytes_per_s
-    rate = rate or chip.network_bytes_per_s
-    if rate is None:
-        raise UsageError(f"--chip: no network_bytes_per_s of {chip.name} is on file")
-    return replica.chip_weight_bytes / rate
+    return replica.chip_weight_bytes / (rate or known(chip, "network_bytes_per_s"))
 
 
 def colocated(

@@ -31,7 +31,7 @@ from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.chips import Chip
+from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.stops.process import Process, divided, expectation
 from sabia.core.save_interval import best_interval_s
@@ -207,21 +207,12 @@ class Saving:
 def saving(run: StoppedRun) -> Saving:
     """D, U and the best interval. Raises UsageError on unknown bandwidths of the chip."""
     model, chip, mean_s = run.model, run.chip, run.mean_time_between_stops_s
-
-    def rate(value: float | None, name: str) -> float:
-        if value is None:
-            raise UsageError(
-                f"--chip: no {name} rate of {chip.name} is on file; checkpoints cannot be planned "
-                "for it (expected a chip with pcie_gb_s and nic_gb_s in chips.toml)"
-            )
-        return value
-
     if model.stall_s is None:
         each = run.checkpoint_bytes / run.chips
-        offload_s = each / rate(chip.host_bytes_per_s, "host") + each / FILE_BYTES_PER_S
+        offload_s = each / known(chip, "host_bytes_per_s") + each / FILE_BYTES_PER_S
     else:
         offload_s = model.stall_s
-    network = rate(chip.network_bytes_per_s, "network")
+    network = known(chip, "network_bytes_per_s")
     upload_s = upload_seconds(run.checkpoint_bytes, run.chips, network, model.bucket_bytes_per_s)
     if model.synchronous:
         offload_s, upload_s = offload_s + upload_s, 0.0

@@ -126,10 +126,10 @@ def test_stages_in_one_node_send_over_its_links():
 
 def test_a_missing_figure_is_named():
     small = replace(find_chip("v7"), scale_up_domain=64)
-    with pytest.raises(UsageError, match=r"tpu-v7 has no published network_bytes_per_s"):
+    with pytest.raises(UsageError, match=r"no nic_gb_s of tpu-v7"):
         bandwidth(RankGroup(128, 1), 128, small, PLAIN)
     none = replace(H100, scale_up_bytes_per_s=None)
-    with pytest.raises(UsageError, match="scale_up_bytes_per_s"):
+    with pytest.raises(UsageError, match="scale_up_gb_s"):
         gather_s(1e9, RankGroup(8, 1), 8, none, PLAIN)
 
 

@@ -39,7 +39,7 @@ def test_every_name_is_of_a_chip_on_file() -> None:
     assert set(names) <= set(load_chips()) | {"cpu"}
     for chip, row in names.items():
         assert row["source"] and row["date"], chip
-        assert {"gres", "tpu", "skypilot"} & row.keys(), chip
+        assert {"tpu", "skypilot"} & row.keys(), chip
 
 
 def test_slurm_asks_for_nodes_tasks_time_and_signals() -> None:
@@ -182,7 +182,7 @@ def test_slices_are_named_as_xpk_names_them(chip: str, chips: int, kind: str) ->
 @pytest.mark.parametrize(
     ("kind", "chip", "chips", "named"),
     [
-        ("slurm", "tpu-v5p", 64, "no name for tpu-v5p"),
+        ("slurm", "tpu-v5p", 64, "not tpu-v5p"),
         (
             "slurm",
             "h100",

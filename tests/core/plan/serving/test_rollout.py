@@ -101,7 +101,7 @@ def test_what_binds_is_named():
 def test_weights_travel_inside_the_domain_or_over_the_network():
     assert rollout.hand_over_seconds(ENGINE, False) == pytest.approx(16.06e9 / 450e9, rel=1e-3)
     assert rollout.hand_over_seconds(ENGINE, True) == pytest.approx(16.06e9 / 50e9, rel=1e-3)
-    with pytest.raises(UsageError, match="no network_bytes_per_s of h100"):
+    with pytest.raises(UsageError, match="no nic_gb_s of h100"):
         rollout.hand_over_seconds(
             replace(ENGINE, chip=replace(H100, network_bytes_per_s=None)), True
         )

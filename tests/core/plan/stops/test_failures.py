@@ -57,7 +57,7 @@ def test_stops_faster_than_saves_are_infeasible():
 
 
 def test_a_chip_without_known_rates_is_refused():
-    with pytest.raises(UsageError, match="no host rate of tpu-v7"):
+    with pytest.raises(UsageError, match="no pcie_gb_s of tpu-v7"):
         forecast(StoppedRun(StopModel(), find_chip("v7"), 300, 19.2e12, WORK_S))
 
 

@@ -1,0 +1,101 @@
+"""Options of `sabia plan-cluster` for generation: serving, GRPO, evaluations, judges.
+
+Also the kinds of options and the conditions that all its option modules use.
+"""
+
+from functools import partial
+
+from sabia.core.options.option import choice, needs, quantity, switch, text
+from sabia.core.options.table import Options
+
+TRAINING = needs(stage=(None, "pretrain", "sft"))
+TRAINED = needs(stage=(None, "pretrain", "sft", "grpo"))
+GENERATED = needs(stage=("serve", "grpo", "eval"))
+GRPO = needs(stage="grpo")
+JUDGED = needs(stage=("grpo", "eval"))
+LAYOUT = needs("search", "fixed_layout")
+JUDGE = needs("judge_calls")
+GENERATING = needs("items", stage=("serve", "grpo", "eval"))
+
+choice_of, text_of = partial(choice, default=None), partial(text, default=None)
+count, share, duration = (partial(quantity, kind) for kind in ("count", "share", "duration"))
+whole = partial(quantity, "whole", metavar="N", least=1, most=10**9)
+
+
+class PlanGeneration(Options, group="Generation"):
+    """Generation: for users, for reinforcement learning, for evaluations."""
+
+    weights: str | None = text_of(
+        "Number format of the weights for generation", "NAME", unset="bf16", only=GENERATED,
+        values="serving.toml format",
+    )  # fmt: skip
+    """The error for an unknown name lists all."""
+    cache: str | None = choice_of(
+        "Number format of the KV cache", "bf16", "fp8", "int8", unset="bf16",
+        only=GENERATED, excludes=("api_price",),
+    )  # fmt: skip
+    prompt_tokens: float | None = count("Mean tokens of a prompt", unset="1000", only=GENERATING)
+    output_tokens: float | None = count("Mean tokens of an answer", unset="1000", only=GENERATING)
+    output_limit: float | None = count(
+        "Maximum tokens of an answer", unset="none", only=GRPO, group="GRPO"
+    )
+    replica_chips: int | None = whole(
+        "Chips per model replica", unset="searched", only=GENERATED,
+        excludes=("api_price",),
+    )  # fmt: skip
+    batch: int | None = whole(
+        "Concurrent sequences per replica", unset="as many as fit in memory",
+        only=needs(stage=("serve", "grpo")),
+    )  # fmt: skip
+    items: float | None = count(
+        "Items to evaluate, or examples to fine-tune on", unset="10000", least=1,
+        only=needs(stage=("eval", "sft")),
+    )  # fmt: skip
+    repeats: int | None = whole(
+        "Answers per item, or epochs over the examples", unset="1",
+        only=needs("items", stage="eval"),
+    )  # fmt: skip
+    api_price: str | None = text_of(
+        "Use an API: USD per million input and output tokens", "USD,USD", only=needs(stage="eval")
+    )
+    """Such as `0.5,2`. Without it the answers are generated on `--chip`."""
+
+
+class PlanGrpo(Options, group="GRPO"):
+    """Steps of reinforcement learning (GRPO)."""
+
+    prompts: int | None = whole("Prompts per step", unset="64")
+    group: int | None = whole("Answers per prompt (group size)", unset="16", least=2)
+    steps: int | None = whole("Number of steps", unset="1000")
+    generation_chips: int | None = whole("Chips that only generate", unset="none")
+    """By default all chips generate and train in turn."""
+    off_policy: int | None = whole(
+        "Maximum off-policy steps", least=0, unset="1", only=needs("generation_chips")
+    )
+    """The number of steps by which generation may be ahead of training; with 0 each side waits for
+    the other."""
+    no_reference: bool = switch("Train without a reference model and KL penalty")
+    reward_time: float | None = duration("Time to compute the rewards of a step", unset="none")
+
+
+class PlanJudge(Options, group="Judge model"):
+    """A language model that judges answers, for rewards or in an evaluation."""
+
+    judge_calls: float | None = count("Judge calls per answer", unset="0")
+    judge_prompt_tokens: float | None = count(
+        "Prompt tokens per judge call", unset="3000", only=JUDGE
+    )
+    judge_output_tokens: float | None = count(
+        "Output tokens per judge call", unset="200", only=JUDGE
+    )
+    judge_params: float | None = count(
+        "Total parameters of a judge that runs on --chip", only=JUDGE
+    )
+    judge_active: float | None = count(
+        "Active parameters of the judge", unset="--judge-params", only=needs("judge_params")
+    )
+    judge_price: str | None = text_of(
+        "Use a judge API: USD per million input and output tokens", "USD,USD", only=JUDGE,
+        excludes=("judge_params",),
+    )  # fmt: skip
+    """Such as `0.5,2`."""

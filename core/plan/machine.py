@@ -1,0 +1,115 @@
+"""One's own machine: a chip that chips.toml has not, from a TOML file (`--machine FILE`).
+
+Keys are those of chips.toml, with units in their names, and of these:
+- `measured_tflops`: the best BF16 matrix product that was measured, TFLOP/s. With `bf16_tflops`,
+  the peak of the data sheet, it gives the ceiling of products; alone it stands for the peak;
+- `usd_per_chip_hour`: the price, in US dollars;
+- `name`: by default that of the file.
+`memory_mib`, what the driver reports, is that of `hbm_gb` where it is absent, and the other way
+round. `sabia plan-cluster --measure` writes such a file on the machine that it runs on.
+"""
+
+import dataclasses
+import math
+import tomllib
+from datetime import date
+from pathlib import PurePath
+from typing import Any
+
+from sabia.core.errors import UsageError
+from sabia.core.plan.chips import Chip, chip_of_entry, load_chips
+
+MOST_LETTERS = 1 << 20
+FAMILIES = ("GPU", "TPU", "CPU", "chip")
+TEXTS = {"name", "family", "source"}
+WHOLE = {"node_chips", "scale_up_chips", "torus_axes"}
+NUMBERS = WHOLE | {
+    "bf16_tflops", "measured_tflops", "fp8_tflops", "fp4_tflops", "int8_tops", "hbm_gb",
+    "memory_mib", "hbm_tb_s", "scale_up_gb_s", "pcie_gb_s", "nic_gb_s", "power_w",
+    "usd_per_chip_hour",
+}  # fmt: skip
+LARGEST = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A chip of one's own and its price in US dollars per hour; None where the file has none."""
+
+    chip: Chip
+    usd_per_chip_hour: float | None
+
+
+def load_machine(path: str) -> Machine:
+    """The machine of the TOML file at `path`. Raises UsageError in one line."""
+    return machine_of(_read(path), PurePath(path).stem, f"--machine: {path[:80]}")
+
+
+def _read(path: str) -> dict[str, Any]:
+    where = f"--machine: {path[:80]}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MOST_LETTERS + 1)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UsageError(
+            f"{where}: {getattr(error, 'strerror', 0) or error} (expected TOML)"
+        ) from None
+    if len(text) > MOST_LETTERS:
+        raise UsageError(f"{where}: is longer than 1 MB (expected a machine in TOML)")
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"{where}: {str(error)[:100]} (expected TOML)") from None
+
+
+def machine_of(entry: dict[str, Any], name: str, where: str) -> Machine:
+    """The machine of the keys of a file. Raises UsageError naming a key, beginning with `where`."""
+    unknown = sorted(entry.keys() - TEXTS - NUMBERS - {"date"})
+    if unknown:
+        known = ", ".join(sorted(TEXTS | NUMBERS | {"date"}))
+        raise UsageError(f"{where}: unknown key {unknown[0][:40]!r} (expected some of {known})")
+    for key, value in entry.items():
+        _check(f"{where}: {key}", key, value)
+    own = {"name": name[:40], "family": "GPU", "source": "--machine"} | entry
+    if own["name"].lower() in load_chips():
+        raise UsageError(f"{where}: name {own['name']!r} is a chip on file (expected another name)")
+    measured, usd = own.pop("measured_tflops", None), own.pop("usd_per_chip_hour", None)
+    for one, other, factor in (
+        ("hbm_gb", "memory_mib", 2**20 / 1e9),
+        ("memory_mib", "hbm_gb", 1e9 / 2**20),
+    ):
+        if one not in own and other in own:
+            own[one] = own[other] * factor
+    own.setdefault("bf16_tflops", measured)
+    missing = [key for key in ("bf16_tflops", "hbm_gb", "node_chips") if own.get(key) is None]
+    if missing:
+        alone = " or measured_tflops" if missing[0] == "bf16_tflops" else ""
+        raise UsageError(f"{where}: {missing[0]}{alone} is missing (expected a number)")
+    if measured is not None:
+        if measured > own["bf16_tflops"]:
+            raise UsageError(
+                f"{where}: measured_tflops {measured:g} (expected at most bf16_tflops "
+                f"{own['bf16_tflops']:g})"
+            )
+        own["matmul_ceiling"] = measured / own["bf16_tflops"]
+    own.setdefault("scale_up_chips", own["node_chips"])
+    own["memory_source"] = own["source"]
+    own.setdefault("date", None)
+    return Machine(chip_of_entry(own.pop("name"), own), usd)
+
+
+def _check(where: str, key: str, value: Any) -> None:
+    if key == "date":
+        right, expected = isinstance(value, date), "a date such as 2026-11-24"
+    elif key == "family":
+        right, expected = value in FAMILIES, f"one of {', '.join(FAMILIES)}"
+    elif key in TEXTS:
+        right = isinstance(value, str) and value.isprintable() and 0 < len(value) <= 200
+        expected = "a short text"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        right = number and math.isfinite(value) and 0 < value <= LARGEST
+        expected = f"a number above 0 and at most {LARGEST:g}"
+        if key in WHOLE:
+            right, expected = right and value == int(value), f"a whole {expected[2:]}"
+    if not right:
+        raise UsageError(f"{where}: {str(value)[:60]!r} (expected {expected})")
