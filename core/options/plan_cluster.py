@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, needs, quantity, switch
-from sabia.core.options.plan_generation import (
+from sabia.core.options.planning.generation import (
     GRPO,
     JUDGED,
     LAYOUT,

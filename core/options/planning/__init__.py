@@ -1,0 +1,1 @@
+"""Further options of `sabia plan-cluster`, which core/options/plan_cluster.py composes."""
