@@ -40,7 +40,7 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     from sabia.core.plan.answer import answer
 
     if options.measure:
-        from sabia.core.recipes.measured_machine import as_toml, measured_machine
+        from sabia.core.recipes.machine.measured import as_toml, measured_machine
 
         machine = measured_machine()
         print(json.dumps(machine, default=str, indent=2) if job.json else as_toml(machine))

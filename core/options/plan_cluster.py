@@ -26,6 +26,7 @@ from sabia.core.options.planning.generation import (
     text_of,
     whole,
 )  # fmt: skip
+from sabia.core.options.planning.questions import PlanSize, PlanTerms
 from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
 from sabia.core.plan.memory import RECIPES
@@ -217,7 +218,7 @@ class PlanOutput(Options, group="Output"):
         "Print a script that starts the run, instead of the table", "slurm", "xpk", "skypilot",
         only=LAYOUT, excludes=(
             "compare", "out", "to", "plot", "explain", "simulate", "spot_share", "offers", "carbon",
-            "pue", "carbon_intensity", "serve_tokens",
+            "pue", "carbon_intensity", "serve_tokens", "fit", "reserved", "production", "first_mfu",
         ),
     )  # fmt: skip
     """The script starts `sabia pretrain` with the layout of `--search` or `--fixed-layout`. Its
@@ -353,10 +354,11 @@ class PlanSubject(Options, group="Plan"):
 
 
 class PlanOptions(
-    InputOptions, Output, PlanModel, PlanRun, PlanHardware, PlanLayout, PlanOutput, PlanPrice,
-    PlanStops, PlanMoney, PlanCosts, PlanSubject, PlanGeneration, PlanGrpo, PlanJudge, Call,
-    only={PlanOutput: TRAINING, PlanStops: TRAINING, PlanCosts: TRAINING, PlanGrpo: GRPO,
-          PlanJudge: JUDGED},
+    InputOptions, Output, PlanModel, PlanSize, PlanRun, PlanHardware, PlanLayout, PlanOutput,
+    PlanPrice, PlanStops, PlanMoney, PlanTerms, PlanCosts, PlanSubject, PlanGeneration, PlanGrpo,
+    PlanJudge, Call,
+    only={PlanOutput: TRAINING, PlanTerms: TRAINING, PlanStops: TRAINING, PlanCosts: TRAINING,
+          PlanGrpo: GRPO, PlanJudge: JUDGED},
 ):  # fmt: skip
     """Options of `sabia plan-cluster`: one plan."""
 
@@ -402,6 +404,12 @@ class PlanOptions(
     def trains(self) -> bool:
         """Whether the stage is pretrain or sft, and not serving, GRPO or an evaluation."""
         return TRAINING.holds({"stage": self.stage})
+
+    @property
+    def asks_size(self) -> bool:
+        """Whether the question is which model to train: chips are given, and no model."""
+        given = self.params or self.model or self.inputs or self.compare
+        return not given and bool(self.chips or self.nodes) and self.stage != "sft"
 
     def set_values(self, *names: str) -> dict[str, Any]:
         """The given values among `names` (default: all recorded options), by name."""

@@ -59,6 +59,8 @@ def answer(settings: PlanOptions, today: date | None = None, *, beside: bool = F
             warnings=remarks.stale_lines(items.prices, today),
             charts=lambda: _plots().of_rows(budget.flat_rows(items), "name", "cost_usd", "Budget"),
         )
+    if settings.asks_size:
+        return _of_size(settings, today)
     if settings.compare:
         from sabia.core.plan.output import several
 
@@ -77,6 +79,18 @@ def _of_inputs(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
 
     rows = (run for path in settings.runs for run in read_runs(path))
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
+
+
+def _of_size(settings: PlanOptions, today: date) -> PlanOutput:
+    from sabia.core.plan.output import size
+
+    sized = size.SizeAnswer(settings, today)
+    return PlanOutput(
+        text=sized.text(),
+        report=sized.report(),
+        rows=sized.flat_rows(),
+        warnings=remarks.stale_lines(sized.request.cluster.prices, today),
+    )
 
 
 def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> PlanOutput:

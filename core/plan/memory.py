@@ -51,8 +51,15 @@ RECIPES = {
         StateRecipe("adam8bit", 2, 2, 6, 6),  # as adamw16 with 8-bit m and v
     )
 }
-LORA = StateRecipe("lora", 2, 0, 0, 0)  # frozen BF16 weights, without the adapters
+# bytes of a frozen weight under LoRA. nf4: 4 bits and 0.127 for constants, with double quantization
+# (Dettmers et al. 2023, arXiv 2305.14314, section 3); fp8 and int8: one scale for a row or more
+FROZEN = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": (4 + 0.127) / 8}
 ADAPTERS = RECIPES["adamw16"]
+
+
+def frozen_recipe(name: str) -> StateRecipe:
+    """Frozen weights in a format of FROZEN, without the adapters."""
+    return StateRecipe("lora", FROZEN[name], 0, 0, 0)
 
 
 def find_recipe(name: str) -> StateRecipe:

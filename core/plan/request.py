@@ -20,6 +20,7 @@ from sabia.core.units import format_bytes, format_count, parse_duration, parse_l
 
 if TYPE_CHECKING:
     from sabia.core.plan.counting.architecture import Architecture
+    from sabia.core.plan.money.fitted import FittedLaw
     from sabia.core.plan.stops.failures import StopModel
 
 SFT_BATCH = 512e3  # default tokens of a batch of fine-tuning
@@ -44,6 +45,13 @@ class PlanRequest:
     assumed: tuple[str, ...]
     today: date = field(default_factory=date.today)
     refused_price: str = ""
+
+    @cached_property
+    def own_law(self) -> "FittedLaw | None":
+        """The law of --fit; None without it. Raises UsageError, BadData."""
+        from sabia.core.plan.money.own_runs import fitted_law
+
+        return fitted_law(self.settings)
 
     @cached_property
     def architecture(self) -> "Architecture":
@@ -124,7 +132,9 @@ def _run(settings: PlanOptions, model: ModelCounts) -> Run:
         batch_tokens=batch_tokens,
         layers=model.layers,
         hidden=model.hidden,
-        recipe=memory.LORA if lora else memory.find_recipe(settings.value("state_recipe")),
+        recipe=memory.frozen_recipe(settings.value("base_format"))
+        if lora
+        else memory.find_recipe(settings.value("state_recipe")),
         lora=lora,
     )
 

@@ -9,11 +9,12 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 from sabia.core.errors import BadData, UsageError
 
+MOST_LETTERS = 1 << 20  # of a line
 Run = tuple[str, dict[str, Any] | BadData]  # file and line, and the row or why it is none
 
 
@@ -41,12 +42,14 @@ def read_runs(path: str) -> Iterator[Run]:
             raise UsageError(f"{path}: {reason} (expected a list of runs)") from error
 
 
-def _lines(path: str, file: IO[str] | Iterable[str]) -> Iterator[Run]:
+def _lines(path: str, file: IO[str]) -> Iterator[Run]:
     empty = True
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(MOST_LETTERS), ""), 1):
         if not line.strip():
             continue
         where = f"{os.path.basename(path)}:{number}"
+        if len(line) == MOST_LETTERS:
+            raise BadData(f"{where}: a line longer than 1 MB (expected one JSON object per line)")
         try:
             row = json.loads(line.removeprefix("\ufeff"))
         except (ValueError, RecursionError) as error:

@@ -32,8 +32,8 @@ from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
 from sabia.core.recipes import training_config
+from sabia.core.recipes.machine.peaks import find_peaks
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.recipes.peaks import find_peaks
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record

@@ -14,7 +14,9 @@ FLAGS = ["--params", "--active", "--tokens", "--seq", "--batch-tokens", "--deadl
          "--lora-rank", "--state-recipe", "--fixed-layout", "--stack", "--micro-batch", "--preempt",
          "--restart", "--bucket-gbps", "--failure-rate", "--save-stall", "--job-limit", "--repair",
          "--spare-nodes", "--max-cost", "--serve-tokens", "--region", "--provider", "--stage",
-         "--items", "--group", "--pue", "--model", "--compare", "--budget", "--plot"]  # fmt: skip
+         "--items", "--group", "--pue", "--model", "--compare", "--budget", "--plot",
+         "--machine", "--fit", "--data", "--tokens-per-param", "--base-format", "--reserved",
+         "--term", "--production", "--first-mfu", "--tuning", "--lora"]  # fmt: skip
 MOST = 500 + len("sabia plan-cluster: warning: ")
 
 

@@ -35,7 +35,8 @@ def given_counts(
     """Counts from options; dense unless `active` is given; a published shape unless given."""
     if params is None:
         raise UsageError(
-            "--params: the size of the model is missing; give --params 1.6T or --model DIR"
+            "--params: the size of the model is missing; give --params 1.6T or --model DIR, or "
+            "--chips 64 --deadline 30d to be told a size"
         )
     if params < LEAST_PARAMS:
         hint = f"; did you mean {params:g}B?" if params >= 0.1 else ""

@@ -141,14 +141,16 @@ def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -
     return Pair(params, law.tokens_for(params, loss))
 
 
-def advise(params: float, tokens: float, inference_tokens: float = 0.0) -> Advice:
+def advise(
+    params: float, tokens: float, inference_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
+) -> Advice:
     """Compare training `params` on `tokens`, with `inference_tokens`, with better pairs.
 
     Raises UsageError on a negative number of inference tokens.
     """
     if not inference_tokens >= 0:
         raise UsageError(f"--serve-tokens: {inference_tokens:g} (expected 0 or more)")
-    law, planned = BESIROGLU, Pair(params, tokens)
+    planned = Pair(params, tokens)
     return Advice(
         law=law,
         planned=planned,

@@ -18,13 +18,16 @@ from sabia.core.plan.money.bills import HOUR_S, cost_usd, cost_usd_per_day, shor
 from sabia.core.plan.money.carbon import INTENSITIES, footprint
 from sabia.core.plan.money.limit import within_limit
 from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
-from sabia.core.plan.money.scaling import Advice, Pair, advise
+from sabia.core.plan.money.scaling import BESIROGLU, Advice, Pair, advise
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns, power_of_ten
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_count
+
+# training compute of "high-impact capabilities": Regulation (EU) 2024/1689, article 51(2)
+SYSTEMIC_FLOPS = 1e25
 
 
 def limit(request: PlanRequest, plan: Plan) -> View:
@@ -62,13 +65,19 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
         "tons_co2e_low": run.low_t,
         "tons_co2e_high": run.high_t,
     }
+    share = plan.run.train_flops / SYSTEMIC_FLOPS
+    figures |= {"train_flops": plan.run.train_flops, "share_of_systemic_flops": share}
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
     line = (
         f"carbon    {format_count(run.energy_kwh)} kWh ({run.power_w:g} W per chip, PUE "
         f"{run.pue:g}), {tons(run.tons)} CO2e at {run.kg_per_kwh:g} kg/kWh; {tons(run.low_t)} on "
         f"the grid of {grids[0]}, {tons(run.high_t)} of {grids[-1]}"
     )
-    return View(line, figures)
+    compute = (
+        f"compute   {power_of_ten(plan.run.train_flops)} FLOP, {share:.3g} times the 1e25 above "
+        "which the EU presumes systemic risk"
+    )
+    return View(f"{line}\n{compute}", figures)
 
 
 def tons(value: float) -> str:
@@ -128,7 +137,8 @@ def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
 def scaling(request: PlanRequest, plan: Plan) -> View:
     """The plan and better pairs of size and tokens by a scaling law (of active parameters)."""
     inference_tokens = request.settings.serve_tokens or 0.0
-    advice = advise(plan.run.active_params, plan.run.tokens, inference_tokens)
+    law = request.own_law.law if request.own_law else BESIROGLU
+    advice = advise(plan.run.active_params, plan.run.tokens, inference_tokens, law)
     pairs = {
         "as planned": advice.planned,
         "least loss for the same FLOPs": advice.same_flops,

@@ -20,8 +20,17 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "limit": ("max_cost",),
     "carbon": ("carbon", "pue", "carbon_intensity"),
     "scaling": ("serve_tokens",),
+    "fit": ("fit",),
+    "reserved": ("reserved",),
+    "idle": ("production",),
+    "tuning": ("first_mfu",),
 }
-MODULES = {"layout": "layout", "stops": "stops"}  # modules of views outside costs.py
+TERMS = dict.fromkeys(("reserved", "idle", "tuning"), "terms")
+MODULES = {
+    "layout": "layout",
+    "stops": "stops",
+    "fit": "own_law",
+} | TERMS  # modules of views outside costs.py
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from plan_calls import call
 
 from sabia.core.plan.machine import machine_of
-from sabia.core.recipes import measured_machine as measuring
+from sabia.core.recipes.machine import measured as measuring
 
 
 def test_the_file_is_read_as_a_machine_with_the_rates_of_numpy(tmp_path):

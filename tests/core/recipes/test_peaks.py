@@ -2,8 +2,8 @@
 
 import pytest
 
-from sabia.core.recipes import peaks
-from sabia.core.recipes.peaks import find_peaks
+from sabia.core.recipes.machine import peaks
+from sabia.core.recipes.machine.peaks import find_peaks
 
 
 @pytest.fixture

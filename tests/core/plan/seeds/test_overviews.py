@@ -126,7 +126,9 @@ def test_llama_405b_has_8_replicas_of_2048_chips():
 def test_sixteen_stages_of_126_layers_hold_seven_or_eight():
     """Not "about 5 layers": 7.9, the first and the last fewer."""
     layer = attention_layer(16_384, 128, 8, 128, 53_248)
-    work = Workload(decoder("x", 16_384, 8, tuple([layer] * 126)), 8192, 512, memory.LORA)
+    work = Workload(
+        decoder("x", 16_384, 8, tuple([layer] * 126)), 8192, 512, memory.frozen_recipe("bf16")
+    )
     held = {stage.name: stage.layers for stage in stages_of(work, Layout(pipe=16))}
     assert held == {"first": 7, "second": 8, "last": 7}
     assert (7 + 14 * 8 + 7) == 126

@@ -1,0 +1,241 @@
+"""What model to train on these chips in this time (--chips and --deadline without a size)."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.options.plan_cluster import PlanOptions
+from sabia.core.plan import memory, planner
+from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
+from sabia.core.plan.money.fitted import FittedLaw
+from sabia.core.plan.money.own_runs import fitted_law
+from sabia.core.plan.money.scaling import BESIROGLU, Pair
+from sabia.core.plan.money.sizing import Budget
+from sabia.core.plan.output.own_law import interval_text, law_line
+from sabia.core.plan.output.report import SCHEMA_VERSION
+from sabia.core.plan.output.table import columns, percent, power_of_ten, span
+from sabia.core.plan.request import build
+from sabia.core.units import format_bytes, format_count
+
+GUESSED = 1e9  # parameters of the run of which only cluster, prices and deadlines are used
+ROUNDS = 3  # size and checkpoints depend on each other
+NOT_HERE = (
+    "active", "layers", "hidden", "lora", "lora_rank", "compare", "max_cost", "carbon", "offers",
+    "serve_tokens", "convention", "search", "fixed_layout", "reserved", "production", "first_mfu",
+    "carbon_intensity", "pue", "simulate", "base_format", "plot",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sized:
+    """The best model of one deadline."""
+
+    deadline_s: float
+    work_s: float
+    budget: Budget
+    pair: Pair
+
+
+class SizeAnswer:
+    """Best sizes by deadline, and the curve of the longest one. Raises UsageError, Infeasible."""
+
+    def __init__(self, settings: PlanOptions, today: Any) -> None:
+        for name in NOT_HERE:
+            if settings.set_values(name):
+                flag = settings.table[name].flag
+                raise UsageError(f"{flag}: needs the size of the model (expected --params)")
+        self.settings = settings
+        self.request = build(_guess(settings, GUESSED, None), priced=False, today=today)
+        self.fitted: FittedLaw | None = fitted_law(settings)
+        self.rows = tuple(self._sized(deadline_s) for deadline_s in self.request.deadlines_s)
+
+    @property
+    def chips(self) -> int:
+        """The number of chips."""
+        return int(self.request.cluster.chips or 0)
+
+    @property
+    def longest(self) -> Sized:
+        """The row of the longest deadline."""
+        return max(self.rows, key=lambda row: row.deadline_s)
+
+    def _sized(self, deadline_s: float) -> Sized:
+        cluster = self.request.cluster
+        law = self.fitted.law if self.fitted else BESIROGLU
+        work_s = deadline_s
+        for _ in range(ROUNDS if cluster.stops else 1):
+            flops = self.chips * cluster.flops_per_chip_s * work_s
+            budget = Budget(flops, law, self.settings.data, self._most_params())
+            pair = self._chosen(budget)
+            if not cluster.stops:
+                break
+            work_s = self._work_within(deadline_s, pair)
+        return Sized(deadline_s, work_s, budget, pair)
+
+    def _chosen(self, budget: Budget) -> Pair:
+        """The pair of the options, or the best one."""
+        if self.settings.tokens is not None:
+            params = budget.flops / 6 / self.settings.tokens
+            return Pair(params, self.settings.tokens)
+        ratio = self.settings.tokens_per_param
+        return budget.best() if ratio is None else budget.pair(ratio)
+
+    def _most_params(self) -> float:
+        """Parameters whose state, with the activations of one sequence, the chips hold."""
+        run, cluster = self.request.run, self.request.cluster
+        live = memory.activation_bytes(run.layers, run.hidden, run.sequence)
+        free = self.chips * cluster.hbm_bytes - live
+        return max(free, 0) / run.recipe.bytes_per_param
+
+    def _work_within(self, deadline_s: float, pair: Pair) -> float:
+        """Seconds of work whose expected end, with interruptions, is the deadline."""
+        run = replace(self.request.run, params=pair.params, active_params=pair.params)
+        low, high = 0.0, deadline_s
+        for _ in range(50):
+            middle = (low + high) / 2
+            late = planner.end_on(run, self.request.cluster, self.chips, middle)[0] > deadline_s
+            low, high = (low, middle) if late else (middle, high)
+        if not low > 0:
+            raise Infeasible("--preempt: the run makes no progress between interruptions")
+        return low
+
+    def text(self) -> str:
+        """The tables."""
+        cluster, prices = self.request.cluster, self.request.cluster.prices
+        head = [
+            "DEADLINE",
+            "FLOP",
+            "PARAMS",
+            "TOKENS",
+            "EACH",
+            "LOSS",
+            *(["COST"] if prices else []),
+        ]
+        rows = [
+            [span(row.deadline_s), power_of_ten(row.budget.flops), *_pair_cells(row, row.pair)]
+            + ([short_money(self._cost(row))] if prices else [])
+            for row in self.rows
+        ]
+        longest = self.longest
+        unique = longest.budget.unique
+        curve_head = [
+            "EACH",
+            "PARAMS",
+            "TOKENS",
+            *(["EPOCHS"] if unique else []),
+            "LOSS",
+            "STATE",
+            "",
+        ]
+        lines = [
+            f"question  what to train on {self.chips:,} {cluster.chip.name.upper()} at "
+            f"{percent(cluster.mfu)} MFU, by 6ND",
+            law_line(self.fitted),
+            *columns(head, rows),
+            f"sizes for {span(longest.deadline_s)}, by tokens per parameter",
+            *columns(
+                curve_head, [self._curve_cells(longest, pair) for pair in longest.budget.curve()]
+            ),
+            f"verdict   {self._verdict(longest)}",
+            f"next      {self._next(longest)}",
+        ]
+        return "\n".join(line for line in lines if line)
+
+    def _cost(self, row: Sized) -> float:
+        price = min(price.usd_per_chip_hour for price in self.request.cluster.prices)
+        return cost_usd(self.chips * row.deadline_s, price)
+
+    def _curve_cells(self, row: Sized, pair: Pair) -> list[str]:
+        budget = row.budget
+        epochs = [f"{pair.tokens / budget.unique:.1f}"] if budget.unique else []
+        state = memory.state_bytes(pair.params, self.request.run.recipe)
+        cells = [f"{pair.tokens_per_param:,.0f}", format_count(pair.params, 1)]
+        cells += [format_count(pair.tokens, 1), *epochs, f"{budget.loss(pair):.3f}"]
+        fits = pair.params <= budget.most_params
+        return [*cells, format_bytes(state), "" if fits else "does not fit"]
+
+    def _verdict(self, row: Sized) -> str:
+        pair, budget = row.pair, row.budget
+        limit = "" if pair.params <= budget.most_params else ", which the chips do not hold"
+        if budget.pair(pair.tokens_per_param * 0.9).params > budget.most_params and not limit:
+            limit = ", the largest that the chips hold"
+        loss = f"{budget.loss(pair):.3f}"
+        if self.fitted:
+            loss += interval_text(self.fitted.loss_interval(pair.params, pair.tokens))
+            sizes = self.fitted.interval(lambda law: budget.best(law).params)
+            if self.settings.tokens is None and self.settings.tokens_per_param is None:
+                limit += f" ({format_count(sizes[0])} to {format_count(sizes[1])})"
+        words = (
+            f"{format_count(pair.params)} parameters{limit} on {format_count(pair.tokens)} tokens "
+            f"in {row.deadline_s / DAY_S:.1f} days, loss {loss}."
+        )
+        half = budget.pair(4 * pair.tokens_per_param)
+        return words + (f" Half the size costs half to serve and has {budget.loss(half):.3f}.")
+
+    def _next(self, row: Sized) -> str:
+        words = f"--params {format_count(row.pair.params)} --tokens {format_count(row.pair.tokens)}"
+        chip = self.settings.machine or self.request.cluster.chip.name
+        flag = "machine" if self.settings.machine else "chip"
+        return (
+            f"sabia plan-cluster {words} --{flag} {chip} --chips {self.chips} --deadline "
+            f"{row.deadline_s * 1.1 / DAY_S:.0f}d --search"
+        )
+
+    def flat_rows(self) -> list[dict[str, Any]]:
+        """A record per deadline."""
+        prices = self.request.cluster.prices
+        return [
+            {
+                "deadline_s": row.deadline_s,
+                "work_s": row.work_s,
+                "chips": self.chips,
+                "chip": self.request.cluster.chip.name,
+                "mfu": self.request.cluster.mfu,
+                **self._figures(row, row.pair),
+                "cost_usd": self._cost(row) if prices else None,
+            }
+            for row in self.rows
+        ]
+
+    def _figures(self, row: Sized, pair: Pair) -> dict[str, Any]:
+        low, high = (None, None)
+        if self.fitted:
+            low, high = self.fitted.loss_interval(pair.params, pair.tokens)
+        unique = row.budget.unique
+        return {
+            "train_flops": pair.train_flops,
+            "params": pair.params,
+            "tokens": pair.tokens,
+            "tokens_per_param": pair.tokens_per_param,
+            "epochs": pair.tokens / unique if unique else None,
+            "loss": row.budget.loss(pair),
+            "loss_low": low,
+            "loss_high": high,
+            "state_bytes": memory.state_bytes(pair.params, self.request.run.recipe),
+            "fits": pair.params <= row.budget.most_params,
+        }
+
+    def report(self) -> dict[str, Any]:
+        """The JSON object."""
+        longest = self.longest
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "inputs": self.settings.set_values(),
+            "law": longest.budget.law.name,
+            "rows": self.flat_rows(),
+            "curve": [self._figures(longest, pair) for pair in longest.budget.curve()],
+        }
+
+
+def _pair_cells(row: Sized, pair: Pair) -> list[str]:
+    return [
+        format_count(pair.params, 1),
+        format_count(pair.tokens, 1),
+        f"{pair.tokens_per_param:,.0f}",
+        f"{row.budget.loss(pair):.3f}",
+    ]
+
+
+def _guess(settings: PlanOptions, params: float, tokens: float | None) -> PlanOptions:
+    unset = dict.fromkeys(("tokens_per_param", "data", "fit"))
+    return settings.changed(params=params, tokens=tokens, **unset)
