@@ -5,6 +5,7 @@ E2M1 numbers, even columns in the low half of each byte, and NAME_scales U8 [E, 
 two, biased by 127, that multiply them. NAME is [E, 32·G, R]: its columns are the stored rows.
 `fp8` (DeepSeek-V3): NAME F8_E4M3 [O, I] times NAME_scale_inv F32, one scale for each block of the
 configuration's weight_block_size (128 by 128).
+`bitsandbytes` (QLoRA): NF4, see `nf4`.
 Every MXFP4 value is a bfloat16; FP8 ones are exact float32 products.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
+from sabia.core.numerics import nf4
 from sabia.core.numerics.floats import E2M1
 from sabia.core.numerics.scales import Scales, decode
 from sabia.core.numerics.schemes import BLOCK, SCHEMES
@@ -27,6 +29,8 @@ BLOCKS, SCALES, SCALE_INV = "_blocks", "_scales", "_scale_inv"
 def dequantize(tensors: Arrays, quantization_config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint, decoded; raises BadData for another method or odd shapes."""
     method = quantization_config.get("quant_method")
+    if method == "bitsandbytes":
+        return nf4.dequantize(tensors)
     if method == "mxfp4":
         return _pairs(tensors, BLOCKS, SCALES, decode_mxfp4)
     if method != "fp8" or quantization_config.get("fmt", "e4m3") != "e4m3":

@@ -12,7 +12,7 @@ those that are written. Names that end in a16 keep the inputs in BF16; the other
   nvfp4[a16]           E2M1, an E4M3 scale for each 16 columns, and a float32 scale for the matrix
   bf16                 not quantized
 Presets and JSON keys follow compressed-tensors 0.19 (`quantization_config` of config.json), which
-has no form for NF4.
+has no form for NF4 (see `nf4`, which reads it).
 """
 
 import re

@@ -73,7 +73,7 @@ def decoded(spec: ModelSpec, tensors: dict[str, np.ndarray]) -> dict[str, np.nda
     quantization = spec.config.get("quantization_config")
     if quantization is None:
         return tensors
-    if quantization.get("quant_method") in ("mxfp4", "fp8"):
+    if quantization.get("quant_method") in ("mxfp4", "fp8", "bitsandbytes"):
         from sabia.core.numerics.published import dequantize
     else:
         from sabia.core.numerics.compressed import dequantize

@@ -44,7 +44,7 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
 # key of the format that quantization-aware training has simulated: {"precision": "qat-int4"}
 TRAINED_FOR = "quantization_aware_training"
 # methods whose files core.model.storage.hub decodes
-QUANTIZATIONS = ("mxfp4", "fp8", "compressed-tensors")
+QUANTIZATIONS = ("mxfp4", "fp8", "compressed-tensors", "bitsandbytes")
 
 
 def families() -> tuple[str, ...]:
