@@ -1,4 +1,4 @@
-"""`sabia sft`: fine-tune a model on conversations."""
+"""`sabia sft`: fine-tune a model on conversations or preferences."""
 
 from sabia.cli.command import command
 from sabia.core.options.sft import SftOptions
@@ -10,15 +10,18 @@ from sabia.core.shards.job import Job
     examples="""
     sabia sft chats.jsonl --model base/ --epochs 2 -o run/
     sabia sft chats/ --model base/ --lr 2e-5 --validation held-out.parquet -o run/
+    sabia sft pairs.parquet --loss dpo --model run/final --validation held-out.parquet -o dpo/
+    sabia sft pairs.parquet --loss reward --model run/final --lr 1e-5 -o reward/
     """,
 )
 def sft(job: Job, options: SftOptions) -> None:
-    """Fine-tune a model on conversations, with a loss on the assistant's tokens only.
+    """Fine-tune a model on conversations, with a loss on the assistant's tokens only, or on
+    preferences (--loss).
 
     Conversations are rendered with the chat template of the model and packed into rows, with
     attention within each conversation only. Conversations without an assistant message, or longer
-    than --length, are rejected with the reason. The same command run again resumes an interrupted
-    run and does nothing if the run is complete.
+    than --length, are rejected with the reason, and so are pairs of equal answers. The same command
+    run again resumes an interrupted run and does nothing if the run is complete.
     """
     from sabia.core.recipes.sft import run
 

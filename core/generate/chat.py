@@ -68,6 +68,22 @@ def render_rows(
     return [_masked(text, spans, tokenizer) for text, spans in rows]
 
 
+def render_answer(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    tools: Tools = None,
+    **variables: Any,
+) -> tuple[list[int], list[int]]:
+    """(ids[T], mask[T]); mask is 1 on what the assistant writes in the last message alone."""
+    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
+    before, _ = rendered(form[:-1], tokenizer, False, tools, variables)
+    if GENERATION_MARK.search(tokenizer.chat_template or "") and text.startswith(before):
+        spans = [span for span in marked if span[0] >= len(before)]
+    else:
+        spans = [_turn_span(form, len(form) - 1, text, tokenizer, tools, variables)]
+    return _masked(text, spans, tokenizer)
+
+
 def row_texts(
     messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: Any
 ) -> list[str]:

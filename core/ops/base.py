@@ -148,6 +148,7 @@ class Ops(ArrayFunctions, Protocol):
     sigmoid: Callable[[Array], Array]  # 1 / (1 + e^-x)
     softplus: Callable[[Array], Array]  # log(1 + e^x)
     exp: Callable[[Array], Array]
+    log1mexp: Callable[[Array], Array]  # log(1 - e^x), x < 0
     tanh: Callable[[Array], Array]
     # where(condition, x, y): gradients flow only into the selected elements
     where: Callable[..., Array]

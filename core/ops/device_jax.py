@@ -168,6 +168,7 @@ class JaxOps(Ops):
     silu, sigmoid = staticmethod(jax.nn.silu), staticmethod(jax.nn.sigmoid)
     softplus, gelu = staticmethod(jax.nn.softplus), staticmethod(gelu)
     exp, tanh, where = staticmethod(jnp.exp), staticmethod(jnp.tanh), staticmethod(jnp.where)
+    log1mexp = staticmethod(lambda x: jnp.log(-jnp.expm1(x)))
     stop_gradient = staticmethod(jax.lax.stop_gradient)
     topk = staticmethod(jax.lax.top_k)
     softmax, logsumexp = staticmethod(softmax), staticmethod(logsumexp)

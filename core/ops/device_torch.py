@@ -269,6 +269,7 @@ class TorchOps(Ops):
     silu, sigmoid = staticmethod(F.silu), staticmethod(torch.sigmoid)
     softplus, gelu = staticmethod(F.softplus), staticmethod(gelu)
     exp, tanh, where = staticmethod(torch.exp), staticmethod(torch.tanh), staticmethod(torch.where)
+    log1mexp = staticmethod(lambda x: torch.log(-torch.expm1(x)))
     stop_gradient = staticmethod(torch.Tensor.detach)
     topk = staticmethod(torch.topk)
     softmax, logsumexp = staticmethod(softmax), staticmethod(logsumexp)

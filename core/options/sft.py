@@ -1,18 +1,103 @@
 """Options of `sabia sft`."""
 
+from typing import Any
+
+from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.option import changed, needs, quantity, switch, text
+from sabia.core.options.option import changed, choice, needs, number, quantity, switch, text
 from sabia.core.options.shared import Trainer, Workers
-from sabia.core.options.training import DistillationOptions, Logging, Training
+from sabia.core.options.table import Options
+from sabia.core.options.training import (
+    DistillationOptions,
+    Logging,
+    Optimizer,
+    Schedule,
+    Training,
+)
+
+CHATS = ("next-token",)
+PAIRS = ("dpo", "ipo", "kto", "orpo", "simpo", "reward")
+CHAT_LOSS = needs(loss=CHATS)
+BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
+# peak learning rates, of whole models and of adapters
+LR, PAIRS_LR, PAIRS_LORA_LR = 2e-5, 1e-6, 1e-5
+
+
+class PreferenceOptions(Options, group="Loss"):
+    """What is learned: conversations, or which of two answers is better."""
+
+    loss: str = choice(
+        "Loss: of the assistant's tokens, or of preferences", *CHATS, *PAIRS, common=True,
+        recorded=False,
+    )  # fmt: skip
+    """`next-token` imitates conversations. The others read preference records: a prompt with a
+    chosen and a rejected answer. With log-ratios to the starting model: `dpo` (arXiv 2305.18290),
+    `ipo` (2310.12036) and `kto` (2402.01306), which needs no pairs: either answer may be null.
+    Without them: `orpo` (2403.07691), whose loss contains the next-token loss of the chosen
+    answers, and `simpo` (2405.14734). `reward` trains a model with a score in place of its head
+    (Bradley–Terry), for `sabia grpo --reward model`; transformers loads it with
+    AutoModelForSequenceClassification. The answers of a record stay in one row, with the prompt
+    before each, and `--length` bounds them together. The log-probabilities of the starting model
+    are computed once, into `reference/` in the run directory."""
+    beta: float | None = number(
+        "Coefficient of the log-ratios or log-probabilities", above=0, recorded=False,
+        unset="0.1, with simpo 2", only=needs(loss=tuple(BETA)),
+    )  # fmt: skip
+    """Larger values keep the model nearer to the starting model with `dpo`, `ipo` and `kto`. With
+    `orpo` it is the weight of the odds ratio, λ in the paper."""
+    label_smoothing: float = number(
+        "Share of pairs whose labels are assumed to be wrong", 0.0, least=0, most=0.5,
+        recorded=False, only=needs(loss="dpo"),
+    )  # fmt: skip
+    length_norm: bool = switch(
+        "Divide the log-ratio of an answer by its number of tokens", recorded=False,
+        only=needs(loss=("dpo", "ipo", "kto")),
+    )  # fmt: skip
+    """`simpo` always does. Use a larger `--beta` with it, such as 5."""
+    nll: float = number(
+        "Coefficient of the chosen answers' next-token loss, added to the loss", 0.0, least=0,
+        recorded=False, only=needs(loss=("dpo", "ipo", "simpo")),
+    )  # fmt: skip
+    """The mean over all tokens of the chosen answers of a step. It keeps their probabilities from
+    falling."""
+    margin: float = number(
+        "Margin by which the chosen answer's reward is to be larger", 1.0, least=0, recorded=False,
+        only=needs(loss="simpo"),
+    )  # fmt: skip
+    """γ in the paper, which recommends about half of `--beta`."""
+    undesirable_weight: float = number(
+        "Weight of rejected answers, relative to chosen ones", 1.0, above=0, recorded=False,
+        only=needs(loss="kto"),
+    )  # fmt: skip
+    """Times the number of rejected answers it should be about that of the chosen ones."""
+
+    def complete(self) -> None:
+        """The coefficient depends on the loss."""
+        super().complete()
+        if self.beta is None:
+            self.beta = BETA.get(self.loss, 0.0)
+
+    def preference(self) -> dict[str, Any]:
+        """The entries of a run's identity; {} with another loss."""
+        if self.loss not in PAIRS:
+            return {}
+        values = {name: getattr(self, name) for name in PreferenceOptions.table}
+        return {
+            name: value
+            for name, value in values.items()
+            if all(condition.holds(values) for condition in PreferenceOptions.table[name].only)
+        }
 
 
 class SftOptions(
     Trainer,
     Training,
     DistillationOptions,
+    PreferenceOptions,
     ChatTemplate,
     group="Model",
-    defaults={"lr": 2e-5, "warmup": "3%", "weight_decay": 0.0},
+    defaults={"warmup": "3%", "weight_decay": 0.0},
+    only={DistillationOptions: CHAT_LOSS},
 ):
     """Options of `sabia sft`."""
 
@@ -30,5 +115,29 @@ class SftOptions(
     """Attention does not cross the boundary between conversations."""
     jobs: int = changed(Workers.jobs, help="Number of worker processes that render conversations")
     """They are rendered once, into `rows/` in the run directory."""
-    validation: str = text("Chat records to validate on", "PATH", group="Data")
+    validation: str = text("Records to validate on, of the kind of the input", "PATH", group="Data")
+    """Of preferences the share of pairs in the right order is reported besides the loss."""
     eval_every: int = changed(Logging.eval_every, only=needs("validation"))
+    lr: float = changed(
+        Schedule.lr, default=None,
+        unset="2e-5; with dpo, ipo, kto, orpo and simpo 1e-6, with adapters 1e-5",
+    )  # fmt: skip
+    z_loss: float = changed(Optimizer.z_loss, only=CHAT_LOSS)
+    balance: float = changed(Optimizer.balance, only=CHAT_LOSS)
+    router_z: float = changed(Optimizer.router_z, only=CHAT_LOSS)
+    bias_rate: float = changed(Optimizer.bias_rate, only=CHAT_LOSS)
+
+    def complete(self) -> None:
+        """The learning rate depends on the loss; preferences move no biases of experts."""
+        super().complete()
+        if self.lr is None:
+            adapters = PAIRS_LORA_LR if self.lora_rank else PAIRS_LR
+            self.lr = adapters if self.loss in BETA else LR
+        if self.loss in PAIRS:
+            self.bias_rate = 0.0
+
+    def check(self) -> None:
+        """A teacher is for conversations."""
+        super().check()
+        if self.loss in PAIRS and self.teacher:
+            raise UsageError("--teacher: only with --loss next-token")

@@ -1,13 +1,15 @@
 """Conversations as token rows in the run directory, rendered once.
 
 Each conversation is rendered by the chat template, and windows of them are packed into rows (best
-fit). The rows are one row file (core.shards.token_rows), so that a run holds one window and not its
+fit). A `Form` says how records of another kind become units of documents, which stay together in a
+row. The rows are one row file (core.shards.token_rows), so that a run holds one window and not its
 conversations, and a later start, or another process, renders nothing. One process makes the file,
 with `jobs` workers; conversations that cannot be used are recorded in it with a reason.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -33,12 +35,51 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 FOLDER = "rows"
 # ids int32[T], mask bool[T], the id of the conversation, tokens of its renderings before this one
 Rendered = tuple[np.ndarray, np.ndarray, str, int]
+Unit = tuple[str, list[Rendered]]  # the source of its row, its documents
 Reject = tuple[dict[str, Any], str]  # row, reason
 ROWS = pa.schema(
     [("input_ids", pa.list_(pa.int32())), ("document_lengths", pa.list_(pa.int32())),
      ("loss_mask", pa.list_(pa.bool_())),
      *((name, schemas.KINDS["tokens"].field(name).type) for name in ADDRESSES)]
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Form:
+    """How records become units of documents that stay together in a row.
+
+    render: (record, tokenizer, length, variables of the template) → its units and the reasons for
+    which parts of it cannot be used; it may raise BadData. arrange: makes the units from those of
+    all records, in order. name: in the name of the row file ('' for conversations).
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    render: Callable[[Any, Tokenizer, int, Mapping[str, Any]], tuple[list[Unit], list[str]]]
+    arrange: Callable[[Iterator[list[Unit]], int], Iterator[Unit]] | None = None
+
+
+def _render_chat(
+    row: Any, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
+) -> tuple[list[Unit], list[str]]:
+    units, reasons, before = list[Unit](), list[str](), 0
+    for ids, mask in render_rows(row["messages"], tokenizer, row["tools"], **variables):
+        if len(ids) > length:
+            reasons.append(f"{len(ids)} tokens (expected at most --length {length})")
+        elif not any(mask[1:]):  # the first token is never predicted
+            reasons.append("no token of the assistant follows another")
+        else:
+            units.append(("", [document(ids, mask, row["id"], before)]))
+        before += len(ids)
+    return units, reasons
+
+
+def document(ids: Sequence[int], mask: Sequence[int], name: str, before: int = 0) -> Rendered:
+    """A rendered document; before: tokens of the record's renderings before it."""
+    return np.array(ids, np.int32), np.array(mask, bool), name, before
+
+
+CHAT = Form("", ("id", "messages", "tools"), _render_chat)
 
 
 def chat_rows(
@@ -50,16 +91,18 @@ def chat_rows(
     jobs: int,
     reject: RejectRow,
     variables: Mapping[str, Any] = MappingProxyType({}),
+    form: Form = CHAT,
 ) -> RowFile:
     """The rows of all usable conversations, at most `length` tokens each.
 
-    tokenizer: its directory. variables: of the chat template. `about` of the file: conversations,
-    and tokens that are `predicted`.
+    tokenizer: its directory. variables: of the chat template. `about` of the file: conversations
+    (units of another form), and tokens that are `predicted`; of another form than CHAT also `most`,
+    the most documents of a row.
     """
     prints = [source.fingerprint() for source in sources]
     fingerprint, result = _loaded(tokenizer).fingerprint, result_version("sft")
-    path = folder / row_file_name(prints, fingerprint, length, pack, variables, result)
-    file = open_made(_make, (path, sources, tokenizer, length, pack, jobs, dict(variables)))
+    path = folder / row_file_name(prints, fingerprint, length, pack, variables, result, form.name)
+    file = open_made(_make, (path, sources, tokenizer, length, pack, jobs, dict(variables), form))
     for row, reason, shard in file.rejects():
         reject(row, reason, shard)
     return file
@@ -67,14 +110,16 @@ def chat_rows(
 
 def row_file_name(
     prints: Sequence[str], tokenizer: str, length: int, pack: bool, variables: Mapping[str, Any],
-    result: int,
+    result: int, form: str = "",
 ) -> str:  # fmt: skip
     """The name of the row file of shards and a tokenizer with these fingerprints; result: the
-    version of the results of sft."""
+    version of the results of sft; form: the name of the rows' form."""
     settings = repr((list(prints), tokenizer, length, pack))
     settings += repr(sorted(variables.items())) if variables else ""
     if result != 1:
         settings += f" result {result}"
+    if form:
+        settings += f" form {form}"
     return f"{hashlib.blake2b(settings.encode(), digest_size=16).hexdigest()}{ENDING}"
 
 
@@ -85,29 +130,45 @@ def _loaded(tokenizer: str) -> Tokenizer:
 
 def _make(
     path: Path, sources: Sequence[Source], tokenizer: str, length: int, pack: bool, jobs: int,
-    variables: Mapping[str, Any],
+    variables: Mapping[str, Any], form: Form,
 ) -> None:  # fmt: skip
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        writer, window = RowWriter(file), list[Rendered]()
-        figures = {"conversations": 0, "predicted": 0}
-        render = partial(_render, tokenizer=tokenizer, length=length, variables=variables)
-        for shard, rendered, rejected in map_processes(render, _batches(sources), jobs):
-            stop.check()
-            for row, reason in rejected:
-                writer.reject(row, reason, shard)
-            figures["conversations"] += len(rendered)
-            figures["predicted"] += sum(int(mask.sum()) for _, mask, *_ in rendered)
-            window += rendered
-            while len(window) >= WINDOW:
-                writer.add(_packed(window[:WINDOW], length, pack))
-                del window[:WINDOW]
-        if window:
-            writer.add(_packed(window, length, pack))
-        writer.close(**figures)
+        writer, windows = RowWriter(file), dict[str, list[list[Rendered]]]()
+        figures, most = {"conversations": 0, "predicted": 0}, 0
+        render = partial(
+            _render, tokenizer=tokenizer, length=length, variables=variables, form=form
+        )
+
+        def rendered() -> Iterator[list[Unit]]:
+            batches = _batches(sources, form.columns)
+            for shard, records, rejected in map_processes(render, batches, jobs):
+                stop.check()
+                for row, reason in rejected:
+                    writer.reject(row, reason, shard)
+                yield from records
+
+        def write(source: str, window: Sequence[list[Rendered]]) -> int:
+            rows = _packed(source, window, length, pack)
+            writer.add(rows)
+            return max(len(documents) for documents in rows["document_lengths"])
+
+        each = (unit for units in rendered() for unit in units)
+        for source, documents in form.arrange(rendered(), length) if form.arrange else each:
+            figures["conversations"] += 1
+            figures["predicted"] += sum(int(mask.sum()) for _, mask, *_ in documents)
+            window = windows.setdefault(source, [])
+            window.append(documents)
+            if len(window) == WINDOW:
+                most = max(most, write(source, window))
+                window.clear()
+        for source, window in windows.items():
+            if window:
+                most = max(most, write(source, window))
+        writer.close(**figures, **({"most": most} if form.name else {}))
 
 
 def _batches(
-    sources: Sequence[Source],
+    sources: Sequence[Source], columns: Sequence[str]
 ) -> Iterator[tuple[str, pa.RecordBatch | None, list[Reject]]]:
     """(shard, a batch of conversations, what was rejected before it); None after the last one."""
     for source in sources:
@@ -116,7 +177,7 @@ def _batches(
         def refuse(row: dict[str, Any], reason: str, rejected: list[Reject] = rejected) -> None:
             rejected.append((row, reason))
 
-        for batch in source.batches(columns=["id", "messages", "tools"], reject=refuse):
+        for batch in source.batches(columns=columns, reject=refuse):
             yield source.name, batch, rejected.copy()
             rejected.clear()
         yield source.name, None, rejected
@@ -127,44 +188,45 @@ def _render(
     tokenizer: str,
     length: int,
     variables: Mapping[str, Any],
-) -> tuple[str, list[Rendered], list[Reject]]:
-    """The shard, its rendered conversations, and all rejects in order."""
+    form: Form,
+) -> tuple[str, list[list[Unit]], list[Reject]]:
+    """The shard, the units of its records, and all rejects in order."""
     shard, batch, rejected = item
-    rendered: list[Rendered] = []
+    records: list[list[Unit]] = []
     for row in batch.to_pylist() if batch is not None else ():
         try:
-            pairs = render_rows(row["messages"], _loaded(tokenizer), row["tools"], **variables)
+            units, reasons = form.render(row, _loaded(tokenizer), length, variables)
         except BadData as error:
             rejected.append((row, str(error)))
             continue
-        before = 0
-        for ids, mask in pairs:
-            if len(ids) > length:
-                rejected.append((row, f"{len(ids)} tokens (expected at most --length {length})"))
-            elif not any(mask[1:]):  # the first token is never predicted
-                rejected.append((row, "no token of the assistant follows another"))
-            else:
-                made = np.array(ids, np.int32), np.array(mask, bool)
-                rendered.append((*made, row["id"], before))
-            before += len(ids)
-    return shard, rendered, rejected
+        rejected += [(row, reason) for reason in reasons]
+        if units:
+            records.append(units)
+    return shard, records, rejected
 
 
-def _packed(window: Sequence[Rendered], length: int, pack: bool) -> pa.RecordBatch:
-    """The rows of a window of conversations, packed or one in each."""
-    sizes = [len(ids) for ids, *_ in window]
-    bins = best_fit(sizes, length) if pack else [[i] for i in range(len(window))]
-    order = [i for members in bins for i in members]
-    counts = [len(members) for members in bins]
-    tokens = [sum(sizes[i] for i in members) for members in bins]
+def _packed(
+    source: str, window: Sequence[list[Rendered]], length: int, pack: bool
+) -> pa.RecordBatch:
+    """The rows of a window of units, packed or one in each."""
+    units = [sum(len(ids) for ids, *_ in documents) for documents in window]
+    bins = best_fit(units, length) if pack else [[i] for i in range(len(window))]
+    rows = [[document for i in members for document in window[i]] for members in bins]
+    flat = [document for row in rows for document in row]
+    counts = [len(row) for row in rows]
+    tokens = [sum(len(ids) for ids, *_ in row) for row in rows]
     columns = [
-        _lists(tokens, np.concatenate([window[i][0] for i in order])),
-        _lists(counts, np.array([sizes[i] for i in order], np.int32)),
-        _lists(tokens, np.concatenate([window[i][1] for i in order])),
-        _lists(counts, [window[i][2] for i in order]),
-        _lists(counts, np.array([window[i][3] for i in order], np.int32)),
+        _lists(tokens, np.concatenate([ids for ids, *_ in flat])),
+        _lists(counts, np.array([len(ids) for ids, *_ in flat], np.int32)),
+        _lists(tokens, np.concatenate([mask for _, mask, *_ in flat])),
+        _lists(counts, [name for _, _, name, _ in flat]),
+        _lists(counts, np.array([before for *_, before in flat], np.int32)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+    if not source:
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+    of_source = pa.repeat(pa.scalar(source), len(rows))
+    schema = ROWS.append(pa.field("source", of_source.type))
+    return pa.RecordBatch.from_arrays([*columns, of_source], schema=schema)
 
 
 def _lists(sizes: Iterable[int], values: np.ndarray | list[str]) -> pa.ListArray:

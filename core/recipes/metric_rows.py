@@ -24,7 +24,11 @@ RUN_COLUMNS = ("mfu", "mfu_6nd", "gemm_share", "goodput", "memory_bytes", "devic
 COLUMNS = ("step", "loss", "objective", "lr", "grad_norm", "tokens", "tokens_per_s", *RUN_COLUMNS,
            "expert_load", "experts_idle", "seconds", "validation_loss",
            "validation_tokens")  # fmt: skip
-TEACHER_COLUMNS = ("kl", "validation_kl")  # of runs with a teacher
+# of runs with a teacher, and of runs on preferences
+TEACHER_COLUMNS = ("kl", "validation_kl")
+FIGURES = ("accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chosen",
+           "logp_rejected")  # fmt: skip
+PREFERENCE_COLUMNS = (*FIGURES, *(f"validation_{name}" for name in FIGURES), "validation_pairs")
 GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
                 "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
@@ -36,12 +40,14 @@ JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd", "audit_verdicts", "
                  "break_outs", "judge_family")  # fmt: skip
 COUNTS = {"judge_calls", "audit_verdicts", "break_outs", "judge_family", "tokens",
           "memory_bytes", "device_memory_bytes", "experts_idle",
-          "validation_tokens", "validation_prompts", *GRPO_COLUMNS[:7]}  # fmt: skip
+          "validation_tokens", "validation_prompts", "validation_pairs",
+          *GRPO_COLUMNS[:7]}  # fmt: skip
 BATCH_ROWS = 10_000
 TABLE_ROWS = 12
 SHOWN = {
     "step": "{:,}", "reward": "{:.4f}", "loss": "{:.4f}", "validation_loss": "{:.4f}",
-    "validation_reward": "{:.4f}",
+    "validation_reward": "{:.4f}", "accuracy": "{:.1%}", "margin": "{:.3g}",
+    "validation_accuracy": "{:.1%}",
     "live_groups": "{:.2f}", "length": "{:.1f}", "lr": "{:.3g}", "grad_norm": "{:.3g}",
     "tokens": "{:,}", "tokens_per_s": "{:,.0f}", "mfu": "{:.1%}", "gemm_share": "{:.1%}",
 }  # fmt: skip
@@ -78,13 +84,14 @@ def columns_schema(names: Iterable[str]) -> pa.Schema:
 
 
 def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
-    """COLUMNS, those of a teacher where `rows` have them, and the losses by source, structs of the
-    sources' names (null where there are none).
+    """COLUMNS, those of a teacher and of preferences where `rows` have them, and the losses by
+    source, structs of the sources' names (null where there are none).
 
     Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
     """
     names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
-    learned = [name for name in TEACHER_COLUMNS if any(name in row for row in rows)]
+    of_some = (*TEACHER_COLUMNS, *PREFERENCE_COLUMNS)
+    learned = [name for name in of_some if any(name in row for row in rows)]
     return pa.schema(
         [
             *columns_schema((*COLUMNS, *learned)),

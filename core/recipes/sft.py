@@ -1,4 +1,5 @@
-"""Supervised fine-tuning: conversations → a model that answers as the assistant does in them.
+"""Fine-tuning: conversations → a model that answers as the assistant does in them, or preferences →
+a model that prefers the chosen answers (`core.recipes.preferences`).
 
 Each conversation is rendered by the tokenizer's chat template; the loss is computed on the
 assistant's tokens only. Conversations are packed into rows (`chat_rows`), where positions restart
@@ -17,15 +18,18 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
-from sabia.core.options.sft import SftOptions
+from sabia.core.options.sft import PAIRS, SftOptions
 from sabia.core.recipes import training_config, training_run
-from sabia.core.recipes.chat_rows import FOLDER, chat_rows
+from sabia.core.recipes.chat_rows import CHAT, FOLDER, chat_rows
 from sabia.core.recipes.embedding_extension import model_for
+from sabia.core.recipes.preferences.pair_rows import form_of
+from sabia.core.recipes.preferences.preference_run import preference_task, rows_of
 from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.token_rows.row_file import RowFile
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.token_rows import TokenRows
 
@@ -33,7 +37,9 @@ from sabia.core.train.token_rows import TokenRows
 def run(job: Job, options: SftOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
     directory, world = open_run(job, options)
-    sources = open_inputs(job, "chat")
+    prefers = options.loss in PAIRS
+    kind, what = ("preference", "preferences") if prefers else ("chat", "conversations")
+    sources = open_inputs(job, kind)
     model, tokenizer_path = weights_fingerprint(options.model), options.tokenizer or options.model
     flag = "--tokenizer" if options.tokenizer else "--model"
     tokenizer = load_tokenizer(tokenizer_path, flag)
@@ -48,6 +54,7 @@ def run(job: Job, options: SftOptions) -> None:
         "seed": job.seed,
         **training_config.identity(options),
         **training_config.teacher_identity(options),
+        **options.preference(),
     }
     recorded = {} if job.force else directory.recorded_identity()
     if variables := template_variables(options.chat, tokenizer, recorded.get("chat")):
@@ -62,30 +69,39 @@ def run(job: Job, options: SftOptions) -> None:
         read = partial(
             chat_rows, tokenizer=tokenizer_path, length=options.length, pack=options.pack,
             folder=folder, jobs=job.jobs, variables=variables,
+            form=form_of(options.loss) if prefers else CHAT,
         )  # fmt: skip
-        with opened_rejects(job, world, "conversations") as rejects:
+        with opened_rejects(job, world, what) as rejects:
             made = read(sources, reject=rejects.add)
         index = made.index
         count, predicted = index.about["conversations"], index.about["predicted"]
         if not count:
-            raise BadData(
-                f"no usable conversation, {rejects.describe()} (expected messages with an "
-                "assistant's answer)"
+            expected = (
+                "a prompt and two answers" if prefers else "messages with an assistant's answer"
             )
+            raise BadData(f"no usable {what}, {rejects.describe()} (expected {expected})")
+        part = "of the answers" if prefers else "the assistant's"
         notes.note(
-            f"{count:,} conversations in {len(made):,} rows; {predicted:,} of {index.tokens:,} "
-            "tokens are the assistant's"
+            f"{count:,} {what} in {len(made):,} rows; {predicted:,} of {index.tokens:,} "
+            f"tokens are {part}"
         )
-        about = {"conversations": f"{count:,}", "assistant tokens": f"{predicted:,}"}
+        about = {what: f"{count:,}", "assistant tokens": f"{predicted:,}"}
         validation = None
         if options.validation:
-            held_out = from_path(options.validation, "chat", "--validation")
-            refuse = warn_of_rejects("validation conversation")
-            validation = TokenRows((read(held_out, reject=refuse),))
+            held_out = from_path(options.validation, kind, "--validation")
+            refuse = warn_of_rejects(f"validation {kind}")
+            validation = _rows(read(held_out, reject=refuse), options)
     task = Task(
-        spec, load, TokenRows((made,)), validation, tokenizer_path, model=options.model, about=about
-    )
+        spec, load, _rows(made, options), validation, tokenizer_path, model=options.model,
+        about=about,
+    )  # fmt: skip
+    if prefers:
+        task = preference_task(call, task, options, tokenizer.pad_id)
     training_run.run(call, task, options)
+
+
+def _rows(file: RowFile, options: SftOptions) -> TokenRows:
+    return rows_of(file, options) if options.loss in PAIRS else TokenRows((file,))
 
 
 @contextlib.contextmanager

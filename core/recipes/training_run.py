@@ -66,6 +66,8 @@ class Task:
     name_rows: NameRows | None = None
     loss: Callable[..., Any] | None = None  # a loss without its `remat`; None: next_token_loss
     arrange: Callable[[DataOrder, int, int], DataOrder] | None = None  # order, batch rows, steps
+    # adds to the source what the loss needs, and gives the figures; None: TokenObjective
+    prepare: Callable[[RowSource, TokenRows | None], TokenObjective] | None = None
     about: dict[str, str] = field(default_factory=dict)  # more lines for the plan
 
 
@@ -178,7 +180,7 @@ def train(call: RunCall, task: Task, options: Training) -> None:
 def _token_figures(figures: Mapping[str, Any]) -> list[str]:
     losses = [
         f"{name.replace('_', ' ')} {figures[name]:.4f}"
-        for name in ("loss", "validation_loss")
+        for name in ("loss", "accuracy", "validation_loss", "validation_accuracy")
         if name in figures
     ]
     return [f"{figures['tokens']:,} tokens", *losses]
@@ -242,5 +244,5 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
     }
     optimizer, schedule = training_config.optimizer_config(options), plan.schedule
     meta = manifest(call, spec, optimizer, schedule, options.precision, mesh, position)
-    objective = TokenObjective(source, task.validation)
+    objective = (task.prepare or TokenObjective)(source, task.validation)
     return make_run(call, options, mesh, stepper, source, objective, meter, schedule, meta)

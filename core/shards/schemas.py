@@ -50,7 +50,7 @@ KINDS = {
     "prompt": _schema(
         id=_TEXT, messages=_MESSAGES, tools=_TEXT, rubric=_TEXT, answer=_TEXT, meta=_TEXT
     ),
-    # a conversation with a better and a worse continuation
+    # a conversation with a better and a worse continuation, of which one may be null
     "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
     # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]; for
     # each of these the id of the document, and the number of its first token in the document
@@ -74,7 +74,7 @@ KINDS = {
 REQUIRED = {
     "document": ("text",), "chat": ("messages",), "prompt": ("messages",), "sample": ("tokens",),
     "tokens": ("input_ids", "document_lengths"), "score": ("task", "item_id", "value"),
-    "preference": ("prompt", "chosen", "rejected"), "any": (),
+    "preference": ("prompt",), "any": (),
 }  # fmt: skip
 
 

@@ -103,11 +103,11 @@ class RowSource:
         if ahead is not None and ahead[0] == step:
             batch = ahead[1].result()
         else:
-            batch = self._read(self.rows, self.numbers(step))
+            batch = self.read(self.rows, self.numbers(step))
         if self.read_ahead:
             self._thread = self._thread or ThreadPoolExecutor(1, "next-batch")
             following = self.numbers(step + 1)
-            self._next = step + 1, self._thread.submit(self._read, self.rows, following)
+            self._next = step + 1, self._thread.submit(self.read, self.rows, following)
         # rows may have been skipped since they were read
         is_read = [number not in self.skipped for number in self.numbers(step).tolist()]
         return self._weighted(batch, np.array(is_read))
@@ -123,11 +123,11 @@ class RowSource:
         size = self.batch_rows
         for start in range(0, len(rows), size):
             numbers = np.arange(start, start + size)  # [batch_rows]
-            batch = self._read(rows, np.minimum(numbers, len(rows) - 1))
+            batch = self.read(rows, np.minimum(numbers, len(rows) - 1))
             yield self._weighted(batch, numbers < len(rows))
 
-    def _read(self, rows: TokenRows, numbers: np.ndarray) -> dict[str, np.ndarray]:
-        """This process's part of the rows of a batch."""
+    def read(self, rows: TokenRows, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """This process's part of a batch of these rows; raises BadData as `batch` does."""
         # process p of n has the rows p, p + n, …
         part, parts = self.stepper.row_part
         length = rows.row_length if self.stepper.fixed_shapes else None

@@ -84,7 +84,7 @@ class Stepper(Protocol):
 
     spec: ModelSpec
     row_part: tuple[int, int]  # (index, count): which part of a batch's rows this process passes
-    fixed_shapes: bool  # a batch of a new shape is slow, because the step is compiled for it
+    fixed_shapes: bool  # rows have one length: the step is compiled for it, or processes divide it
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
 
     @property

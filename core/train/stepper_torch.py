@@ -51,6 +51,8 @@ WITHOUT_TOKENS = (
     "source",
     "completion_at",
     "slot",
+    "sides",
+    "reference",
 )  # arrays of a batch whose second axis is never that of tokens
 
 
@@ -59,7 +61,9 @@ class TorchStepper:
 
     def __init__(self, setup: Setup, params: Mapping[str, np.ndarray], mesh: Mesh) -> None:
         self.setup, self.spec, self.world, self.mesh = setup, setup.spec, setup.world, mesh
-        self.micro_batch, self.fixed_shapes = setup.micro_batch, setup.compiled
+        self.micro_batch = setup.micro_batch
+        # parts of a row along `context` must be of one size
+        self.fixed_shapes = setup.compiled or mesh.context > 1
         check_fits(self.spec, mesh)
         rank = self.world.rank
         self.row_part = (mesh.row_part(rank), mesh.rows)

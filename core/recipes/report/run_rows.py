@@ -137,12 +137,14 @@ class TrainingRun:
 
     def _chat_rows(self) -> Path:
         from sabia.core.recipes.chat_rows import FOLDER, row_file_name
+        from sabia.core.recipes.preferences.pair_rows import form_of
 
         identity = self.identity
         prints, tokenizer = identity["inputs"], identity["tokenizer"]
         length, packed, chat = identity["length"], identity["packed"], identity.get("chat", {})
         result = recorded_result(self.record)
-        name = row_file_name(prints, tokenizer, length, packed, chat, result)
+        form = form_of(identity["loss"]).name if "loss" in identity else ""
+        name = row_file_name(prints, tokenizer, length, packed, chat, result, form)
         path = self.path / FOLDER / name
         if not path.exists():
             raise UsageError(f"{path}: missing (expected the rows that the run was trained on)")

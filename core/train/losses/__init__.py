@@ -1,1 +1,1 @@
-"""Losses as sums: next token, sequence classification, GRPO."""
+"""Losses as sums: next token, preferences, sequence classification, GRPO."""

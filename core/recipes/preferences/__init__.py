@@ -1,0 +1,1 @@
+"""Training on preferences: pairs of answers as rows, the reference, reward models."""
