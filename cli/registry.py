@@ -17,7 +17,7 @@ COMMANDS = {
     "rewrite": "Rewrite documents so that reasoning precedes the answer.",
     "tokenize": "Train or load a tokenizer; pack documents into token rows.",
     "pretrain": "Train a model from scratch or from existing weights.",
-    "sft": "Fine-tune a model on conversations.",
+    "sft": "Fine-tune a model on conversations or preferences.",
     "grpo": "Train a model by reinforcement learning (GRPO).",
     "quantize": "Quantize a model to 8 and 4 bits.",
     "eval": "Evaluate models on benchmark tasks and compare them.",
@@ -28,7 +28,8 @@ COMMANDS = {
     "doctor": "List outputs that code with a known defect made.",
 }
 # command → its subcommands. The first is the default, in the command's module; the module of any
-# other is sabia.cli.<command>_<subcommand>. An input file with such a name is given as ./name.
+# other is sabia.cli.<command>_<subcommand>, or the command's (IN_MODULE). An input file with such a
+# name is given as ./name.
 SUBCOMMANDS: dict[str, dict[str, str]] = {
     "classify": {
         "score": "Score documents and filter them (the default).",
@@ -36,7 +37,13 @@ SUBCOMMANDS: dict[str, dict[str, str]] = {
         "threshold": "Choose thresholds of a score and calibrate it.",
         "drift": "Compare the score distributions of two runs.",
     },
+    "sft": {
+        "train": "Fine-tune a model on conversations or preferences (the default).",
+        "merge": "Merge models, or average the checkpoints of a run.",
+    },
 }
+
+IN_MODULE = ("sft merge",)
 
 
 def find(name: str) -> Command:
@@ -45,7 +52,8 @@ def find(name: str) -> Command:
     module = command.replace("-", "_")
     if subcommand and subcommand != next(iter(SUBCOMMANDS[command])):
         module += f"_{subcommand}"
-    declared: Command = getattr(import_module(f"sabia.cli.{module}"), module)
+    folder = command if name in IN_MODULE else module
+    declared: Command = getattr(import_module(f"sabia.cli.{folder}"), module)
     return declared
 
 

@@ -1,7 +1,7 @@
-"""`sabia sft`: fine-tune a model on conversations or preferences."""
+"""`sabia sft`: fine-tune a model on conversations or preferences; `sabia sft merge`."""
 
 from sabia.cli.command import command
-from sabia.core.options.sft import SftOptions
+from sabia.core.options.sft import MergeOptions, SftOptions
 from sabia.core.shards.job import Job
 
 
@@ -24,5 +24,26 @@ def sft(job: Job, options: SftOptions) -> None:
     run again resumes an interrupted run and does nothing if the run is complete.
     """
     from sabia.core.recipes.sft import run
+
+    run(job, options)
+
+
+@command(
+    MergeOptions,
+    examples="""
+    sabia sft merge run-a/final run-b/final -o merged/
+    sabia sft merge a/ b/ --method slerp --weights 0.3,0.7 --for 'mlp=0.5,0.5' -o merged/
+    sabia sft merge a/ b/ c/ --method ties --base base/ --density 20% -o merged/
+    sabia sft merge run/ --checkpoints 5 -o averaged/
+    """,
+)
+def sft_merge(job: Job, options: MergeOptions) -> None:
+    """Merge models of one shape, or the last checkpoints of a run.
+
+    INPUT is model directories with equal configurations and tokenizers, or with --checkpoints a run
+    directory. Tensors are read, merged and written one by one, so that the models may be larger
+    than the memory.
+    """
+    from sabia.core.recipes.merging.merge_models import run
 
     run(job, options)

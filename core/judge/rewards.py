@@ -1,12 +1,13 @@
 """Rewards of samples: verifiers against the record's answer, rubrics, or a weighted sum of them.
 
 A reward is written `exact`, `number`, `regex`, `rubric`, or several with weights: `number=0.8,
-regex=0.2`. Each part gives a score in [0, 1]; if a part has no score (the judge failed, or a
+regex=0.2`. Each part gives a score in [0, 1], except `model`, the score of a reward model, which is
+any number; if a part has no score (the judge failed, or a
 verifier passed its time limit), the sample has no reward. `NullGuard` stops a run where too many
 have none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from sabia.core.judge.verifiers import VERIFIERS, check_reference, explained_all
 from sabia.core.sandbox.isolated import boxes
 
 RUBRIC = "rubric"
+MODEL = "model"
 GUARD_WINDOW = 200  # samples over which the share without a reward is computed
 
 
@@ -42,13 +44,20 @@ class AskedCase:
     verified: Mapping[str, Verdict]  # the verdicts of verifiers on items of the rubric
 
 
-def parse_reward(text: str) -> dict[str, float]:
-    """'number=0.8,regex=0.2' → weights by kind; raises UsageError for an invalid specification."""
+Scores = Callable[[Sequence[Case]], Sequence[float | None]]
+
+
+def parse_reward(text: str, more: Sequence[str] = ()) -> dict[str, float]:
+    """'number=0.8,regex=0.2' → weights by kind; raises UsageError for an invalid specification.
+
+    more: kinds that the command has besides verifiers and rubrics.
+    """
     weights: dict[str, float] = {}
+    kinds = (*VERIFIERS, RUBRIC, *more)
     for part in text.split(","):
         kind, _, weight = (piece.strip() for piece in part.partition("="))
-        if kind not in (*VERIFIERS, RUBRIC) or kind in weights:
-            known = ", ".join((*VERIFIERS, RUBRIC))
+        if kind not in kinds or kind in weights:
+            known = ", ".join(kinds)
             raise UsageError(f"--reward: {part.strip()!r} (expected each once of {known})")
         try:
             weights[kind] = float(weight or 1.0)
@@ -60,7 +69,8 @@ def parse_reward(text: str) -> dict[str, float]:
 
 
 class Grader:
-    """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items.
+    """Computes rewards by weighted kinds; `judge` is required for rubrics with llm items, `scores`,
+    of a reward model, for the kind MODEL.
 
     Raises MissingBackend for the kind `code` where programs cannot be isolated.
     """
@@ -70,8 +80,10 @@ class Grader:
         weights: Mapping[str, float],
         judge: Judge | Panel | None = None,
         max_unknown: float = 0.0,
+        scores: Scores | None = None,
     ) -> None:
-        self.weights, self.max_unknown = dict(weights), max_unknown
+        self.weights, self.max_unknown, self.scores = dict(weights), max_unknown, scores
+        self.verifiers = [kind for kind in self.weights if kind not in (RUBRIC, MODEL)]
         self.judge = Panel.of(judge) if isinstance(judge, Judge) else judge
         if "code" in self.weights:
             with boxes.one() as box:
@@ -79,11 +91,10 @@ class Grader:
 
     def check(self, answer: str | None, rubric: str | None) -> Rubric | None:
         """The record's rubric, parsed; raises BadData if the reward needs a missing column."""
-        if any(kind != RUBRIC for kind in self.weights) and answer is None:
+        if self.verifiers and answer is None:
             raise BadData(f"no answer (reward {', '.join(self.weights)} needs one)")
-        for kind in self.weights:
-            if kind != RUBRIC:
-                check_reference(kind, str(answer))
+        for kind in self.verifiers:
+            check_reference(kind, str(answer))
         if RUBRIC not in self.weights:
             return None
         if not rubric:
@@ -129,18 +140,20 @@ class Grader:
         if self.judge is not None:
             opinions = self.judge.collect([one.asked for one in asked])
         pairs = [(one.case.text, str(one.case.answer)) for one in asked]
-        by_kind = {
+        by_kind: dict[str, Sequence[float | None]] = {
             kind: [tested.passed for tested in explained_all(kind, pairs)]
-            for kind in self.weights
-            if kind != RUBRIC
+            for kind in self.verifiers
         }
+        if MODEL in self.weights:
+            assert self.scores is not None, "the kind has a reward model"
+            by_kind[MODEL] = self.scores([one.case for one in asked])
         return [
             self._grade(*pair, {kind: met[index] for kind, met in by_kind.items()})
             for index, pair in enumerate(zip(asked, opinions, strict=True))
         ]
 
     def _grade(
-        self, asked: AskedCase, opinions: Sequence[Opinion], by_kind: Mapping[str, bool | None]
+        self, asked: AskedCase, opinions: Sequence[Opinion], by_kind: Mapping[str, float | None]
     ) -> Grade:
         case, verified = asked.case, asked.verified
         if RUBRIC not in self.weights:
@@ -162,19 +175,22 @@ class Grader:
             self.judge.agreement.add(grade.numbers, named)
         return self._mix(by_kind, grade)
 
-    def _mix(self, by_kind: Mapping[str, bool | None], rubric: Grade | None) -> Grade:
+    def _mix(self, by_kind: Mapping[str, float | None], rubric: Grade | None) -> Grade:
         total, score, known = sum(self.weights.values()), 0.0, True
         verdicts: list[tuple[str, Verdict, float]] = []
         for kind, weight in self.weights.items():
             if kind != RUBRIC:
                 met = by_kind[kind]
-                verdicts.append((kind, Verdict.of(met), weight))
-                score, known = score + weight * (met is True), known and met is not None
+                if kind != MODEL:
+                    verdicts.append((kind, Verdict.of(None if met is None else bool(met)), weight))
+                score, known = score + weight * (met or 0.0), known and met is not None
         if rubric is not None:
             verdicts += rubric.verdicts
             known = known and rubric.score is not None
             score += self.weights[RUBRIC] * (rubric.score or 0.0)
         opinions = rubric.opinions if rubric is not None else ()
+        if not total:  # nothing is graded
+            return Grade(0.0)
         return Grade(score / total if known else None, tuple(verdicts), opinions)
 
 

@@ -50,7 +50,8 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Grade:
-    """The reward of one sample: `score` in [0, 1], or None if the judge failed.
+    """The reward of one sample: `score` in [0, 1] (of a reward model any number), or None if the
+    judge failed.
 
     `verdicts` are (item id, verdict, weight) in the rubric's order; `opinions` those of each judge
     where there are several, an auditor was asked, or a judge made lookups.

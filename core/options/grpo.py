@@ -11,6 +11,7 @@ from sabia.core.options.option import (
     needs,
     number,
     quantity,
+    switch,
     text,
 )
 from sabia.core.options.shared import Trainer
@@ -48,8 +49,14 @@ class Reward(Options, group="Reward"):
     HumanEval or MBPP. Programs run without network and files, with 3 s of CPU time and 512 MiB of
     memory, beyond which they fail; where the system permits no isolation, `code` is refused.
     `regex` and `math` give no reward past their limits of time (1 and 5 s of CPU time). `rubric`
-    grades by the record's `rubric` instead: the reward is the fraction of its weight that is met. A
-    mix is the weighted mean."""
+    grades by the record's `rubric` instead: the reward is the fraction of its weight that is met.
+    `model` is the score of `--reward-model`, any number. A mix is the weighted mean. `none` grades
+    nothing, where a `--teacher` is all that trains."""
+    reward_model: str = text(
+        "Directory of a reward model, for --reward model", "DIR", later=True,
+    )  # fmt: skip
+    """`sabia sft --loss reward` trains one. Prompt and sample are rendered with its own chat
+    template. Samples longer than its context have no reward."""
     max_null: float = quantity(
         "share", "Maximum fraction of samples without a reward", "20%", recorded=False
     )
@@ -69,6 +76,33 @@ class Rollouts(Options, group="Rollouts"):
     overlong: str = choice("Truncated samples: keep them in the loss, or mask them", "keep", "mask")
     """These are samples that reach `--max-new-tokens`. Their rewards count in the group's mean in
     both cases."""
+    overlong_buffer: int = integer(
+        "Last tokens of --max-new-tokens in which a sample loses reward", 0, least=0, later=True,
+        unset="none",
+    )  # fmt: skip
+    """The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13): the reward falls
+    linearly, by 1 for a sample that reaches `--max-new-tokens`. Metrics show rewards without it."""
+    refill: int = integer(
+        "Times that prompts are drawn again for groups without an advantage", 0, least=0,
+        later=True, unset="none",
+    )  # fmt: skip
+    """Groups whose rewards are all equal do not train. Each gives way to a group of another prompt,
+    at most so many times a step (dynamic sampling, arXiv 2503.14476). All groups count in the
+    metrics."""
+
+
+class OnPolicyTeacher(Options, group="Loss"):
+    """A teacher that scores the samples of the policy."""
+
+    teacher: str = text("Model directory that scores the samples' tokens", "DIR", later=True)
+    """On-policy distillation: the advantage of each token is `--teacher-weight` times log p of the
+    teacher minus log p of the policy, the reverse KL divergence of the sampled tokens, and is added
+    to that of the reward. With `--reward none` it is alone. The teacher has the tokenizer of the
+    policy; every process holds it as a whole, in fp32. The metrics have the divergence as
+    `teacher_kl`."""
+    teacher_weight: float = number(
+        "Weight of the teacher in the advantage", 1.0, above=0, later=True, only=needs("teacher")
+    )
 
 
 class PolicyLoss(Options, group="Loss"):
@@ -83,36 +117,68 @@ class PolicyLoss(Options, group="Loss"):
     )  # fmt: skip
     """`token` is the mean over all tokens of the step; `seq-mean` the mean of the samples' means;
     `dr` (Dr. GRPO, arXiv 2503.20783) the sum divided by samples times `--max-new-tokens`."""
+    surrogate: str = choice(
+        "How the policy loss bounds the importance ratio", "clip", "cispo", "sapo", later=True,
+    )  # fmt: skip
+    """`clip` is the clipped loss of PPO. `cispo` (arXiv 2506.13585) weights the log-probabilities
+    with the ratio, capped at 1 + `--clip-high` and constant, so that no token loses its gradient.
+    `sapo` (arXiv 2511.20347) replaces the clip by a logistic function of the ratio with
+    temperatures of 1, and 1.05 for negative advantages."""
+    sequence_mask: float = number(
+        "Leave out bad samples whose mean log-probability fell by more than this", 0.0, least=0,
+        later=True, unset="off", only=OFF_POLICY,
+    )  # fmt: skip
+    """Samples with a negative advantage that the policy has moved away from, since they were drawn,
+    by more than so many nats per token (arXiv 2512.02556, section 3.1)."""
     ratio: str = choice(
         "Importance ratio of each token, or of the sequence (GSPO)", "token", "sequence",
         only=OFF_POLICY,
     )  # fmt: skip
     """`sequence` (GSPO, arXiv 2507.18071) needs clip ranges of about 0.0003."""
     clip_low: float = number(
-        "Lower clip range of the importance ratio", 0.2, above=0, most=1, only=OFF_POLICY
-    )
+        "Lower clip range of the importance ratio", 0.2, above=0, most=1,
+        only=(OFF_POLICY, needs(surrogate="clip")),
+    )  # fmt: skip
     """The ratio is clipped to 1 − `--clip-low` … 1 + `--clip-high`."""
     clip_high: float = number(
-        "Upper clip range of the importance ratio", 0.28, above=0, only=OFF_POLICY
-    )
+        "Upper clip range of the importance ratio", 0.28, above=0,
+        only=(OFF_POLICY, needs(surrogate=("clip", "cispo"))),
+    )  # fmt: skip
     dual_clip: float = number(
-        "Dual-clip bound for negative advantages", 0.0, least=0, only=OFF_POLICY, unset="none"
-    )
+        "Dual-clip bound for negative advantages", 0.0, least=0, unset="none",
+        only=(OFF_POLICY, needs(surrogate="clip")),
+    )  # fmt: skip
     """If the advantage is negative, the loss is at most this many times its absolute value (arXiv
     1912.09729). It must be above 1; 3 is usual."""
     beta: float = number(
         "Coefficient of the KL penalty to the initial model; 0 disables it", 0.0, least=0
     )
     """With 0 no reference model is kept in memory."""
+    kl_times_ratio: bool = switch(
+        "Multiply the KL penalty by the importance ratio", later=True,
+        only=(OFF_POLICY, needs("beta")),
+    )  # fmt: skip
+    """Its gradient is then that of the KL divergence of the current policy (arXiv 2512.02556,
+    section 3.1)."""
     correction: str = choice(
         "Importance correction of the rollout/trainer mismatch (TIS, MIS)", "none", "token-cap",
         "sequence-cap", "sequence-mask",
     )  # fmt: skip
     """The loss is multiplied by the probability ratio of trainer and sampler at the time of
-    sampling: of each token, capped at 2 (`token-cap`, TIS); of the whole sample, capped at 2
-    (`sequence-cap`); or of the whole sample, and 0 above 2 (`sequence-mask`, MIS)."""
+    sampling: of each token, capped (`token-cap`, TIS); of the whole sample, capped
+    (`sequence-cap`); or of the whole sample, and 0 above the cap (`sequence-mask`, MIS)."""
+    correction_cap: float = number(
+        "Cap of the importance correction", 2.0, above=0, later=True,
+        only=needs(correction=("token-cap", "sequence-cap", "sequence-mask")),
+    )  # fmt: skip
     temperature: float = number("Sampling temperature", 1.0, above=0, group="Rollouts")
     """The trained distribution has the same temperature."""
+    entropy_floor: float = number(
+        "Warn once when the entropy of a step is below this, in nats per token", 0.0, least=0,
+        recorded=False, group="Guards", unset="off",
+    )  # fmt: skip
+    """The entropy is estimated by the mean of -log p of the sampled tokens. A policy that has lost
+    it samples equal answers, from which it learns nothing more."""
 
     def check(self) -> None:
         """The dual-clip bound must be above 1."""
@@ -122,8 +188,8 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, PolicyLoss, Schedule, Adapters, RunOptions, JudgeOptions,
-    ChatTemplate,
+    Trainer, Reward, Rollouts, OnPolicyTeacher, PolicyLoss, Schedule, Adapters, RunOptions,
+    JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
     without=("decay_shape", "row_sigmas", "max_skipped"),
@@ -209,6 +275,13 @@ class GrpoOptions(
     def check(self) -> None:
         """A judge needs a rubric as the reward."""
         super().check()
+        if self.reward == "none" and not self.teacher:
+            raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")
+        asks_model = "model" in [part.split("=")[0].strip() for part in self.reward.split(",")]
+        if asks_model and not self.reward_model:
+            raise UsageError("--reward-model: is missing (expected DIR, with --reward model)")
+        if self.reward_model and not asks_model:
+            raise UsageError("--reward-model: only with --reward model")
         for name in ("judge_url", "judge"):
             if getattr(self, name) and "rubric" not in self.reward:
                 raise UsageError(f"{self.table[name].flag}: only with --reward rubric")

@@ -4,10 +4,21 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.option import changed, choice, needs, number, quantity, switch, text
-from sabia.core.options.shared import Trainer, Workers
+from sabia.core.options.option import (
+    changed,
+    choice,
+    integer,
+    needs,
+    number,
+    quantity,
+    several,
+    switch,
+    text,
+)
+from sabia.core.options.shared import Call, InputOptions, Output, Redo, Trainer, Workers
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
+    Checkpoints,
     DistillationOptions,
     Logging,
     Optimizer,
@@ -141,3 +152,43 @@ class SftOptions(
         super().check()
         if self.loss in PAIRS and self.teacher:
             raise UsageError("--teacher: only with --loss next-token")
+
+
+class MergeOptions(InputOptions, Redo, Call, group="Model"):
+    """Options of `sabia sft merge`."""
+
+    inputs: tuple[str, ...] = changed(
+        InputOptions.inputs, help="Model directories, or a run directory with --checkpoints"
+    )
+    out: str | None = changed(Output.out, help="Directory to write the model to", required=True)
+    method: str = choice(
+        "How the models are merged", "linear", "slerp", "ties", common=True,
+        only=needs(checkpoints=0),
+    )  # fmt: skip
+    """`linear` is the weighted mean. `slerp` interpolates two models along an arc, tensor by
+    tensor. `ties` (arXiv 2306.01708) adds to `--base` what the models have changed most, where
+    they agree about the sign."""
+    weights: str = text("Weights of the models, in order", "W,W,…", unset="equal", common=True)
+    """They are divided by their sum."""
+    for_: tuple[str, ...] = several("Weights of the tensors whose names match", "PATTERN=W,W,…")
+    """PATTERN is a regular expression, searched in the tensors' names in the files, or with
+    `--checkpoints` in names such as `layers.0.mlp.up`. The first match counts."""
+    base: str = text("Model that the others were trained from", "DIR", only=needs(method="ties"))
+    density: float = quantity(
+        "share", "Share of a tensor's differences that is kept, the largest", "20%",
+        only=needs(method="ties"),
+    )  # fmt: skip
+    scale: float = number(
+        "Factor of the merged differences", 1.0, above=0, only=needs(method="ties")
+    )
+    checkpoints: int = integer("Average the last N checkpoints of a run", 0, least=0, unset="off")
+    export_dtype: str = changed(
+        Checkpoints.export_dtype, help="Number format of the averaged checkpoints",
+        only=needs("checkpoints"),
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """TIES needs the model that the others began with."""
+        super().check()
+        if self.method == "ties" and not self.base:
+            raise UsageError("--base: is missing (expected DIR, with --method ties)")

@@ -30,10 +30,12 @@ FIGURES = ("accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chose
            "logp_rejected")  # fmt: skip
 PREFERENCE_COLUMNS = (*FIGURES, *(f"validation_{name}" for name in FIGURES), "validation_pairs")
 GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tokens",
-                "trained_tokens", "updates", "reward", "live_groups", "length", "truncated",
+                "trained_tokens", "updates", "reward", "live_groups", "pass_at_k", "length",
+                "truncated", "entropy",
                 "clip_fraction", "logprob_gap", "logprob_gap_max", "kl", "loss", "grad_norm", "lr",
                 "tokens_per_s", "seconds", "tokens", *RUN_COLUMNS, "validation_reward",
                 "validation_prompts")  # fmt: skip
+GRPO_TEACHER = ("teacher_kl",)  # of runs with a teacher
 # of runs with a judge, those that a run has
 JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd", "audit_verdicts", "audit_agreement",
                  "audit_kappa", "reward_length", "reward_format", "format",
@@ -58,7 +60,12 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
     read = list(read_rows(metrics_path(run)))
     judged = [name for name in JUDGE_COLUMNS if any(name in row for row in read)]
     grpo = job.command == "grpo"
-    schema = columns_schema((*GRPO_COLUMNS, *judged)) if grpo else with_sources(read)
+    schema = with_sources(read)
+    if grpo:
+        learned = [name for name in GRPO_TEACHER if any(name in row for row in read)]
+        schema = columns_schema((*GRPO_COLUMNS, *learned, *judged))
+        if names := _sources(read, ("reward_by_source",)):
+            schema = schema.append(pa.field("reward_by_source", named_numbers.type_of(names)))
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if out.isatty() or launcher == "srun" or _is_log():
@@ -89,7 +96,7 @@ def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
 
     Each of `rows` may have an object of numbers by source in the columns BY_SOURCE.
     """
-    names = sorted({name for row in rows for by in BY_SOURCE for name in row.get(by) or ()})
+    names = _sources(rows, BY_SOURCE)
     of_some = (*TEACHER_COLUMNS, *PREFERENCE_COLUMNS)
     learned = [name for name in of_some if any(name in row for row in rows)]
     return pa.schema(
@@ -98,6 +105,11 @@ def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
             *((by, named_numbers.type_of(names)) for by in BY_SOURCE),
         ]
     )
+
+
+def _sources(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    """The names of the sources in these columns."""
+    return sorted({name for row in rows for by in columns for name in row.get(by) or ()})
 
 
 def _spread(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:

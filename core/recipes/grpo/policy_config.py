@@ -6,7 +6,9 @@ other options decide the weights.
 
 from typing import Any
 
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.opened_judges import judges_identity
+from sabia.core.judge.rewards import MODEL, parse_reward
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.options.training import Adapters, Guards
 from sabia.core.recipes.training_config import (
@@ -15,7 +17,6 @@ from sabia.core.recipes.training_config import (
     parse_part,
     simulation,
 )
-from sabia.core.train.losses.grpo import CORRECTION_CAP
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
 
@@ -24,6 +25,10 @@ JUDGE = {
     "judge_model": "model", "judge_votes": "votes", "judge_items_per_call": "items_per_call",
     "judge_format": "reply_format", "judge_tokens": "reply_tokens",
 }  # fmt: skip
+
+# options that earlier versions did not have
+LATER = ("reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill", "surrogate",
+         "sequence_mask")  # fmt: skip
 
 # mean |log-probability of the trainer - that of the sampler| of a step, by --precision
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}
@@ -35,6 +40,11 @@ def max_gap(options: GrpoOptions) -> float:
     if options.max_logprob_gap is not None:
         return options.max_logprob_gap
     return MAX_GAP.get(options.precision, MAX_GAP_EMULATED)
+
+
+def reward_weights(options: GrpoOptions) -> dict[str, float]:
+    """The kinds of the reward with their weights; {} for `none`. Raises UsageError."""
+    return {} if options.reward == "none" else parse_reward(options.reward, (MODEL,))
 
 
 def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
@@ -73,11 +83,15 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     """The options that decide the weights; the model is identified by its content."""
     recorded = (name for name, option in options.table.items() if option.recorded)
     values = {name: getattr(options, name) for name in recorded}
-    for name in (*Adapters.table, *Guards.table):
+    for name in (*Adapters.table, *Guards.table, *LATER):
         # absent at their defaults, so that runs of versions without these options can be resumed
         if name in values and values[name] == options.table[name].default_value():
             del values[name]
-    loss = {name: values.pop(name) for name in PolicyLoss.table if name != "updates"}
+    for name in ("reward_model", "teacher"):
+        if path := getattr(options, name):
+            values[name] = weights_fingerprint(path)
+    in_loss = (name for name in PolicyLoss.table if name != "updates" and name in values)
+    loss = {name: values.pop(name) for name in in_loss}
     judge = {key: values.pop(name) for name, key in JUDGE.items()}
     combine = values.pop("judge_combine")
     if options.judge:
@@ -87,7 +101,8 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
         del values[name]
     values["warmup"], values["decay"] = _phases(options)
     values["std"] = values.pop("advantage") == "std"
-    values["loss"] = loss | {"kl_times_ratio": False, "correction_cap": CORRECTION_CAP}
+    added = {"kl_times_ratio": options.kl_times_ratio, "correction_cap": options.correction_cap}
+    values["loss"] = loss | added
     values["optimizer"] = optimizer_config(options).record()
     values |= simulation(options.precision)
     return values | ({"judge": judge} if options.judge_url or options.judge else {})

@@ -18,7 +18,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
-from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard, parse_reward
+from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
 from sabia.core.model.lora import init_lora
 from sabia.core.ops.base import Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
@@ -34,6 +34,7 @@ from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.sampler import Sampler, open_grader
 from sabia.core.recipes.grpo.step_table import StepTable
+from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, check_teacher
 from sabia.core.recipes.model_source import load_fp32
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import (
@@ -62,6 +63,8 @@ from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.stepper import Setup
 from sabia.core.train.stepper_torch import TorchStepper
+
+MOST_SOURCES = 32  # whose rewards are reported
 
 
 def run(job: Job, options: GrpoOptions) -> None:
@@ -92,6 +95,8 @@ def run(job: Job, options: GrpoOptions) -> None:
         return
     spec = load_spec(options.model)
     check_predicts(spec)
+    if options.teacher:
+        check_teacher(options, tokenizer)
     with open_grader(job, options) as grader:
         reader = partial(
             read_prompts, tokenizer=tokenizer, grader=grader, longest=_longest(options, spec),
@@ -104,7 +109,12 @@ def run(job: Job, options: GrpoOptions) -> None:
             return
         judged, priced = grader.judge is not None, grader.stats.usd is not None
         models = tuple(server.model for server in judge_servers(options) if not server.audit)
-        table = StepTable(policy_config.max_gap(options), judged, priced, options.model, models)
+        named = tuple(dict.fromkeys(prompt.source for prompt in prompts))
+        table = StepTable(
+            policy_config.max_gap(options), judged, priced, options.model, models,
+            sources=named if 1 < len(named) <= MOST_SOURCES else (),
+            entropy_floor=options.entropy_floor,
+        )  # fmt: skip
         lora = training_config.lora_config(options)
 
         def check(mesh: Mesh) -> None:
@@ -134,7 +144,8 @@ def _prompts(
 def _journal(call: RunCall, options: GrpoOptions) -> Journal:
     """The samples of this process; with a rubric, its verdicts as well."""
     path = call.directory.path
-    verdicts = path / "verdicts" if RUBRIC in parse_reward(options.reward) else None
+    graded = policy_config.reward_weights(options)
+    verdicts = path / "verdicts" if RUBRIC in graded else None
     return Journal(path / "samples", call.world.rank, verdicts)
 
 
@@ -199,7 +210,8 @@ def _training(
         NullGuard(options.max_null), _journal(call, options), world, job.seed,
     )  # fmt: skip
     reference = engine.ops.to_device(params, "float32") if options.beta else None
-    source = SampleSource(options, stepper, sampler, table, reference, lora)
+    teacher = OnPolicyTeacher.load(options.teacher) if options.teacher else None
+    source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
     meter = make_meter(
         call, options, mesh, training_flops_per_token(spec, length, "causal"),

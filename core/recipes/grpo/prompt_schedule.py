@@ -5,6 +5,7 @@ in passes over all prompts, each pass in another order. Records whose reward can
 rejected with the reason, never trained on with an invented reward.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 RejectRow = Callable[[dict[str, Any], str, str], None]
-COLUMNS = ("id", "messages", "tools", "rubric", "answer")
+COLUMNS = ("id", "messages", "tools", "rubric", "answer", "source")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Prompt:
     rubric: Rubric | None
     tools: str | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    source: str = ""
 
 
 def read_prompts(
@@ -81,19 +83,25 @@ def _prompt(
     ids = tuple(tokenizer.encode(text))
     if len(ids) > longest:
         raise BadData(f"the prompt has {len(ids)} tokens (expected at most {longest})")
-    return Prompt(str(row["id"]), messages, ids, row["answer"], rubric, row["tools"], variables)
+    name, source = str(row["id"]), str(row.get("source") or "")
+    return Prompt(name, messages, ids, row["answer"], rubric, row["tools"], variables, source)
 
 
 @dataclass(frozen=True)
 class PromptSchedule:
-    """The prompts of step s are numbers s·count … (s+1)·count - 1 of the run's order."""
+    """The prompts of step s are numbers s·count … (s+1)·count - 1 of the run's order; those of a
+    later draw for the same places have the same numbers in an order of their own."""
 
     prompts: Sequence[Prompt]
     count: int
     seed: int
 
-    def of_step(self, step: int) -> list[Prompt]:
-        """The prompts of a step (from 0)."""
-        order = DataOrder((len(self.prompts),), seed=self.seed)
+    def of_step(self, step: int, draw: int = 0) -> list[Prompt]:
+        """The prompts of a step, or of another draw of it (both from 0)."""
+        seed = self.seed
+        if draw:
+            text = f"{self.seed} draw {draw}".encode()
+            seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
+        order = DataOrder((len(self.prompts),), seed=seed)
         numbers = order.rows(step * self.count, self.count)
         return [self.prompts[n] for n in np.asarray(numbers).tolist()]

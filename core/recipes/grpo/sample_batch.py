@@ -31,11 +31,15 @@ TrainingSamples = tuple[Prompt, list[tuple[Completion, float]]]
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt with their grades, in the order of their numbers."""
+    """The samples of one prompt with their grades, in the order of their numbers.
+
+    position: (draw, number of the prompt in its step).
+    """
 
     prompt: Prompt
     samples: Sequence[Completion]
     grades: Sequence[Grade]
+    position: tuple[int, int] = (0, 0)
 
     @property
     def rewards(self) -> np.ndarray:
@@ -44,14 +48,30 @@ class Group:
         return np.array(scores, np.float64)
 
 
+def trained_rewards(group: Group, options: GrpoOptions) -> np.ndarray:
+    """Rewards float64[G] with the soft punishment of long samples (DAPO, equation 13)."""
+    if not options.overlong_buffer:
+        return group.rewards
+    lengths = np.array([len(sample.tokens) for sample in group.samples])
+    beyond = lengths - (options.max_new_tokens - options.overlong_buffer)
+    return group.rewards - np.clip(beyond / options.overlong_buffer, 0, 1)
+
+
+def is_informative(group: Group, options: GrpoOptions) -> bool:
+    """Whether the group's samples have different rewards, or a teacher, so that it trains."""
+    if options.teacher:
+        return True
+    return bool(grpo.informative_groups(trained_rewards(group, options)[None])[0])
+
+
 def make_batch(groups: Sequence[Group], options: GrpoOptions, most: int = 0) -> Batch | None:
     """The arrays of all training samples; None if every group has zero advantage.
 
     most: samples of a row (0: --group).
     """
-    rewards = np.stack([group.rewards for group in groups])
+    rewards = np.stack([trained_rewards(group, options) for group in groups])
     advantage = grpo.advantages(rewards, options.advantage == "std")
-    live = grpo.informative_groups(rewards)
+    live = [is_informative(group, options) for group in groups]
     training = [
         (group.prompt, [
             (sample, float(advantage[g, i]))

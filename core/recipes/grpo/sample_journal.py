@@ -1,8 +1,9 @@
 """The samples of a GRPO run as files, so that finished samples survive an interruption.
 
 `samples/step-NNNNNNNN-RRRR.parquet` contains the graded samples of a step, of process RRRR,
-and is written atomically. With a rubric, `verdicts/` has a file of the same name, written before
-it, with the rows of the verdicts (`bench.verdict_rows`); their first step is 1, as in the metrics.
+and is written atomically; `…-RRRR-DD.parquet` those of the prompts of the step's draw DD. With a
+rubric, `verdicts/` has a file of the same name, written before it, with the rows of the verdicts
+(`bench.verdict_rows`); their first step is 1, as in the metrics.
 While a step is sampled, finished samples are appended to a `.partial.jsonl` next to it, whose name
 begins with a dot so that readers of the folder ignore it. A run that starts again reads them back
 and generates only the rest, so a preemption loses no finished sample (and does not bias a step
@@ -63,9 +64,10 @@ class Journal:
             shutil.rmtree(directory, ignore_errors=True)
         self.directory.mkdir(parents=True, exist_ok=True)
 
-    def path(self, step: int) -> Path:
-        """The file of this process's samples of a step."""
-        return self.directory / f"step-{step:08d}-{self.rank:04d}.parquet"
+    def path(self, step: int, draw: int = 0) -> Path:
+        """The file of this process's samples of a step, or of a later draw of prompts in it."""
+        more = f"-{draw:02d}" if draw else ""
+        return self.directory / f"step-{step:08d}-{self.rank:04d}{more}.parquet"
 
     def _partial(self, step: int) -> Path:
         return self.directory / f".{self.path(step).stem}.partial.jsonl"
@@ -132,11 +134,13 @@ class Journal:
         prompt_ids: Sequence[str],
         samples: Iterable[tuple[Completion, Grade]],
         messages: Sequence[Mapping[str, Any]],
+        draw: int = 0,
     ) -> pa.RecordBatch:
-        """Write the graded samples of a step and drop its partial file; returns their rows."""
+        """Write the graded samples of a draw of a step and drop its partial file; returns their
+        rows."""
         samples = list(samples)
         if self.verdicts is not None:
-            self._write_verdicts(self.verdicts, step, prompt_ids, samples)
+            self._write_verdicts(self.verdicts, step, prompt_ids, samples, draw)
         rows = [
             _row(step, seed, prompt_id, *sample)
             | {"message": json.dumps(message, ensure_ascii=False)}
@@ -145,7 +149,7 @@ class Journal:
         schema = pa.schema([*schemas.KINDS["sample"], *EXTRA])
         batch = pa.RecordBatch.from_pylist(rows, schema=schema)
         made_by = {"command": "grpo", "kind": "sample", "policy_version": step, "seed": seed}
-        with open_file(str(self.path(step)), schema, made_by) as file:
+        with open_file(str(self.path(step, draw)), schema, made_by) as file:
             file.write(batch)
         if self._file is not None:
             self._file.close()
@@ -157,7 +161,7 @@ class Journal:
 
     def _write_verdicts(
         self, directory: Path, step: int, prompt_ids: Sequence[str],
-        samples: Iterable[tuple[Completion, Grade]],
+        samples: Iterable[tuple[Completion, Grade]], draw: int,
     ) -> None:  # fmt: skip
         """Write the rows of the verdicts of a step."""
         name = directory.parent.name
@@ -168,7 +172,9 @@ class Journal:
         ]
         directory.mkdir(parents=True, exist_ok=True)
         made_by = {"command": "grpo", "kind": "score", "policy_version": step}
-        with open_file(str(directory / self.path(step).name), score_rows.schema(), made_by) as file:
+        with open_file(
+            str(directory / self.path(step, draw).name), score_rows.schema(), made_by
+        ) as file:
             file.write(to_batch(rows, score_rows.schema()))
 
 

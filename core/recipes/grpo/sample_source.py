@@ -36,6 +36,7 @@ from sabia.core.recipes.grpo.sample_batch import (
 )
 from sabia.core.recipes.grpo.sampler import Sampler
 from sabia.core.recipes.grpo.step_table import StepTable, step_sums
+from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher
 from sabia.core.train.stepper_torch import TorchStepper
 
 
@@ -49,6 +50,8 @@ class SampleSource:
     table: StepTable
     reference: dict[str, Any] | None
     lora: LoraConfig | None
+    teacher: OnPolicyTeacher | None = None
+    _distance: tuple[float, float] = (0.0, 0.0)  # of the samples from the teacher; see step_sums
     _sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
@@ -75,7 +78,8 @@ class SampleSource:
         if self.shared:  # equal on the processes that share rows
             computed *= self.stepper.mesh.rows / self.world.size
         after = self.sampler.grader.stats
-        self._sums = step_sums(groups, self.sampler.made, seconds, computed, before, after)
+        figures = (self.sampler.made, seconds, computed, before, after)
+        self._sums = step_sums(groups, *figures, self.table.sources, self._distance)
         yield from updates
 
     def sums(self) -> np.ndarray:
@@ -86,7 +90,7 @@ class SampleSource:
         options, ops = self.options, self.engine.ops
         if self.shared:
             every = gather_objects(self.world, groups)  # prompt n is of process n mod size
-            groups = [every[n % len(every)][n // len(every)] for n in range(options.prompts)]
+            groups = sorted((g for part in every for g in part), key=lambda group: group.position)
         # samples of a prompt share a row only where one process computes it in one pass
         fan = 1 if self.shared or options.remat != "none" else 0
         empty = empty_batch(options)
@@ -102,6 +106,12 @@ class SampleSource:
             batch["ref"] = score_with(self.reference)
         if options.updates > 1:
             batch["old"] = score_with(self.engine.params)
+        if self.teacher is not None:
+            batch = self.teacher.advised(batch, options, rows)
+            share = self.stepper.mesh.rows / self.world.size if self.shared else 1.0
+            self._distance = self.teacher.distance(batch, share)
+            del batch["teacher"]
+            empty["advantage"] = np.repeat(empty["advantage"], empty["targets"].shape[-1], -1)
         parts = split(batch, options.updates, (self.sampler.seed, step))
         # batches of weight 0 with the arrays of `batch`: all processes update equally often
         empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}

@@ -14,13 +14,14 @@ from sabia.core.generate.opened import open_budget
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.judge.opened_judges import open_panel
-from sabia.core.judge.rewards import AskedCase, Case, Grader, NullGuard, parse_reward
+from sabia.core.judge.rewards import MODEL, AskedCase, Case, Grader, NullGuard
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.world import World
+from sabia.core.recipes.grpo.policy_config import reward_weights
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
-from sabia.core.recipes.grpo.sample_batch import Group
+from sabia.core.recipes.grpo.sample_batch import Group, is_informative
 from sabia.core.recipes.grpo.sample_journal import Journal, Key
 from sabia.core.shards.job import Job
 
@@ -47,12 +48,28 @@ class Sampler:
 
         Raises what the grader and the engine's `on_step` raise; finished samples are stored then.
         """
-        every = list(enumerate(self.schedule.of_step(step)))
-        mine = every[self.world.rank :: self.world.size]
-        owners = {f"{step}-{number}-{prompt.id}": prompt for number, prompt in mine}
+        positions = range(self.world.rank, self.options.prompts, self.world.size)
+        self.made = 0
+        groups = self._drawn(step, 0, positions)
+        latest = groups
+        for draw in range(1, self.options.refill + 1):
+            latest = self._drawn(
+                step, draw,
+                [group.position[1] for group in latest if not is_informative(group, self.options)],
+            )  # fmt: skip
+            groups += latest
+        return groups
+
+    def _drawn(self, step: int, draw: int, positions: Sequence[int]) -> list[Group]:
+        """The graded groups of some positions of a step, by one draw of prompts."""
+        if not positions:
+            return []
+        prompts = self.schedule.of_step(step, draw)
+        mark = f"+{draw}" if draw else ""
+        owners = {f"{step}-{n}{mark}-{prompts[n].id}": prompts[n] for n in positions}
         numbers = range(self.options.group)
         wanted = [(name, number) for name in owners for number in numbers]
-        graded, self.made = self.journal.graded(step), 0
+        graded = self.journal.graded(step)
         if not graded.keys() >= set(wanted):
             known = {key: completion for key, (completion, _) in graded.items()}
             known |= self.journal.sampled(step)
@@ -61,14 +78,15 @@ class Sampler:
             for sample in self._sampled(step, owners, known):
                 case = _case(owners[sample.request_id], sample)
                 asked[sample.request_id, sample.sample] = sample, self.grader.submit(case)
-            graded = self._graded(step, owners, {key: asked[key] for key in wanted})
+            graded = self._graded(step, draw, owners, {key: asked[key] for key in wanted})
         return [
             Group(
                 prompt,
                 [graded[name, number][0] for number in numbers],
                 [graded[name, number][1] for number in numbers],
+                (draw, position),
             )
-            for name, prompt in owners.items()
+            for position, (name, prompt) in zip(positions, owners.items(), strict=True)
         ]
 
     def greedy_rewards(self, prompts: Sequence[Prompt]) -> list[float | None]:
@@ -108,7 +126,11 @@ class Sampler:
         )
 
     def _graded(
-        self, step: int, owners: Owners, asked: Mapping[Key, tuple[Completion, AskedCase]]
+        self,
+        step: int,
+        draw: int,
+        owners: Owners,
+        asked: Mapping[Key, tuple[Completion, AskedCase]],
     ) -> dict[Key, tuple[Completion, Grade]]:
         prompts = [owners[name] for name, _ in asked]
         watchdog.enter_phase(step + 1, "grading", GRADING_S)
@@ -117,7 +139,8 @@ class Sampler:
         samples = [sample for sample, _ in asked.values()]
         pairs = list(zip(samples, grades, strict=True))
         messages = [self._message(*pair) for pair in zip(prompts, samples, strict=True)]
-        self.journal.finish(step, self.seed, [prompt.id for prompt in prompts], pairs, messages)
+        names = [prompt.id for prompt in prompts]
+        self.journal.finish(step, self.seed, names, pairs, messages, draw)
         return dict(zip(asked, pairs, strict=True))
 
     def _message(self, prompt: Prompt, sample: Completion) -> dict[str, Any]:
@@ -134,6 +157,11 @@ def _case(prompt: Prompt, sample: Completion) -> Case:
 @contextlib.contextmanager
 def open_grader(job: Job, options: GrpoOptions) -> Iterator[Grader]:
     """The reward's grader, with the judges that --judge-url or --judge names."""
-    weights = parse_reward(options.reward)
+    weights = reward_weights(options)
+    scores = None
+    if MODEL in weights:
+        from sabia.core.recipes.preferences.reward_scorer import RewardScorer
+
+        scores = RewardScorer(options.reward_model).score
     with open_panel(options, open_budget(options, job, options.max_judge_tokens)) as panel:
-        yield Grader(weights, panel, options.max_unknown)
+        yield Grader(weights, panel, options.max_unknown, scores)

@@ -21,12 +21,15 @@ from sabia.core.train.losses.grpo import informative_groups
 from sabia.core.train.stepper import StepResult
 
 SUMS = (
+    *("solved", "nats", "teacher_kl", "teacher_tokens"),
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
     *("made", "seconds", "processes", "computed"),
     *("judge_calls", "judge_cached", "judge_usd"),
 )
 AUDIT = len(SUMS)  # behind these sums: those of `Pairs`, then those of `Traits`
 TRAITS = AUDIT + len(Pairs._fields)
+SOURCES = TRAITS + len(Traits.of(()).numbers)  # then rewards and graded samples of each source
+SOLVED = 1.0  # the reward of a sample that has solved its prompt
 HEADER_EVERY = 20
 COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
@@ -34,18 +37,26 @@ COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 
 def step_sums(
     groups: Sequence[Group], made: int, seconds: float, computed: float,
-    before: ClientStats, after: ClientStats,
+    before: ClientStats, after: ClientStats, sources: Sequence[str] = (),
+    distance: tuple[float, float] = (0.0, 0.0),
 ) -> np.ndarray:  # fmt: skip
-    """Sums over this process's samples, in the order of SUMS, with those of audits and checks.
+    """Sums over this process's samples, in the order of SUMS, with those of audits and checks, and
+    by source.
 
     `made` tokens took `seconds`.
 
-    computed: tokens in the forward passes of training. before, after: counts of the judge's calls.
+    computed: tokens in the forward passes of training. distance: sums over trained tokens of
+    log-probabilities minus the teacher's, and their number. before, after: counts of the judge's
+    calls.
     """
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
     verdicts = [v for group in groups for grade in group.grades for _, v, _ in grade.verdicts]
     values = {
+        "solved": (np.nan_to_num(rewards, nan=-np.inf).max(1) >= SOLVED - 1e-9).sum(),
+        "nats": -sum(sum(sample.logprobs) for sample in samples),
+        "teacher_kl": distance[0],
+        "teacher_tokens": distance[1],
         "reward": np.nansum(rewards),
         "graded": (~np.isnan(rewards)).sum(),
         "samples": rewards.size,
@@ -68,7 +79,11 @@ def step_sums(
         named = [(one.judge, one.audit, one.numbers) for one in grade.opinions]
         audit = audit.plus(audited(grade.numbers, named))
     traits = Traits.of(([s.text for s in group.samples], group.rewards) for group in groups)
-    parts = [values[name] for name in SUMS], audit, traits.numbers
+    by_source = []
+    for source in sources:
+        rewards_of = rewards[[group.prompt.source == source for group in groups]]
+        by_source += [np.nansum(rewards_of), (~np.isnan(rewards_of)).sum()]
+    parts = [values[name] for name in SUMS], audit, traits.numbers, by_source
     return np.array([number for part in parts for number in part], np.float64)
 
 
@@ -96,6 +111,8 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> d
     row = {
         "reward": t["reward"] / max(t["graded"], 1),
         "live_groups": t["live"] / t["groups"],
+        "pass_at_k": t["solved"] / t["groups"],
+        "entropy": t["nats"] / max(t["tokens"], 1),
         "samples": int(t["samples"]),
         "no_reward": int(t["samples"] - t["graded"]),
         "unknown_verdicts": int(t["unknown"]),
@@ -112,6 +129,8 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> d
         "lr": lr,
         "tokens_per_s": t["made"] / max(t["seconds"] / t["processes"], 1e-9),
     }
+    if t["teacher_tokens"]:
+        row["teacher_kl"] = t["teacher_kl"] / t["teacher_tokens"]
     if made:
         row["loss"] = float(np.mean([update.loss for update in made]))
         row["grad_norm"] = float(np.mean([update.grad_norm for update in made]))
@@ -130,6 +149,7 @@ class StepTable:
 
     max_gap: bound of the mean |old - sampler| of a step, in nats. judged: there is a judge, priced:
     and a price of its calls. policy, judges: names of the model and of the judges' models.
+    sources: of the prompts, where there are several. entropy_floor: below it there is one warning.
     """
 
     max_gap: float = float("inf")
@@ -137,10 +157,13 @@ class StepTable:
     priced: bool = False
     policy: str = ""
     judges: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    entropy_floor: float = 0.0
     rows: int = 0
     samples: int = 0
     rewards: list[float] = field(default_factory=list)
     warned: bool = False
+    warned_of_entropy: bool = False
     checks: RewardChecks = field(default_factory=RewardChecks)
 
     def show(self, row: dict[str, Any]) -> None:
@@ -168,6 +191,13 @@ class StepTable:
             cells.append(f"{row['judge_usd']:>7.4f}")
         notes.note("  ".join(cells))
         self.check_collapse()
+        if row["entropy"] < self.entropy_floor and not self.warned_of_entropy:
+            self.warned_of_entropy = True
+            notes.warn(
+                f"step {row['step']}: the entropy is {row['entropy']:.3g} nats a token (expected "
+                f"at least --entropy-floor {self.entropy_floor:g}): samples of a prompt become "
+                "equal; try a lower --lr, a larger --clip-high or a KL penalty (--beta)"
+            )
         for line in (*self.checks.warnings(), *self.checks.family(self.policy, self.judges)):
             notes.warn(line)
         if not row["logprob_gap"] <= self.max_gap:
@@ -181,8 +211,12 @@ class StepTable:
     def figures(self, results: Sequence[StepResult], sums: np.ndarray, lr: float) -> dict[str, Any]:
         """The metrics of one more step, whose samples and reward are recorded."""
         row = metrics_row(lr, sums, results)
+        if self.sources:
+            pairs = sums[SOURCES:].reshape(-1, 2).tolist()
+            named = zip(self.sources, pairs, strict=True)
+            row["reward_by_source"] = {k: total / n for k, (total, n) in named if n}
         if self.judged:
-            row |= judge_row(sums, self.priced) | self.checks.add(sums[TRAITS:].tolist())
+            row |= judge_row(sums, self.priced) | self.checks.add(sums[TRAITS:SOURCES].tolist())
             row["judge_family"] = int(bool(same_family(self.policy, self.judges)))
         self.add(row)
         return row
@@ -198,7 +232,7 @@ class StepTable:
             return
         first = float(np.mean(self.rewards[:COLLAPSE_STEPS]))
         now = float(np.mean(self.rewards[-COLLAPSE_STEPS:]))
-        if now < COLLAPSE_SHARE * first and first - now > COLLAPSE_DROP:
+        if first > 0 and now < COLLAPSE_SHARE * first and first - now > COLLAPSE_DROP:
             self.warned = True
             notes.warn(
                 f"reward has collapsed from {first:.3f} to {now:.3f}: the updates destroy the "

@@ -2,14 +2,19 @@
 
 Rows are samples [B, T] with one log-probability per token; in a batch, [R, g, C]: g samples of
 each prompt, which is computed once for all of them. With rho = exp(logp - old):
-  token loss   -min(rho A, clip(rho, 1 - low, 1 + high) A); `dual_clip` c: at most -c A where A < 0
-  KL           + beta (exp(d) - d - 1), d = ref - logp (k3), no reference needed where beta is 0
+  clip         -min(rho A, clip(rho, 1 - low, 1 + high) A); `dual_clip` c: at most -c A where A < 0
+  cispo        -min(rho, 1 + high) A logp, the weight of logp constant
+  sapo         -(4 / t) s(t (rho - 1)) A, s the logistic function, t = 1, where A < 0 1.05
+  masked       `sequence_mask` d: 0 for samples with A < 0 whose mean of old - logp is above d
+  KL           + beta (exp(d) - d - 1), d = ref - logp (k3), no reference needed where beta is 0;
+               `kl_times_ratio`: times rho, with its gradient
   aggregation  token: sum over all tokens / their number;  seq-mean: mean of the samples' means;
                dr: sum / (samples x max_length)
 The denominator is that of the whole step, whatever the micro-batches: the loss returns its
 numerator and each row's share of the denominator. A sample without a reward (NaN: the judge failed)
 is excluded from means, counts and the loss. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
-clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (dual clip).
+clip-higher, token sum), 2503.20783 (Dr. GRPO), 2507.18071 (GSPO), 1912.09729 (dual clip),
+2506.13585 (CISPO), 2511.20347 (SAPO), 2512.02556 (masked samples, weighted KL).
 """
 
 import math
@@ -23,7 +28,7 @@ from sabia.core.options.grpo import PolicyLoss
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Batch, Sums
 
-CORRECTION_CAP = 2.0
+SAPO_TEMPERATURES = 1.0, 1.05  # of advantages of at least 0, and below
 STD_EPSILON = 1e-4
 _BY_SAMPLE = ("loss_mask", "weights", "sampler", "advantage", "share")
 
@@ -84,6 +89,31 @@ def policy_losses(
         # GSPO: one ratio per sample, the geometric mean over its tokens
         log_ratio = log_ratio.sum(-1)[..., None] / ops.where(lengths > 0, lengths, 1.0)
     rho = ops.exp(log_ratio)
+    if options.surrogate == "clip":
+        loss, clipped = _clipped(rho, advantage, options, ops)
+    elif options.surrogate == "cispo":
+        clipped = rho > 1 + options.clip_high
+        weight = ops.stop_gradient(_at_most(rho, 1 + options.clip_high, ops))
+        loss = -weight * advantage * logp
+    else:
+        positive, negative = SAPO_TEMPERATURES
+        t = ops.where(advantage < 0, negative + 0 * advantage, positive)
+        loss, clipped = -4 / t * ops.sigmoid(t * (rho - 1)) * advantage, rho < 0  # no clip
+    if options.sequence_mask:
+        # the mean over a sample's tokens of old - logp, a constant
+        distance = ops.stop_gradient((old - logp) * mask).sum(-1)[..., None]
+        far = distance > options.sequence_mask * lengths
+        loss = ops.where(far, ops.where(advantage < 0, 0.0, loss), loss)
+    if options.correction != "none":
+        loss = loss * _correction(old, sampler, mask, options, ops)
+    if options.beta:
+        weight = options.beta * rho if options.kl_times_ratio else options.beta
+        loss = loss + weight * _k3(logp, ref, mask, ops)
+    return loss * mask, ops.where(clipped, mask, 0.0)
+
+
+def _clipped(rho: Any, advantage: Any, options: PolicyLoss, ops: Any) -> tuple[Any, Any]:
+    """(loss, whether it is clipped) of PPO."""
     # clip(rho, 1 - low, 1 + high)
     least, clipped_rho = 1 - options.clip_low, _at_most(rho, 1 + options.clip_high, ops)
     clipped_rho = ops.where(clipped_rho < least, least, clipped_rho)
@@ -93,11 +123,7 @@ def policy_losses(
     if options.dual_clip:
         dual_bound = ops.where(advantage < 0, -options.dual_clip * advantage, math.inf)
         loss = ops.where(loss > dual_bound, dual_bound, loss)
-    if options.correction != "none":
-        loss = loss * _correction(old, sampler, mask, options, ops)
-    if options.beta:
-        loss = loss + options.beta * _k3(logp, ref, mask, ops)
-    return loss * mask, ops.where(clipped, mask, 0.0)
+    return loss, clipped
 
 
 def _at_most(x: Any, bound: float, ops: Any) -> Any:
@@ -114,11 +140,11 @@ def _correction(old: Any, sampler: Any, mask: Any, options: PolicyLoss, ops: Any
     """Truncated importance weight of the policy at sampling time against the sampler."""
     difference = (old - sampler) * mask
     if options.correction == "token-cap":
-        return _at_most(ops.exp(difference), CORRECTION_CAP, ops)
+        return _at_most(ops.exp(difference), options.correction_cap, ops)
     # one weight per sample; sequence-mask drops samples above the cap
     weight = ops.exp(difference.sum(-1)[..., None])
-    beyond_cap = CORRECTION_CAP if options.correction == "sequence-cap" else 0.0
-    return ops.where(weight <= CORRECTION_CAP, weight, beyond_cap)
+    cap = options.correction_cap
+    return ops.where(weight <= cap, weight, cap if options.correction == "sequence-cap" else 0.0)
 
 
 def sample_logprobs(

@@ -8,7 +8,6 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.grpo import PolicyLoss
-from sabia.core.train.losses import grpo
 from sabia.core.train.losses.grpo import (
     advantages,
     aggregation_weights,
@@ -106,15 +105,14 @@ CASES = [
       for a, r in itertools.product(("token", "seq-mean", "dr"), ("token", "sequence"))),
     PolicyLoss(dual_clip=1.2, updates=2),
     PolicyLoss(beta=0.05),
-    *(PolicyLoss(correction=c, beta=0.01)
+    *(PolicyLoss(correction=c, beta=0.01, correction_cap=CAP)
       for c in ("token-cap", "sequence-cap", "sequence-mask")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("std", [False, True])
 @pytest.mark.parametrize("config", CASES, ids=str)
-def test_loss_is_the_formula(rows, config, std, monkeypatch):
-    monkeypatch.setattr(grpo, "CORRECTION_CAP", CAP)
+def test_loss_is_the_formula(rows, config, std):
     numerator, denominator = our_loss(rows, config, std)
     assert numerator / denominator == pytest.approx(loop_loss(rows, config, std), abs=1e-12)
 

@@ -1,0 +1,1 @@
+"""Merging models: weighted means, arcs and elected signs, tensor by tensor."""
