@@ -4,7 +4,7 @@
   python tests/bench/calibrate_plan.py --forms    print errors of simpler forms of the model too
 
 Data: tests/core/plan/calibration_rows.toml for all constants but those of MIXTURE; then, with these
-held, calibration_mixtures.toml for those two, nothing else. So mixtures, whose software varies
+held, calibration_mixtures.toml for those three, nothing else. So mixtures, whose software varies
 more, leave the rest alone. Each source of mixtures has the weight of the root of its rows' number.
 Least squares on log(predicted/published)
 with a pseudo-Huber loss (a row that is far off for a reason of its own counts linearly), and a
@@ -52,8 +52,9 @@ PRIORS = {
     "exposed": (0.2, 0.7, 0.0),
     "grouped": (0.6, 0.7, 0.0),
     "routed_tpu": (0.85, 0.3, 1.0),
+    "exposed_routed": (0.3, 0.7, 0.0),
 }
-MIXTURE = ("grouped", "routed_tpu")
+MIXTURE = ("grouped", "routed_tpu", "exposed_routed")
 Array = np.ndarray
 Values = dict[str, float]
 
@@ -77,7 +78,7 @@ def fit(
     """
     held = {name: PRIORS[name][2] for name in (*ideal, *MIXTURE)}
     found = _fit(cases, held, NOISE, np.ones(len(cases)))
-    found["grouped"] = found["shape"]
+    found |= {"grouped": found["shape"], "exposed_routed": found["exposed"]}
     if not mixtures:
         return found
     alike = Counter(map(source, mixtures))

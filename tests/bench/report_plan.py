@@ -120,7 +120,23 @@ def bands(rows: list[Judged]) -> dict[str, Band]:
     return {kind: band([r for r in rows if r.mixture == mixed]) for kind, mixed in kinds.items()}
 
 
-def write(found: dict[str, Band]) -> None:
+def compared(rows: list[Judged]) -> list[str]:
+    """The table of what the predictions were compared with: judged and further rows."""
+    cases = [row.case for row in rows] + list(further_cases())
+    chips = ", ".join(f'"{name}"' for name in sorted({case.chip.name for case in cases}))
+    formats = ", ".join(f'"{name}"' for name in sorted({c.workload.precision for c in cases}))
+    return [
+        "",
+        "[compared]  # of these rows, and of those that had been seen before",
+        f"chips = [{chips}]",
+        f"precisions = [{formats}]",
+        f"longest_row = {max(case.workload.sequence for case in cases)}",
+        f"most_chips = {max(int(case.layout.chips) for case in cases)}",
+        f"lora_rows = {sum(row.case.workload.adapter_params is not None for row in rows)}",
+    ]
+
+
+def write(found: dict[str, Band], rows: list[Judged]) -> None:
     """The data file that predictions take their band from."""
     lines = [
         "# Published over predicted step time: 10th and 90th percentile over judged tables.",
@@ -130,6 +146,7 @@ def write(found: dict[str, Band]) -> None:
     ]
     for kind, seen in found.items():
         lines += ["", f"[{kind}]", f"fast = {seen.fast}", f"slow = {seen.slow}"]
+    lines += compared(rows)
     (ROOT / "core" / "plan" / "data" / "judged.toml").write_text("\n".join(lines) + "\n")
 
 
@@ -156,7 +173,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows, refused = judge()
     if asked.write:
-        write(bands(rows))
+        write(bands(rows), rows)
     tables = by_table(rows)
     for name, found in tables.items():
         print(f"{name:20s}{found}")

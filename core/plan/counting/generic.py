@@ -6,6 +6,7 @@ so a count is either right or refused. In vision-language models only the langua
 is read as that family.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -19,18 +20,22 @@ _DIALECTS = "sabia.core.plan.counting.dialects"
 # module of dialects (imported on demand) → its readers whose names are the model_type
 _NAMED = {
     "dense": (
-        "arcee", "cohere2", "exaone4", "gemma", "glm4", "granite", "ministral3", "olmo3", "qwen2",
-        "seed_oss", "smollm3",
+        "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "glm4", "granite",
+        "hunyuan_v1_dense", "ministral3", "olmo3", "qwen2", "seed_oss", "smollm3",
     ),
     "layer_normed": (
         "bloom", "falcon", "gpt2", "gpt_neox", "mpt", "nemotron", "opt", "phi", "phimoe",
         "stablelm", "starcoder2",
     ),
     "mixtures": (
-        "deepseek_v2", "ernie4_5_moe", "glm4_moe", "granitemoe", "minimax_m2", "minimax_m3",
+        "dbrx", "deepseek_v2", "dots1", "ernie4_5_moe", "glm4_moe", "granitemoe",
+        "hunyuan_v1_moe", "minimax_m2", "minimax_m3",
         "olmoe", "qwen2_moe",
     ),
     "hybrids": ("nemotron_h",),
+    "recurrent": (
+        "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "mamba2", "minimax",
+    ),
 }  # fmt: skip
 # model_type → module of dialects and reader
 READERS: Mapping[str, tuple[str, str]] = {
@@ -76,8 +81,13 @@ def from_config(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError naming a field that is not known."""
     family = str(config.get("model_type"))
     if family not in READERS:
-        known = ", ".join(sorted({*families(), *READERS, *ALIKE, *WHOLE}))
-        raise UsageError(f"config.json: model_type is {family!r} (expected one of {known})")
+        known = {*families(), *READERS, *ALIKE, *WHOLE}
+        near = difflib.get_close_matches(family, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"config.json: model_type {family[:40]!r} is none of {len(known)} known families "
+            f"(expected --params and --active instead of --model){hint}"
+        )
     from sabia.core.plan.counting.dialects.reading import CountFields
 
     module, name = READERS[family]

@@ -207,6 +207,8 @@ def shard_s(at: Timed, beside: Number) -> Number:
     if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
         passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
         total = total / choose(at.layout.pipe > 1, passes, 1)
+    if at.workload.architecture.expert_params and at.stack.hides_data:
+        return larger(total * at.constants.exposed_routed, total - beside)
     return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 

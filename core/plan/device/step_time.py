@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.device import step_network as network
 from sabia.core.plan.device import step_work as work
+from sabia.core.plan.device.compared import band_kind
 from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.device.step_work import Band, Constants, Timed, load_bands, load_constants
@@ -88,12 +89,8 @@ def step_time(
         "replicas": network.replica_s(at, last_backward),
         "optimizer": network.optimizer_s(at),
     }
-    return StepTime(parts, load_bands()[kind_of(workload)] if constants is None else Band(1, 1))
-
-
-def kind_of(workload: Workload) -> str:
-    """The name of the workload's band: MoE models are predicted less well than dense ones."""
-    return "mixture" if workload.architecture.expert_params else "dense"
+    band = Band(1, 1) if constants else load_bands()[band_kind(workload, chip)]
+    return StepTime(parts, band)
 
 
 def _longest(at: Timed) -> Number:

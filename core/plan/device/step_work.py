@@ -1,7 +1,7 @@
 """Time of a device's computation for one micro-batch: matrix products, attention, memory traffic.
 
 The constants are fitted, never set by hand. `tests/bench/calibrate_plan.py` fits them on published
-steps (tests/core/plan/calibration_rows.toml; the two for MoE models on calibration_mixtures.toml)
+steps (tests/core/plan/calibration_rows.toml; the three for MoE models on calibration_mixtures.toml)
 and writes data/calibration.toml with the rows' fingerprint and the errors by cross-validation. The
 band of a prediction comes from tables that are not in the fit: `tests/bench/report_plan.py --write`
 writes it to data/judged.toml. (Cross-validation alone gives a narrower band than these tables.)
@@ -21,9 +21,9 @@ bandwidth: sustained rates are lower where the ratio of FLOP/s to bandwidth is h
 that of BF16). The bracket is the sum of the times of arithmetic and of memory traffic,
 2(TK + KN + TN) bytes: small sides (few tokens, thin slices of tensor ranks, small experts) cost
 more. A low-precision format makes two of the three matrices smaller. κ, γ and ω are fitted;
-products of routed experts, many small ones in one kernel, have an ω of their own, and on TPUs a
-rate. Backward is twice forward, once where weights are frozen (LoRA); recomputation adds to it.
-FP8, FP4 and int8 are for the layers' products only.
+products of routed experts have an ω of their own for 1/T, with T the tokens of one expert, and on
+TPUs a rate. Backward is twice forward, once where weights are frozen (LoRA); recomputation adds
+to it. FP8, FP4 and int8 are for the layers' products only.
 
 Attention: 2 · keys · width per token forward (causal: half of the keys on average), 2.5 times that
 backward where the kernel recomputes the scores (arXiv 2307.08691), twice where they are kept; then
@@ -56,8 +56,10 @@ class Constants:
     traffic at full HBM rate. attention: rate of the attention kernel over that of large products.
     elementwise: bytes moved by norms, activations and residuals over those of a fused
     implementation. collective: bandwidth of a ring collective over the nominal one. exposed: share
-    of an overlapped collective that still adds time. grouped: `shape` for products of routed
-    experts. routed_tpu: rate of these products on TPUs over that of large ones.
+    of an overlapped collective that still adds time. grouped: `shape` for the
+    side of an expert's tokens, whose number differs from expert to expert. routed_tpu: rate of
+    products of routed experts on TPUs over that of large ones. exposed_routed: `exposed` for the
+    gathers of split weights in MoE models, whose experts wait for the counts of their tokens.
     """
 
     gpu: float
@@ -70,6 +72,7 @@ class Constants:
     exposed: float
     grouped: float
     routed_tpu: float
+    exposed_routed: float
 
 
 @dataclass(frozen=True)
@@ -208,22 +211,21 @@ def product_s(at: Timed, one: Product, experts: Number, top_k: int) -> Number:
     precision = at.workload.precision
     slices = at.expert_slices if one.routed else at.layout.tensor
     rows = at.tokens * top_k * at.layout.expert / experts if one.routed else at.tokens
-    sides = 1 / rows + 1 / at.workload.architecture.hidden + slices / one.inner
+    lost = at.constants.shape * (1 / at.workload.architecture.hidden + slices / one.inner)
     seconds = 2 * one.params * at.tokens / at.layout.tensor / sustained(at, precision)
     if not one.routed:
-        return seconds * _slowed(at, precision, sides)
+        return seconds * _slowed(at, precision, lost + at.constants.shape / rows)
     rate = at.constants.routed_tpu if at.chip.torus_axes else 1
-    slowed = _slowed(at, precision, sides, at.constants.grouped)
+    slowed = _slowed(at, precision, lost + at.constants.grouped / rows)
     # tokens of the fullest device over the mean
     imbalance = choose(at.layout.expert_ranks > 1, at.stack.expert_imbalance, 1)
     return seconds / rate * slowed * imbalance
 
 
-def _slowed(at: Timed, precision: Precision, sides: Number, shape: float | None = None) -> Number:
-    """Time of a product over that of its arithmetic; `sides`: sum of 1/side."""
+def _slowed(at: Timed, precision: Precision, lost: Number) -> Number:
+    """Time of a product over that of its arithmetic; `lost`: sum of ω/side."""
     narrow = (1 + ELEMENT_BYTES[precision]) / 3
-    lost = at.constants.shape if shape is None else shape
-    return 1 + lost * balance(at.chip, precision) * narrow * sides
+    return 1 + lost * balance(at.chip, precision) * narrow
 
 
 def matmul_s(at: Timed, kind: LayerKind) -> Number:
@@ -294,6 +296,6 @@ def head_s(at: Timed) -> Number:
     rows = larger(1, at.tokens)
     sides = 1 / rows + 1 / model.hidden + tensor / one.inner
     flops = 3 * 2 * one.params * at.tokens / tensor
-    slowed = _slowed(at, "bf16", sides)
+    slowed = _slowed(at, "bf16", at.constants.shape * sides)
     moved = LOGIT_BYTES * at.tokens * passes * model.vocab / tensor
     return flops / sustained(at, "bf16") * slowed + moved / known(at.chip, "hbm_bytes_per_s")

@@ -6,6 +6,7 @@ The functions return lines; the caller prints them to stderr.
 from datetime import date
 
 from sabia.core.plan.compute import MFU_RANGES, model_kind
+from sabia.core.plan.device.compared import outside
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
@@ -16,7 +17,7 @@ MANY_TOKENS_PER_PARAM = 1e5
 
 def notes(request: PlanRequest, plan: Plan) -> list[str]:
     """Further facts about the plan: prices, usual MFU, attention."""
-    mfu, lines = plan.cluster.mfu, list[str]()
+    mfu, lines, best = plan.cluster.mfu, list[str](), plan.best
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
     words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
@@ -31,6 +32,9 @@ def notes(request: PlanRequest, plan: Plan) -> list[str]:
             f"{mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that {kind} models "
             f"usually reach{counted}"
         )
+    if plan.layouts:
+        why = outside(plan.layouts.problem.workload, plan.cluster.chip, best.chips)
+        lines += [f"predicted outside of what was compared: {why}"] if why else []
     share = request.model.attention_share
     if share is not None and not plan.layouts and plan.run.convention == "6nd":
         lines.append(

@@ -54,6 +54,30 @@ def cohere2(fields: CountFields) -> Architecture:
     return _stack(fields, windows, norms=1, tied=True, **reading.biases(fields))
 
 
+def cohere(fields: CountFields) -> Architecture:
+    """Command-R, Aya: one norm; Command-R+ also norms each head's queries and keys apart."""
+    fields.ignore("logit_scale", *_COHERE_REMARKS)
+    apart = fields.take("use_qk_norm", bool, False)
+    return _stack(fields, norms=1, tied=True, normed_apart=apart, **reading.biases(fields))
+
+
+def ernie4_5(fields: CountFields) -> Architecture:
+    """ERNIE 4.5 dense (Baidu, 2025): Llama, tied, with one option for all biases."""
+    fields.refuse("use_bias")
+    return _stack(fields, tied=True)
+
+
+def hunyuan_v1_dense(fields: CountFields) -> Architecture:
+    """Hunyuan dense (Tencent, 2025): norms of each head's queries and keys."""
+    fields.ignore("pretraining_tp", "eod_token_id", "use_cla", "use_qk_norm")
+    return _stack(fields, qk_norm=True, **reading.biases(fields))
+
+
+def apertus(fields: CountFields) -> Architecture:
+    """Apertus (arXiv 2509.14233): norms of heads, MLP without gate, two scales of xIELU."""
+    return _stack(fields, mlp=reading.plain, qk_norm=True, more=2, **reading.biases(fields))
+
+
 _COHERE_REMARKS: tuple[str, ...] = ("order_of_interleaved_layers", "use_gated_activation")
 _COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_embedding_type")
 
@@ -104,15 +128,21 @@ def _stack(
     norms: int = 2,
     tied: bool = False,
     mlp: Callable[..., LayerHalf] = reading.gated,
+    more: int = 0,
+    normed_apart: bool = False,
     **flags: bool,
 ) -> Architecture:
-    """Norms without bias, grouped attention with one window per layer (empty: none), an MLP."""
+    """Norms without bias, grouped attention with one window per layer (empty: none), an MLP.
+
+    more: further vector elements of each layer. normed_apart: a norm for each head.
+    """
     hidden, sizes = fields.hidden, reading.head_sizes(fields)
+    more += normed_apart * (sizes[0] + sizes[1]) * sizes[2]
     bias = fields.take("mlp_bias", bool, False)
     feed = mlp(hidden, fields.size("intermediate_size"), bias=bias)
     windows = windows or [None] * fields.depth
     mixers = {window: reading.grouped(hidden, *sizes, window, **flags) for window in set(windows)}
-    kinds = [layer(mixers[window], feed, norms * hidden, norms=norms) for window in windows]
+    kinds = [layer(mixers[window], feed, norms * hidden + more, norms=norms) for window in windows]
     return reading.decoder(fields, kinds, tied=tied)
 
 

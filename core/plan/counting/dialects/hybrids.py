@@ -7,6 +7,7 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import LayerHalf, layer, of_shapes, with_sizes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
+from sabia.core.plan.counting.dialects.recurrent import mamba
 from sabia.core.spec.families.gemma2 import KINDS
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -59,23 +60,9 @@ def _pattern(fields: CountFields) -> list[str]:
 
 
 def _mamba(fields: CountFields, hidden: int) -> LayerHalf:
-    """Mamba-2 (arXiv 2405.21060): a state [head_dim, N] per head, updated and read per token."""
-    heads, size = fields.size("mamba_num_heads"), fields.size("mamba_head_dim")
-    groups, state = fields.size("n_groups"), fields.size("ssm_state_size")
-    taps, bias = fields.size("conv_kernel"), fields.take("use_conv_bias", bool, True)
-    inner, mixed = heads * size, heads * size + 2 * groups * state
-    return of_shapes(
-        ((inner + mixed + heads, hidden), (hidden, inner)),
-        others=((mixed, taps),),
-        vectors=3 * heads + inner + bias * mixed,
-        heads=heads,
-        kv_heads=groups,
-        query_width=groups * state,
-        key_width=groups * state,
-        value_width=inner,
-        state_products=2 * inner * state,
-        state_width=inner * state + (taps - 1) * mixed,
-    )
+    names = "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"
+    bias = fields.take("use_conv_bias", bool, True)
+    return mamba(hidden, *map(fields.size, names), bias=bias)
 
 
 def _attention(fields: CountFields, hidden: int) -> LayerHalf:

@@ -9,6 +9,8 @@ counted, as in core.spec.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, Sparse
@@ -231,3 +233,51 @@ def _stack(
     """Two RMS norms per layer, one of `mixers` and one of `feeds` each."""
     kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
     return reading.decoder(fields, kinds, tied=tied)
+
+
+def dots1(fields: CountFields) -> Architecture:
+    """dots.llm1 (arXiv 2506.05767): DeepSeek's MoE with grouped attention and normed heads."""
+    windows = qwen3.windows(fields)
+    flags = {"qk_norm": True, **reading.biases(fields)}
+    sizes = reading.head_sizes(fields)
+    mixers = [reading.grouped(fields.hidden, *sizes, window, **flags) for window in windows]
+    return _stack(fields, mixers, reading.dense_first(fields))
+
+
+def hunyuan_v1_moe(fields: CountFields) -> Architecture:
+    """Hunyuan-A13B (Tencent, 2025): experts and a shared one of the same width."""
+    fields.ignore(
+        "pretraining_tp", "eod_token_id", "sep_token_id", "use_cla", "use_qk_norm",
+        "use_mixed_mlp_moe", "num_shared_expert", "moe_intermediate_size", "moe_drop_tokens",
+        "cla_share_factor", "norm_type", "routed_scaling_factor",
+    )  # fmt: skip
+    inner = fields.size("intermediate_size")
+    mixer = reading.attention(fields, qk_norm=True, **reading.biases(fields))
+    experts, chosen = fields.size("num_experts"), fields.size("moe_topk")
+    feed = reading.moe(fields.hidden, experts, chosen, inner, inner)
+    return _stack(fields, [mixer] * fields.depth, [feed] * fields.depth)
+
+
+def dbrx(fields: CountFields) -> Architecture:
+    """DBRX (Databricks, 2024): fine-grained experts; its own names of all sizes."""
+    hidden, heads = fields.size("d_model"), fields.size("n_heads")
+    own: dict[str, Any] = fields.take("attn_config", dict, {})
+    feed: dict[str, Any] = fields.take("ffn_config", dict)
+    fields.ignore("max_seq_len", "hidden_size", "num_attention_heads", "num_hidden_layers",
+                  "num_key_value_heads")  # fmt: skip
+    mixer = reading.grouped(hidden, heads, own.get("kv_n_heads", 1), hidden // heads)
+    routed = reading.moe(hidden, *(
+        feed[name] for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size")
+    ))  # fmt: skip
+    depth = fields.size("n_layers")
+    vocab = fields.size("vocab_size")
+    tied = fields.take("tie_word_embeddings", bool, False)
+    return Architecture(
+        name=fields.family,
+        hidden=hidden,
+        vocab=vocab,
+        layers=(replace(layer(mixer, routed, 2 * hidden), count=depth),),
+        embedding_params=vocab * hidden,
+        head_params=0 if tied else vocab * hidden,
+        other_params=hidden,
+    )

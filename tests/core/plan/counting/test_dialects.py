@@ -133,6 +133,29 @@ PUBLISHED = [
         "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
         "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432},
      20_554_567_680, 20.55e9),
+    ("DBRX", {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8}, "ffn_config": {
+            "ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}},
+     131_596_523_520, 36.47e9),
+    ("Jamba-v0.1", {
+        "model_type": "jamba", "vocab_size": 65536, "hidden_size": 4096, "num_hidden_layers": 32,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_experts": 16, "num_experts_per_tok": 2, "mamba_dt_rank": 256},
+     51_570_323_328, 12.11e9),
+    ("Kimi-Linear-48B-A3B", {
+        "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304,
+        "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "num_shared_experts": 1, "kv_lora_rank": 512,
+        "q_lora_rank": None, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+        "num_experts_per_token": 8, "num_experts": 256, "first_k_dense_replace": 1,
+        "linear_attn_config": {
+            "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27]}}, 49_122_681_728, 3.484e9),
+    ("Command-R", {
+        "model_type": "cohere", "vocab_size": 256000, "hidden_size": 8192,
+        "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64},
+     34_980_831_232, 34.98e9),
     ("GPT-2", {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
                "n_positions": 1024, "vocab_size": 50257}, 124_439_808, 124.4e6),
     ("Phi-3-mini", {

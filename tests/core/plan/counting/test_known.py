@@ -123,7 +123,7 @@ def test_a_classifier_is_refused() -> None:
     ("text", "error", "named"),
     [
         ("{", BadData, "not JSON"),
-        ('{"model_type": "t5"}', UsageError, "model_type is 't5'"),
+        ('{"model_type": "t5"}', UsageError, "model_type 't5' is none of"),
         ('{"model_type": "llama", "hidden_size": 64}', UsageError, "num_attention_heads"),
     ],
 )

@@ -19,7 +19,7 @@ from sabia.core.plan.memory import find_recipe
 SHAPES, _ = load()
 IDEAL = Constants(
     gpu=1, tpu=1, balance=0, shape=0, attention=1, elementwise=1, collective=1, exposed=0,
-    grouped=0, routed_tpu=1,
+    grouped=0, routed_tpu=1, exposed_routed=0,
 )  # fmt: skip
 H100 = replace(find_chip("h100"), matmul_ceiling=1.0)
 FREE = replace(H100, hbm_bytes_per_s=1e30, scale_up_bytes_per_s=1e30, network_bytes_per_s=1e30)
