@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from plan_calls import call, report
+from plan_calls import call, called, report
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.plan.money.fitted import OwnRun, fit
@@ -54,11 +54,11 @@ def test_the_squares_are_as_small_as_those_of_a_general_minimizer():
 def test_the_interval_of_the_final_loss_contains_most_true_ones():
     """Nominally 80 %; twelve runs."""
     held = []
-    for seed in range(100):
+    for seed in range(30):
         seen = fit(runs_of(TRUE, noise=0.005, seed=seed), seed=seed)
         low, high = seen.loss_interval(1e9, 2e10)
         held.append(low <= TRUE.loss(1e9, 2e10) <= high)
-    assert sum(held) >= 65
+    assert sum(held) >= 20
 
 
 def test_few_runs_keep_the_published_exponents():
@@ -109,6 +109,12 @@ def test_a_plan_shows_its_final_loss_and_the_law_sets_size_and_advice(tmp_path):
     sized = report(f"--chips 8 --chip h100 --deadline 7d --fit {path}")
     assert sized["law"] == "fitted" and sized["rows"][0]["loss_low"] < sized["rows"][0]["loss_high"]
     assert "this plan: final loss" in call(words).stdout
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/", "missing.parquet", "a\0b", "missing.jsonl"])
+def test_odd_files_get_one_short_line(path):
+    done = called(["--params", "8B", "--fit", path])
+    assert done.code in (2, 65) and max(map(len, done.stderr.splitlines())) <= 500
 
 
 def test_a_directory_of_runs_has_sizes_from_their_models(tmp_path):
