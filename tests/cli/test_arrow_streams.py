@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from waiting import HANG_S
 
 from sabia.core.shards.outputs import read_metadata
@@ -55,7 +56,7 @@ def stream(rows: int, batch: int = 50, schema: pa.Schema = SCHEMA) -> bytes:
 
 def sabia(data: bytes, *words: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
     """A command with this data on its stdin, which is a pipe."""
-    return subprocess.run([SABIA, *words], input=data, capture_output=True, cwd=cwd,
+    return subprocess.run([*Command(), *words], input=data, capture_output=True, cwd=cwd,
                           env=ENVIRONMENT, timeout=HANG_S)  # fmt: skip
 
 

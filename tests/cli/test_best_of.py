@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kills import left_over, through_kills
-from rewrite_cases import SABIA, Sampler, fault, sabia, written
+from rewrite_cases import PLAIN, Sampler, fault, sabia, written
 
 QUESTION = re.compile(r"What is (\d+)\+(\d+)\?")
 
@@ -115,7 +115,7 @@ def test_kills_at_random_lose_and_double_nothing(tmp_path, recipe):
         sabia(*words, tmp_path / "whole", *more)
     with Sampler(answer=answer, fault=fault, latency_s=0.01, retry_after_s=0.1) as stub:
         more = asked(stub, tmp_path, recipe, "--concurrency", 4)
-        line = [*SABIA, *words, tmp_path / "made", *more]
+        line = [*PLAIN, *words, tmp_path / "made", *more]
         through_kills(line, 4, random.Random(3), 4.0, tmp_path / "t")
         assert 480 <= sum(stub.delivered.values()) <= 480 + 4 * 4  # in flight at kill -9
     for part in range(3):

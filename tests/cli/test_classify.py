@@ -4,17 +4,17 @@ import json
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 
 from sabia.core.shards.named_numbers import as_dict
 
-SABIA = [sys.executable, "-m", "sabia.cli.main", "classify"]
+SABIA = Command("classify")
 ENGLISH = (
     "The harbour was quiet that evening, and the fishermen had already brought in their nets."
     " Someone was singing behind the warehouse, where the lamps had not yet been lit. A boy ran"

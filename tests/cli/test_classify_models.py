@@ -3,12 +3,12 @@
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 
 HERE = Path(__file__).parent
 
@@ -22,7 +22,7 @@ def _module(path: Path):
 
 openai_stub = _module(HERE.parent / "openai_stub.py")
 made = _module(HERE.parent / "core" / "recipes" / "classifiers.py")
-SABIA = [sys.executable, "-m", "sabia.cli.main", "classify"]
+SABIA = Command("classify")
 ASK = 'name = "worth"\ninstruction = "How good?"\nscale = [0, 5]\n'
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 
 from sabia.core.shards.outputs import read_metadata
 from sabia.examples.little_web import build_site
 from sabia.examples.little_web.labels import focus_texts
 from sabia.examples.little_web.server import LittleWebServer
 
-SABIA = [sys.executable, "-m", "sabia.cli.main", "crawl"]
+SABIA = Command("crawl")
+PLAIN = [sys.executable, "-m", "sabia.cli.main", "crawl"]
 FAST = ["--contact", "test@example.org", "--delay", "0s", "--backoff", "0.05s", "--attempts", "2"]
 LOCAL = [*FAST, "--allow-private"]
 ONE = ["http://example.org/", *FAST]
@@ -140,7 +142,7 @@ def test_best_first_beats_breadth_first(server, site, seeds, tmp_path):
 
 def test_kill_9_and_resume(server, site, seeds, tmp_path):
     out = tmp_path / "o.parquet"
-    command = [*SABIA, str(seeds), *LOCAL, "--budget", "150", "-o", str(out)]
+    command = [*PLAIN, str(seeds), *LOCAL, "--budget", "150", "-o", str(out)]
     for wanted in (30, 90):
         child = subprocess.Popen(command, stderr=subprocess.PIPE)
         while len(server.requests) < wanted:
@@ -149,7 +151,7 @@ def test_kill_9_and_resume(server, site, seeds, tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         child.communicate()
         assert not out.exists()
-    crawl(*command[len(SABIA) :])
+    crawl(*command[len(PLAIN) :])
     killed = paths(out, server)
     asked = [path for _, path, status in server.requests if status == 200]
     twice = sum(asked.count(path) - 1 for path in set(asked) - {"/robots.txt"})
@@ -161,7 +163,7 @@ def test_kill_9_and_resume(server, site, seeds, tmp_path):
 
 def test_sigterm_saves_and_exits_75(server, seeds, tmp_path):
     out = tmp_path / "o.parquet"
-    command = [*SABIA, str(seeds), *LOCAL, "--budget", "40", "--delay", "0.05s", "-o", str(out)]
+    command = [*PLAIN, str(seeds), *LOCAL, "--budget", "40", "--delay", "0.05s", "-o", str(out)]
     child = subprocess.Popen(command, stderr=subprocess.PIPE)
     while len(server.requests) < 15:
         time.sleep(0.01)
@@ -170,10 +172,10 @@ def test_sigterm_saves_and_exits_75(server, seeds, tmp_path):
     _, said = child.communicate(timeout=20)
     assert (child.returncode, time.monotonic() - started < 5) == (75, True), said
     assert not out.exists()
-    crawl(*command[len(SABIA) :])
+    crawl(*command[len(PLAIN) :])
     assert len(rows(out)) == 40
     before = len(server.requests)
-    crawl(*command[len(SABIA) :], "--budget", "50")  # a larger budget goes on from there
+    crawl(*command[len(PLAIN) :], "--budget", "50")  # a larger budget goes on from there
     assert len(rows(out)) == 50
     assert [status for _, _, status in server.requests[before:]].count(200) == 10
 

@@ -3,16 +3,16 @@
 import gzip
 import json
 import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from labelled_graph import Graph, breadth_first
 
-SABIA = [sys.executable, "-m", "sabia.cli.main", "crawl"]
+SABIA = Command("crawl")
 BUDGET = 50
 
 

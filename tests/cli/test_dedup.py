@@ -12,10 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from in_process import sabia
 from waiting import HANG_S, until
 
-SABIA = [sys.executable, "-m", "sabia.cli.main", "dedup"]
+SABIA = Command("dedup")
+PLAIN = [sys.executable, "-m", "sabia.cli.main", "dedup"]
 WORDS = [f"w{i}" for i in range(2000)]
 
 
@@ -73,7 +75,7 @@ def test_what_is_kept_and_what_is_removed(world: Path) -> None:
 
 def test_pipes_lists_and_workers_give_the_rows_of_a_file(world: Path, tmp_path: Path) -> None:
     expected = rows(world / "kept.parquet")
-    line = f"cat {world}/all.parquet | {' '.join(SABIA)} > {tmp_path}/pipe.parquet"
+    line = f"cat {world}/all.parquet | {SABIA} > {tmp_path}/pipe.parquet"
     subprocess.run(["bash", "-o", "pipefail", "-c", line], check=True, capture_output=True)
     paths = "\n".join(map(str, sorted((world / "shards").iterdir()))).encode()
     dedup("-o", tmp_path / "list.parquet", input=paths, check=True)
@@ -85,7 +87,7 @@ def test_pipes_lists_and_workers_give_the_rows_of_a_file(world: Path, tmp_path: 
 
 
 def test_a_closed_pipe_is_silent(world: Path) -> None:
-    line = f"{' '.join(SABIA)} -q {world}/all.parquet | head -c 10 > /dev/null"
+    line = f"{SABIA} -q {world}/all.parquet | head -c 10 > /dev/null"
     line += "; echo ${PIPESTATUS[0]}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert done.stdout == "141\n" and done.stderr == ""
@@ -122,7 +124,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
 
 
 def start(large: Path, out: Path) -> subprocess.Popen:
-    words = [*SABIA, large / "in", "-o", out, "--engine", "numpy", "--removed", f"{out}.r.parquet"]
+    words = [*PLAIN, large / "in", "-o", out, "--engine", "numpy", "--removed", f"{out}.r.parquet"]
     return subprocess.Popen([str(w) for w in words], stderr=subprocess.PIPE)
 
 

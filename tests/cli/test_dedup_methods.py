@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 
-SABIA = [sys.executable, "-m", "sabia.cli.main", "dedup"]
+SABIA = Command("dedup")
+PLAIN = [sys.executable, "-m", "sabia.cli.main", "dedup"]
 
 
 def dedup(*words, **settings) -> subprocess.CompletedProcess:
@@ -83,7 +85,7 @@ def test_refusals(pages: Path, words: list[str], said: str) -> None:
 
 
 def test_a_pipe_and_an_empty_pipe(pages: Path) -> None:
-    first = subprocess.Popen([*SABIA, str(pages), "--method", "url"], stdout=subprocess.PIPE)
+    first = subprocess.Popen([*PLAIN, str(pages), "--method", "url"], stdout=subprocess.PIPE)
     done = dedup("--method", "line", "--to", "jsonl", "--engine", "numpy", stdin=first.stdout)
     assert first.wait() == 0 and done.returncode == 0 and len(done.stdout.splitlines()) == 10
     assert dedup("--method", "substring", stdin=subprocess.DEVNULL).returncode == 65
@@ -96,7 +98,7 @@ def test_killed_at_any_time_and_run_again(tmp_path: Path, pages: Path, method: s
     whole = dedup(*words[:3], "-o", tmp_path / "whole")
     assert whole.returncode == 0
     for delay in (0.2, 0.5, 0.8, 1.1, 1.4, 1.8, 2.3):
-        process = subprocess.Popen([*SABIA, *words], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([*PLAIN, *words], stderr=subprocess.DEVNULL)
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -7,7 +7,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 from kills import left_over, through_kills
-from rewrite_cases import SABIA, Sampler, fault, written
+from rewrite_cases import PLAIN, Sampler, fault, written
 from rewrite_cases import sabia as call
 
 TOPICS = ("tower", "river", "library", "bridge")
@@ -133,7 +133,7 @@ def test_kills_at_random_lose_and_double_nothing(tmp_path):
         call(*words, tmp_path / "whole", *asked(stub, tmp_path / "once"))
     with Sampler(answer=answer, fault=fault, latency_s=0.01, retry_after_s=0.1) as stub:
         more = asked(stub, tmp_path, "--concurrency", 2)
-        line = [*SABIA, *words, tmp_path / "made", *more]
+        line = [*PLAIN, *words, tmp_path / "made", *more]
         through_kills([str(word) for word in line], 4, random.Random(3), 4.0, tmp_path / "t")
         assert 270 <= sum(stub.delivered.values()) <= 270 + 4 * 6  # in flight at kill -9
     for part in range(3):

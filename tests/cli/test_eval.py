@@ -5,20 +5,20 @@ import io
 import json
 import random
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from in_process import stage
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate import client
 
 pytest.importorskip("torch")
-COMMAND = [sys.executable, "-m", "sabia.cli.main", "eval"]
+COMMAND = Command("eval")
 
 
 def openai_stub() -> ModuleType:

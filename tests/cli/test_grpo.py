@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from forked import Command
 from training_cases import without_template
 
 pytest.importorskip("torch")
-COMMAND = [sys.executable, "-m", "sabia.cli.main", "grpo"]
+COMMAND = Command("grpo")
+PLAIN = [sys.executable, "-m", "sabia.cli.main", "grpo"]
 OPTIONS = ("--reward", "regex", "--prompts", 4, "--group", 8, "--max-new-tokens", 4, "--lr", "1e-3")
 
 
@@ -79,7 +81,7 @@ def test_sigterm_saves_and_the_same_call_goes_on_to_the_same_weights(
     assert whole.returncode == 0, whole.stderr.decode()
     out = tmp_path / "stopped"
     process = subprocess.Popen(
-        [*COMMAND, *map(str, call), "-o", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*PLAIN, *map(str, call), "-o", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     metrics = out / "metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -166,7 +168,7 @@ def test_two_processes_make_the_updates_of_one(model: Path, prompts: Path, tmp_p
         "2",
         "--standalone",
     ]
-    words = [*launch, *COMMAND[1:], *map(str, call), "-o", str(tmp_path / "two")]
+    words = [*launch, *PLAIN[1:], *map(str, call), "-o", str(tmp_path / "two")]
     both = subprocess.run(words, capture_output=True)
     assert both.returncode == 0, both.stderr.decode()
     rows = [

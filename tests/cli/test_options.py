@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 
 import pytest
+from forked import Command
 
 from sabia.cli import help_page
 from sabia.cli.adapter import typer_command
@@ -20,7 +21,8 @@ from sabia.core.options.resolve import resolve
 from sabia.core.options.table import Options
 
 CALLS = all_calls()
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
+SABIA = Command()
+PLAIN = [sys.executable, "-m", "sabia.cli.main"]
 WORDS = {"integer": "3", "number": "0.5", "count": "2k", "whole": "2k", "length": "64",
          "size": "2MB", "duration": "3m", "share": "40%", "money": "4", "regex": "x"}  # fmt: skip
 MEANINGLESS = 300
@@ -260,7 +262,7 @@ def complete(*words: str) -> list[str]:
         "_SABIA_COMPLETE": "complete_bash", "COMP_WORDS": "sabia " + " ".join(words),
         "COMP_CWORD": str(len(words)), "PATH": "/usr/bin",
     }  # fmt: skip
-    done = subprocess.run(SABIA, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(PLAIN, env=environment, capture_output=True, text=True, check=False)
     return done.stdout.split()
 
 

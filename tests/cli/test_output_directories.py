@@ -13,13 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from readers import check_names, read_by_all
 
 from sabia.core.recipes.model_source import find_tokenizer
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.named_numbers import as_dict, type_of
 
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
+SABIA = Command()
+PLAIN = [sys.executable, "-m", "sabia.cli.main"]
 WORDS = ("the old mill stood at", "end of", "valley where", "road", "turned away", "from", "river",
          "and its wheel", "had been repaired", "by two brothers")  # fmt: skip
 
@@ -209,7 +211,7 @@ def test_a_killed_run_leaves_whole_shards_and_goes_on(tmp_path: Path) -> None:
             pa.table({"text": [text(draw) for _ in range(400)]}), folder / f"{part}.parquet"
         )
     words = ("classify", folder, "-o", out)
-    with subprocess.Popen([*SABIA, *map(str, words)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*PLAIN, *map(str, words)], stderr=subprocess.DEVNULL) as process:
         while len(list(out.glob("part-*.parquet"))) < 2 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)

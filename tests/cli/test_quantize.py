@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Command
 from in_process import stage
 
 from sabia.core.errors import BadData, SabiaError, UsageError
 
 pytest.importorskip("torch")
-COMMAND = [sys.executable, "-m", "sabia.cli.main", "quantize"]
+COMMAND = Command("quantize")
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess:

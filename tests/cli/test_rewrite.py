@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from kills import left_over, through_kills
 
 STUB = Path(__file__).parents[1] / "openai_stub.py"
@@ -23,7 +24,8 @@ openai_stub = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(openai_stub)
 Stub = openai_stub.Stub
 
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
+SABIA = Command()
+PLAIN = [sys.executable, "-m", "sabia.cli.main"]
 
 
 def sabia(*words, **settings):
@@ -158,7 +160,7 @@ def test_unfaithful_answers_are_kept_out(pages, tmp_path, policy):
 def test_a_killed_run_goes_on_where_it_was(pages, tmp_path):
     with Stub(answer=answer, latency_s=0.1) as stub:
         more = endpoint(stub, tmp_path, "--concurrency", 2)
-        command = [*SABIA, "rewrite", str(pages), "-o", str(tmp_path / "o.parquet")]
+        command = [*PLAIN, "rewrite", str(pages), "-o", str(tmp_path / "o.parquet")]
         command += [str(word) for word in more]
         for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 75)):
             before = sum(stub.delivered.values())
@@ -191,7 +193,7 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path, out):
         calls = sum(stub.delivered.values())
     with Stub(answer=answer, latency_s=0.02) as stub:
         more = endpoint(stub, tmp_path, "--concurrency", 4, "-j", 2)
-        words = [*SABIA, "rewrite", inputs, "-o", tmp_path / "made" / out, *more]
+        words = [*PLAIN, "rewrite", inputs, "-o", tmp_path / "made" / out, *more]
         through_kills(words, 20, random.Random(out), longest_s, tmp_path / "t")
         assert calls <= sum(stub.delivered.values()) <= calls + 20 * 2 * 4  # in flight at kill -9
     made = sorted((tmp_path / "made").rglob("*.parquet"))
@@ -224,7 +226,7 @@ def test_a_cap_is_shared_by_the_tasks_of_an_array(tmp_path):
         table = pa.Table.from_pylist(list(rows(seed=part)))
         pq.write_table(table, tmp_path / "in" / f"p{part}.parquet")
     with Stub(answer=answer, latency_s=0.01) as stub:
-        words = [*SABIA, "rewrite", tmp_path / "in", "-o", tmp_path / "out"]
+        words = [*PLAIN, "rewrite", tmp_path / "in", "-o", tmp_path / "out"]
         words += endpoint(stub, tmp_path, "--max-requests", 20)
         tasks = [
             subprocess.Popen([*map(str, words), "--shard", f"{part}/2"], stderr=subprocess.PIPE)
@@ -255,7 +257,7 @@ def test_a_terminal_shows_what_a_run_costs_while_it_runs(pages, tmp_path, out):
     with Stub(answer=answer, latency_s=0.2) as stub:
         more = endpoint(stub, tmp_path, "--prices", tmp_path / "prices.toml", "--concurrency", 2)
         screen, side = os.openpty()
-        words = [*SABIA, "rewrite", pages, "-o", tmp_path / out, *more]
+        words = [*PLAIN, "rewrite", pages, "-o", tmp_path / out, *more]
         env = os.environ | {"COLUMNS": "200", "TERM": "xterm"}
         running = subprocess.Popen([*map(str, words)], stderr=side, env=env)
         os.close(side)

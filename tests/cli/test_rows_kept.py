@@ -8,7 +8,6 @@ import os
 import random
 import shlex
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +16,11 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from forked import Command
 
 from sabia.core.shards.outputs import open_file
 
-SABIA = f"{sys.executable} -m sabia.cli.main classify --no-quality"
+SABIA = Command("classify", "--no-quality")
 REFUSED = (2, 65, 69, 123)  # 123: xargs, of which a call was refused
 LONG = 'len(text) > 14'  # fmt: skip
 

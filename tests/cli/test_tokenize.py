@@ -11,12 +11,14 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 from in_process import sabia as called
 from token_files_read import read_arrow, read_megatron
 
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
+SABIA = Command()
+PLAIN = [sys.executable, "-m", "sabia.cli.main"]
 WORDS = {
     "en": "the sum of two small numbers is found by adding units then tens and a carry",
     "pt": "a soma de dois números pequenos se acha somando unidades depois dezenas e sobra",
@@ -172,7 +174,7 @@ def test_killed_and_run_again_gives_the_same_rows(world, tmp_path, number):
         rows = list(documents(1500, seed=part + 10))
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"in-{part}.parquet")
     inputs = sorted(tmp_path.glob("in-*.parquet"))
-    command = [*SABIA, "tokenize", *inputs, *tokenizer_of(root), "-o", tmp_path / "out"]
+    command = [*PLAIN, "tokenize", *inputs, *tokenizer_of(root), "-o", tmp_path / "out"]
     command = [str(word) for word in command]
     running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     deadline = time.time() + 30

@@ -1,7 +1,7 @@
 """Calls of the command as children of a process that has imported its libraries once.
 
-`subprocess.run([*forked.sabia(), "dedup", …])` takes the place of `python -m sabia.cli.main dedup …`
-and saves the imports, about 0.6 s of CPU a call. What subprocess starts is a small program: it
+`[*Command("dedup"), …]` takes the place of `python -m sabia.cli.main dedup …` in subprocess.run and
+saves the imports, about half a second of CPU a call. What subprocess starts is a small program: it
 passes its streams, variables and folder to a server, which forks a child that becomes the command;
 signals are passed on, and exit codes and deaths by signal come back. Resource limits and process
 groups are not passed on: tests of those, and of the start itself, call the command plainly.
@@ -17,13 +17,29 @@ import sys
 
 # variables that libraries read once, when they are imported
 AT_IMPORT = ("OMP_", "NUMBA_", "PYTHON", "TRITON_", "MALLOC_", "LD_", "GLIBC_", "JAX_", "XLA_")
-PACKAGES = ("bench", "generate", "judge", "model", "recipes", "shards", "text", "web")
+PACKAGES = (
+    "cli", "core.bench", "core.generate", "core.judge", "core.model", "core.options", "core.recipes",
+    "core.shards", "core.text", "core.web",
+)  # fmt: skip
+LIBRARIES = (
+    "numba", "numba.core.registry", "numba.cpython.unicode", "numba.np.arrayobj", "torch", "aiohttp",
+    "pyarrow.compute", "pyarrow.parquet", "tokenizers", "typer.main", "scipy.linalg",
+)  # fmt: skip
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
-def sabia() -> list[str]:
-    """The words that stand for `sabia`; the first call of a test process starts the server."""
-    return [sys.executable, "-I", "-S", __file__, _server()]
+class Command:
+    """The words of a command, as a list or as text of a shell; their first use in a test process
+    starts the server."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def __iter__(self):
+        return iter([sys.executable, "-I", "-S", __file__, _server(), *self.words])
+
+    def __str__(self) -> str:
+        return " ".join(self)
 
 
 def _server() -> str:
@@ -122,10 +138,13 @@ def load() -> None:
     import importlib
     import pkgutil
 
-    for name in ("numba", "torch", "aiohttp", "pyarrow.compute", "pyarrow.parquet", "tokenizers"):
+    from sabia.core.optional_imports import runs_a_command
+
+    runs_a_command()
+    for name in LIBRARIES:
         importlib.import_module(name)
     for package in PACKAGES:
-        root = importlib.import_module(f"sabia.core.{package}")
+        root = importlib.import_module(f"sabia.{package}")
         for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
             if not any(word in module.name for word in ("jax", "triton", "cuda")):
                 with contextlib.suppress(ImportError):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forked import Command
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from openai_stub import Stub
 
-SABIA = [sys.executable, "-m", "sabia.cli.main"]
+SABIA = Command()
+PLAIN = [sys.executable, "-m", "sabia.cli.main"]
 FAULTS = ["503", "429-ms", "garbage", "reset", *[""] * 36]  # 10 % of the first attempts fail
 
 

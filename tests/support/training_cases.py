@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from forked import Command
 
 from sabia.core.shards.outputs import with_metadata
 from sabia.core.text.tokenize.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def sabia(
     *words: object, launcher: tuple[str, ...] = (), **settings
 ) -> subprocess.CompletedProcess:
     """Run the command; stdout is kept as bytes."""
-    start = launcher or (sys.executable, "-m", "sabia.cli.main")
+    start = launcher or Command()
     settings = {"env": ENVIRONMENT, "capture_output": True, "timeout": 600} | settings
     return subprocess.run([*start, *map(str, words)], **settings)
 

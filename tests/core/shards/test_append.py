@@ -4,7 +4,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked import Command
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
 
-SABIA = f"{sys.executable} -m sabia.cli.main"
+SABIA = Command()
 
 
 def keep(batches, _context):
