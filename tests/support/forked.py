@@ -18,12 +18,12 @@ import sys
 # variables that libraries read once, when they are imported
 AT_IMPORT = ("OMP_", "NUMBA_", "PYTHON", "TRITON_", "MALLOC_", "LD_", "GLIBC_", "JAX_", "XLA_")
 PACKAGES = (
-    "cli", "core.bench", "core.generate", "core.judge", "core.model", "core.options", "core.recipes",
-    "core.shards", "core.text", "core.web",
+    "cli", "core.bench", "core.generate", "core.judge", "core.model", "core.options",
+    "core.recipes", "core.shards", "core.text", "core.web",
 )  # fmt: skip
 LIBRARIES = (
-    "numba", "numba.core.registry", "numba.cpython.unicode", "numba.np.arrayobj", "torch", "aiohttp",
-    "pyarrow.compute", "pyarrow.parquet", "tokenizers", "typer.main", "scipy.linalg",
+    "numba", "numba.core.registry", "numba.cpython.unicode", "numba.np.arrayobj", "torch",
+    "aiohttp", "pyarrow.compute", "pyarrow.parquet", "tokenizers", "typer.main", "scipy.linalg",
 )  # fmt: skip
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
