@@ -153,7 +153,7 @@ class Case:
         given = {
             "files": f"{SABIA} {quoted}", "folder": f"{SABIA} in", "list": f"{listed} | {SABIA}",
             "glob": f"{SABIA} 'in/**/*'", "cat": f"cat {quoted} | {SABIA}",
-            "substitution": SABIA + "".join(f" <(cat {shlex.quote(f)})" for f in self.files),
+            "substitution": f"{SABIA}" + "".join(f" <(cat {shlex.quote(f)})" for f in self.files),
         }[way]  # fmt: skip
         return f"{given} {flags} {out}"
 
