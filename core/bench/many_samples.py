@@ -1,9 +1,11 @@
-"""Several samples of an item: pass@k, pass^k, the majority of k, and the tokens they cost.
+"""Several samples of an item: pass@k, pass^k, majority and best of k, and the tokens they cost.
 
 pass@k is the unbiased estimate that one or more of k samples are right, 1 - C(n-c, k) / C(n, k) for
 c right ones of n (Chen et al. 2021, arXiv 2107.03374, section 2.1); pass^k that all of them are,
 C(c, k) / C(n, k). majority@k is whether the answer that most of k samples give is right (of equally
 frequent ones, the share that is), in the mean over DRAWS random choices of k of the n samples.
+best@k is whether the sample that a judge graded best is right (of equally good ones, the share that
+is), in the mean over all choices; a sample without a grade is worse than any other.
 Samples without an answer or a verdict are left out, and items with fewer than k of the others.
 """
 
@@ -16,19 +18,20 @@ from typing import Any
 import numpy as np
 
 from sabia.core import page, svg
+from sabia.core.bench.rubrics.best_of import GRADE
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval, mean_interval
 
 METRIC = "exact_match"
 DRAWS = 100
 COLUMNS = ("task", "model", "k", "pass@k [95 %]", "pass^k [95 %]", "majority@k [95 %]",
-           "tokens an item", "items")  # fmt: skip
+           "best@k [95 %]", "tokens an item", "items")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Sampled:
     """The scores of k samples an item. tokens: sampled for the k, mean over items, NaN if it is not
-    known; majority: None if rows have no answers."""
+    known; majority: None if rows have no answers; best: None if a judge has graded none."""
 
     task: str
     model: str
@@ -37,6 +40,7 @@ class Sampled:
     any_right: Interval
     all_right: Interval
     majority: Interval | None
+    best: Interval | None
     tokens: float
 
 
@@ -45,6 +49,7 @@ class _Item:
     cluster: str
     right: list[float] = field(default_factory=list)
     answers: list[str | None] = field(default_factory=list)
+    grades: list[float | None] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
 
 
@@ -59,6 +64,7 @@ def by_samples(scores: Iterable[Score]) -> list[Sampled]:
             detail = score.detail or {}
             item.right.append(score.value)
             item.answers.append(detail.get("extracted"))
+            item.grades.append(detail.get(GRADE))
             item.tokens.append(float(detail.get("tokens", math.nan)))
     return [one for (task, model), items in cells.items() for one in _of_cell(task, model, items)]
 
@@ -70,6 +76,7 @@ def _of_cell(task: str, model: str, items: Mapping[str, _Item]) -> Iterator[Samp
     for k in sorted({2**power for power in range(most.bit_length())} | {most}):
         enough = {name: item for name, item in items.items() if len(item.right) >= k}
         answered = any(a is not None for item in enough.values() for a in item.answers)
+        graded = any(g is not None for item in enough.values() for g in item.grades)
         counts = [(len(item.right), round(sum(item.right))) for item in enough.values()]
         yield Sampled(
             task,
@@ -80,6 +87,8 @@ def _of_cell(task: str, model: str, items: Mapping[str, _Item]) -> Iterator[Samp
             _interval([all_pass(n, c, k) for n, c in counts], enough),
             _interval([majority(item.right, item.answers, k, name)
                        for name, item in enough.items()], enough) if answered else None,
+            _interval([best_of(item.right, item.grades, k)
+                       for item in enough.values()], enough) if graded else None,
             k * float(np.mean([np.mean(item.tokens) for item in enough.values()])),
         )  # fmt: skip
 
@@ -119,12 +128,26 @@ def majority(
     return sum(results) / len(results)
 
 
+def best_of(right: Sequence[float], grades: Sequence[float | None], k: int) -> float:
+    """How often the best graded of k samples is right, in the mean over all choices of k."""
+    levels: dict[float, list[float]] = {}
+    for value, grade in zip(right, grades, strict=True):
+        levels.setdefault(-math.inf if grade is None else grade, []).append(value)
+    total, below = 0.0, 0
+    for level in sorted(levels):
+        values, under = levels[level], math.comb(below, k)
+        below += len(values)
+        total += (math.comb(below, k) - under) * sum(values) / len(values)
+    return total / math.comb(len(right), k)
+
+
 def rows(sampled: Sequence[Sampled]) -> list[list[str]]:
     """A row for each k."""
     return [
         [
             one.task, one.model, str(one.k), _text(one.any_right), _text(one.all_right),
             _text(one.majority) if one.majority else "",
+            _text(one.best) if one.best else "",
             f"{one.tokens:,.0f}" if math.isfinite(one.tokens) else "", str(one.items),
         ]
         for one in sampled
@@ -157,6 +180,8 @@ def _lines(sampled: Sequence[Sampled]) -> Iterator[tuple[str, list[tuple[float, 
     voted = [(one.tokens, one.majority.value) for one in known if one.majority]
     if voted:
         yield "majority@k", voted
+    if chosen := [(one.tokens, one.best.value) for one in known if one.best]:
+        yield "best@k", chosen
 
 
 def to_json(sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
@@ -166,6 +191,7 @@ def to_json(sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
         | _ends("pass_at_k", one.any_right)
         | _ends("pass_hat_k", one.all_right)
         | (_ends("majority_at_k", one.majority) if one.majority else {})
+        | (_ends("best_at_k", one.best) if one.best else {})
         | {"tokens_per_item": one.tokens if math.isfinite(one.tokens) else None}
         for one in sampled
     ]

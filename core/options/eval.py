@@ -4,7 +4,7 @@ import re
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.model_calls import ApiCalls, RubricJudge
+from sabia.core.options.model_calls import JUDGED, ApiCalls, RubricJudge
 from sabia.core.options.option import (
     changed,
     choice,
@@ -145,6 +145,13 @@ class EvalOptions(
         "Sampling temperature; 0 is greedy", None, least=0, unset="the task's",
         only=needs("model"), group="Sampling",
     )  # fmt: skip
+    best_of: bool = switch(
+        "Have the judge grade the samples, and score the one it likes best", only=JUDGED,
+        group="Sampling",
+    )  # fmt: skip
+    """For tasks with right answers and several samples an item: the judge, which does not see the
+    right answer, gives each sample points. The table and the chart of samples then show best@k, the
+    share of items of which the best graded of k samples is right, beside pass@k and majority@k."""
     seed: int = changed(Seeded.seed, only=ANSWERS)
     judge_url: tuple[str, ...] = changed(RubricJudge.judge_url, only=ANSWERS)
     judge: str = changed(RubricJudge.judge, only=ANSWERS)

@@ -28,6 +28,7 @@ from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
 )
+from sabia.core.bench.rubrics.best_of import with_grades
 from sabia.core.bench.rubrics.judge_costs import criteria_of
 from sabia.core.bench.rubrics.pairwise import comparisons, judge_pairs, rows_of
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
@@ -76,7 +77,10 @@ class Judging:
         if task.yaml is not None:
             return [*score_answers(task, model, given), *score_missing(task, model, pairs)]
         if task.kind == "exact_match":
-            scores = [*score_exact(task, model, given), *score_missing(task, model, pairs)]
+            scores = score_exact(task, model, given)
+            if self.options.best_of and given:
+                scores = with_grades(scores, given, self._open(task), self.options.judge_tokens)
+            scores += score_missing(task, model, pairs)
             return scores + score_conversations(task, model, pairs, scores)
         if task.scoring == "pairs":
             self._answers.setdefault(task.name, (task, {}))[1][model] = given
@@ -133,7 +137,7 @@ class Judging:
         if self._panel is None:
             self._panel = self._opened.enter_context(open_panel(self.options, self.budget))
         if self._panel is None:
-            raise UsageError(f"--judge-url: is missing (task {task.name} has rubrics to judge)")
+            raise UsageError(f"--judge-url: is missing (task {task.name} has answers to judge)")
         return self._panel
 
 

@@ -236,10 +236,18 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
         raise UsageError(f"--out: {job.out} (expected a file ending in {EXPECTED})")
     rubrics = [task for task in tasks if task.kind == "rubric"]
     by_items = [task for task in rubrics if task.scoring == "items"]
+    graded = [task for task in tasks if task.kind == "exact_match" and task.yaml is None]
+    several = [t for t in graded if options.answers or sampling_of(t, options)[0] > 1]
+    if options.best_of and not several:
+        raise UsageError(
+            "--best-of: only with several samples of a TOML task with right answers "
+            "(--samples 8 --temperature 1)"
+        )
     for what, having, names in (
         ("a task that is answered in words", [t for t in tasks if t.generates],
          ["samples", "temperature"]),
-        ("a rubric task", rubrics, ["judge_url", "judge", "judge_combine", "audit_judge"]),
+        ("a rubric task, or --best-of", rubrics or options.best_of,
+         ["judge_url", "judge", "judge_combine", "audit_judge"]),
         ("a rubric task scored by items", by_items,
          ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown"]),
     ):  # fmt: skip
@@ -267,6 +275,9 @@ def _plan(
             figures[f"{task.name} by {model.name}"] = what
             more, weights = model.cost(task, task_items, samples)
             flops, memory = flops + more, max(memory, weights)
+        if task.kind == "exact_match" and options.best_of:
+            sets = len(models) * samples + len(options.answers)
+            figures |= judge_figures(task, task_items, options, sets, budget)
         if task.kind == "rubric":
             answers = len(task_items) * max(1, len(models) + len(options.answers))
             calls = Judging.calls(task, task_items, options)

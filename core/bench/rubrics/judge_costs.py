@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from sabia.core.bench.answers import Answer
 from sabia.core.bench.items import Item, value
 from sabia.core.bench.judging import PointsQuestion, key_text, points_messages, rubric_of
+from sabia.core.bench.rubrics.best_of import question_about
 from sabia.core.bench.rubrics.pairwise import Comparison, criteria_text
 from sabia.core.bench.task import Task
 from sabia.core.generate.budget import Budget, Price
@@ -51,6 +52,9 @@ def judged_calls(
 
 def _of_item(task: Task, item: Item, options: EvalOptions) -> tuple[int, Usage]:
     messages = item.as_messages
+    if task.kind == "exact_match":  # a sample that --best-of has graded
+        asked = points_messages(question_about(item, Answer("", 0, "")))
+        return 1, ChatRequest(asked, max_tokens=1).estimate()
     if task.scoring == "points":
         key = key_text(value(task.rubric, item.fields))
         most = float(value(task.maximum, item.fields))
