@@ -1,9 +1,9 @@
 """Tasks of the files that an option names: TOML, YAML of lm-evaluation-harness, folders of them.
 
-A YAML file is one task, or a group, which stands for its tasks. In a folder, files without a task
-of their own (those that others include) are passed over, and groups are those of the tasks in it. A
-name without an ending is one of the definitions in `definitions/`, or of several in a folder there.
-Their data are always given, the authors' file or its folder, but for those that lie beside them.
+A YAML file is one task, or a group, which stands for its tasks; FOLDER/NAME is a task, a group or
+a tag of the YAML files in a folder. In a folder, files without a task of their own (those that
+others include) are passed over, and groups are those of the tasks in it. A name without an ending
+is one of the definitions in `definitions/`, or of several in a folder there. Their data are always given, the authors' file or its folder, but for those that lie beside them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +48,19 @@ def load_groups(
     used: set[str] = set()
     tasks: list[Task] = []
     groups: list[Group] = []
+
+    def add(of_task: Mapping[str, Any], file: str) -> None:
+        settings = task_of(of_task, file)
+        check_metrics(settings)
+        tasks.append(_from_yaml(settings, given, used))
+
     for name in paths:
+        if (path := Path(name)).suffix == "" and not path.exists() and _has_yaml(path.parent):
+            for part in Folder(path.parent, trust, option).named(path.name):
+                groups += part.group.below if part.group.name else ()
+                for of_task, file in part.tasks:
+                    add(of_task, file)
+            continue
         for path in _files(name, option):
             if not is_yaml(path):
                 tasks.append(_with_data(load_task(str(path), option), given, used))
@@ -60,9 +72,7 @@ def load_groups(
                 every = whole.tasks
                 groups += whole.group.below
             for of_task, file in every:
-                settings = task_of(of_task, file)
-                check_metrics(settings)
-                tasks.append(_from_yaml(settings, given, used))
+                add(of_task, file)
         if Path(name).is_dir():
             groups += _groups_in(Path(name), {task.name for task in tasks}, option)
     if unused := [name for name in given if name not in used]:
@@ -127,6 +137,11 @@ def _files(name: str, option: str) -> list[Path]:
     if not tasks:
         raise UsageError(f"{option}: {path}: no task in it (expected .toml, .yaml, .yml)")
     return tasks
+
+
+def _has_yaml(folder: Path) -> bool:
+    """Whether a folder that is named, and not only the current one, has YAML files in it."""
+    return folder != Path() and folder.is_dir() and any(map(is_yaml, folder.rglob("*")))
 
 
 def _is_task(keys: Mapping[str, Any]) -> bool:

@@ -74,13 +74,15 @@ class EvalOptions(
     cleaned of them. `--force` writes it again."""
     task: tuple[str, ...] = several(
         "Task file, folder of them, or a name",
-        "FILE.toml|FILE.yaml|FOLDER|NAME",
+        "FILE.toml|FILE.yaml|FOLDER[/NAME]|NAME",
         common=True,
         recorded=False,
     )
     """YAML files are tasks of lm-evaluation-harness, with their own meaning; a key that cannot be
     honoured is an error that names it. A file of a `group` stands for its tasks, which lie in its
     folder or below, and is reported with the mean that its `aggregate_metric_list` asks for.
+    `FOLDER/NAME` is the task, the group or the `tag` of this name in the YAML files of a folder and
+    below.
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
     by model. The names are `bluex`, `capabilities`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
     `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,

@@ -36,6 +36,13 @@ class Question(Options, group="Question", recorded=False):
     given. What no record has is `not recorded`, and what only a person can know is marked. The
     documents of the training are read once, to sum the bytes of their texts by domain, language,
     source and licence."""
+    scores: tuple[str, ...] = several(
+        "Score rows of sabia eval, for the card's results and their contamination", "FILE",
+        only=needs("card"),
+    )  # fmt: skip
+    """The card has the tasks' results with their intervals, figures that tell whether the model has
+    read the items (`eval --min-k`), and apart the results on those items that the documents of the
+    training hold, where `sabia dedup --decontaminate` has marked them."""
     sme: bool = switch("List the domains that small and medium-sized providers must list",
                        only=needs("card"))  # fmt: skip
     """The top 5 % of the domains, at most 1,000, instead of the top 10 %."""

@@ -19,12 +19,15 @@ import pytest
 from safetensors.numpy import load_file
 from training_cases import ENVIRONMENT, Commands
 
+from sabia.core.bench.score_rows import Score, schema, to_batches
 from sabia.core.plan.compute import train_flops
 from sabia.core.recipes.report import card_content
 from sabia.core.recipes.report.card_content import content_of
 from sabia.core.recipes.report.card_facts import Trained
 from sabia.core.recipes.report.given_outputs import open_outputs
+from sabia.core.recipes.report.results import read_results, section
 from sabia.core.recipes.report.training_summary import listed_domains
+from sabia.core.shards.outputs import open_file
 
 QUESTION = " ".join(f"question{n}" for n in range(40))
 TASK = """name = "quiz"
@@ -195,6 +198,42 @@ def test_the_markdown_has_front_matter_and_both_documents(
         count, text = math.ceil(share * len(order)), card(sabia, made, "base", ".", *words)
         section = text.partition("### 2.3")[2].partition("### 2.4")[0]
         assert re.findall(r"^\| (\S+\.example)", section, re.MULTILINE) == order[:count]
+
+
+def test_results_and_contamination_are_those_of_the_score_rows(
+    made: Path, sabia: Commands, tmp_path: Path
+) -> None:
+    rows = [
+        Score("base", "quiz", str(n), 0, metric, value)
+        for n in range(30)
+        for metric, value in (("exact_match", float(n < 12)), ("min_k_nats", -n / 10))
+    ]
+    rows += [Score("base", "quiz", "30", 0, "no_answer", 1.0)]
+    with open_file(str(tmp_path / "scores.parquet"), schema()) as writer:
+        for batch in to_batches(rows):
+            writer.write(batch)
+    given = ("base", ".", "--scores", str(tmp_path / "scores.parquet"))
+    evaluation = card(sabia, made, *given, "--json")["evaluation"]
+    result = evaluation["results"][0]
+    assert (result["task"], result["metric"], result["items"]) == ("quiz", "exact_match", 30)
+    assert result["interval"]["value"] == 0.4
+    text = card(sabia, made, *given).partition("## Evaluation")[2].partition("## Lim")[0]
+    assert "| quiz | exact\\_match | 0.4 \\[0.2" in text and "| 30 | 1 | base |" in text
+    assert "Min-K%" in text and "No item of these tasks was found in the documents" in text
+    # documents that were marked and not removed
+    marks = json.dumps([{"task": "quiz", "item": str(n), "level": "item"} for n in range(10)])
+    pq.write_table(
+        pa.table({"id": ["a"], "text": ["x"], "contamination": [marks]}), tmp_path / "d.parquet"
+    )
+    results = read_results([given[-1]], [str(tmp_path / "d.parquet")])
+    (apart,) = results.parts
+    assert (apart.inside[0], apart.inside[1].value) == (10, 1.0)
+    assert (apart.outside[0], apart.outside[1].value) == (20, 0.1)
+    assert results.figures[0].auc == 1.0
+    shown = "\n".join(section(results))
+    assert "| quiz | exact\\_match | 10 | 1 " in shown and "| 1.000 |" in shown
+    done = sabia("report", "--card", *given[:-1], made / "tokens", folder=made)
+    assert done.returncode != 0 and b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ has a value where it has `aggregate_metric_list`: the mean over all its tasks, w
 items unless `weight_by_size` is false, for each filter, as in lm-evaluation-harness 0.4.13.
 """
 
+import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +97,19 @@ class Folder:
             for tag in [given] if isinstance(given, str) else given:
                 tags.setdefault(str(tag), []).append(name)
         return {tag: sorted(names) for tag, names in tags.items()}
+
+    def named(self, name: str) -> list[Read]:
+        """The task, the group, or the tasks of the tag of this name; the group of a task has no
+        name. UsageError."""
+        if name not in self._entries and name not in self._tags:
+            known = sorted({*self._entries, *self._tags})
+            near = difflib.get_close_matches(name, known, 3) or known[:3]
+            raise UsageError(
+                f"{self.option}: {self.path / name} is no file, and no task, group or tag of the "
+                f"YAML files in {self.path} and below ({len(known)} names, such as "
+                f"{', '.join(near)})"
+            )
+        return list(self._members(name, "", {}, str(self.path)))
 
     def read(self, keys: Mapping[str, Any], path: str, more: Mapping[str, Any] = {}) -> Read:
         """The group of the keys of a file; more: keys that replace those of its tasks."""

@@ -12,6 +12,7 @@ from sabia.core.recipes.report import model_card, training_summary
 from sabia.core.recipes.report.card_content import Content, content_of, ids_in, tokens_in
 from sabia.core.recipes.report.card_facts import Facts, facts_of
 from sabia.core.recipes.report.given_outputs import Output, open_outputs
+from sabia.core.recipes.report.results import Results, read_results
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 
@@ -23,13 +24,14 @@ class Card:
     facts: Facts
     content: Content
     tokens: int | None
+    results: Results | None = None
 
     def text(self, small: bool) -> str:
         """Both documents as Markdown."""
         return "\n".join([
             *model_card.front_matter(self.facts, self.content),
             "",
-            *model_card.card(self.facts, self.content, self.tokens),
+            *model_card.card(self.facts, self.content, self.tokens, self.results),
             *training_summary.summary(self.facts, self.content, self.tokens, small),
         ])  # fmt: skip
 
@@ -40,17 +42,20 @@ class Card:
             run |= {"flops": one.flops, "generation_flops": one.generation_flops,
                     "energy_kwh": one.energy_kwh}  # fmt: skip
         content = asdict(self.content)
+        evaluated = {"evaluation": self.results.json()} if self.results else {}
         return json.dumps({**facts, "content": content, "tokens_of_documents": self.tokens,
-                           "flops": model_card.compute(self.facts)}, default=str)  # fmt: skip
+                           "flops": model_card.compute(self.facts), **evaluated},
+                          default=str)  # fmt: skip
 
 
-def make_card(run: str, folders: list[str]) -> Card:
-    """Read records, documents and token rows. Raises UsageError for a directory without a run."""
+def make_card(run: str, folders: list[str], scores: Sequence[str] = ()) -> Card:
+    """Read records, documents, token rows and scores. UsageError for a directory without a run."""
     facts = facts_of(run, folders)
     tokens = _outputs(facts.tokens, "tokens")
     ids = ids_in(tokens) if facts.piped and tokens else None
     content = content_of(_outputs(facts.documents, "document"), ids)
-    return Card(facts, content, tokens_in(tokens) if tokens else None)
+    results = read_results(scores, facts.documents) if scores else None
+    return Card(facts, content, tokens_in(tokens) if tokens else None, results)
 
 
 def _outputs(paths: Sequence[str], kind: str) -> list[Output]:
@@ -66,7 +71,7 @@ def _outputs(paths: Sequence[str], kind: str) -> list[Output]:
 
 def run(job: Job, options: ReportOptions) -> None:
     """Write the card to stdout or to --out."""
-    card = make_card(str(options.card), list(job.inputs or (".",)))
+    card = make_card(str(options.card), list(job.inputs or (".",)), options.scores)
     text = card.json() if options.json else card.text(options.sme)
     if options.out in (None, "-"):
         print(text)

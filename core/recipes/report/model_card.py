@@ -20,6 +20,8 @@ from sabia.core.recipes.report.card_text import (
     short_path,
     table,
 )
+from sabia.core.recipes.report.results import Results
+from sabia.core.recipes.report.results import section as results_section
 
 SYSTEMIC_RISK_FLOPS = 1e25  # Article 51(2) of Regulation (EU) 2024/1689
 SHOWN_DOMAINS, SHOWN_SOURCES, SHOWN_REASONS = 20, 50, 5
@@ -47,7 +49,9 @@ def front_matter(facts: Facts, content: Content) -> Iterator[str]:
     yield "---"
 
 
-def card(facts: Facts, content: Content, tokens: int | None) -> Iterator[str]:
+def card(
+    facts: Facts, content: Content, tokens: int | None, results: Results | None = None
+) -> Iterator[str]:
     """The sections of the card; tokens: of the token rows, None if there are none."""
     name = os.path.basename(facts.run.path)
     yield from (f"# Model card: {plain(name)}", "", f"Summary: {FILL_IN}", "")
@@ -56,7 +60,9 @@ def card(facts: Facts, content: Content, tokens: int | None) -> Iterator[str]:
     yield from _processing(facts, content)
     yield from _training(facts)
     yield from _compute(facts)
-    for title in ("Intended use", "Evaluation", "Limitations and risks", "Licence of the model"):
+    yield from ("## Intended use", "", FILL_IN, "")
+    yield from results_section(results)
+    for title in ("Limitations and risks", "Licence of the model"):
         yield from (f"## {title}", "", FILL_IN, "")
 
 

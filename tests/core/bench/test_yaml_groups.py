@@ -155,3 +155,23 @@ def test_the_schema_of_the_harness(folder: Path, tiny_model: Path, capsys: Any) 
         for key, value in keys.items():
             if key not in ("metric_list", "filter_list", "metadata", "dataset_kwargs"):
                 assert theirs["configs"][name][key] == value, (name, key)
+
+
+def test_names_of_tasks_groups_and_tags_in_a_folder(folder: Path) -> None:
+    def names(*given: str) -> tuple[list[str], list[str]]:
+        tasks, groups = load_groups([str(folder / name) for name in given])
+        return [task.name for task in tasks], [group.name for group in groups]
+
+    assert names("easy") == (["a", "b"], [])
+    assert names("c") == (["c"], [])
+    assert names("inner") == (["a", "b"], ["inner"])
+    assert names("outer") == names("_outer.yaml")
+    assert names("c", "easy", "s.yaml") == (["c", "a", "b", "s"], [])
+    deeper = folder / "below"
+    deeper.mkdir()
+    (folder / "b.yaml").rename(deeper / "b.yaml")
+    assert names("easy") == (["a", "b"], [])
+    with pytest.raises(UsageError, match=r"no task, group or tag .* such as easy"):
+        names("eazy")
+    with pytest.raises(UsageError, match="is no file, no folder"):
+        load_groups(["easy"])
