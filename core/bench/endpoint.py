@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sabia.core.errors import Failed, UsageError
 from sabia.core.generate.calls import EchoedTokens, EchoRequest, Refused, echoed
 from sabia.core.generate.client import Client
@@ -50,6 +52,19 @@ class PromptScorer:
             raise UsageError(f"{self.url}: {reply.error}; {_WHY}")
         if reply.error:
             raise Failed(reply.error)
+
+    def text_logprobs(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The log-probabilities (nats) of each text's tokens but the first, which servers do not
+        score; none of a text that the server refuses. Raises Failed if one has no answer."""
+        asked = [text for text in dict.fromkeys(texts) if text]
+        futures = [self.client.submit(EchoRequest(text)) for text in asked]
+        known: dict[str, np.ndarray] = {}
+        for text, reply in zip(asked, self.client.wait(futures), strict=True):
+            if reply.error and not reply.refused:
+                raise Failed(f"{self.url}: {reply.error}; finished calls are kept: run again")
+            tokens = [] if reply.refused else echoed(reply.message, text)[1:]
+            known[text] = np.array([math.nan if p is None else p for _, p in tokens])
+        return [known.get(text, np.zeros(0)) for text in texts]
 
     def score_all(self, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float] | str]:
         """Log-likelihoods (nats) of the continuations of each context, or why the server refuses

@@ -1,9 +1,10 @@
 """Tasks of the files that an option names: TOML, YAML of lm-evaluation-harness, folders of them.
 
-A YAML file is one task, or a group, which stands for its tasks; FOLDER/NAME is a task, a group or
-a tag of the YAML files in a folder. In a folder, files without a task of their own (those that
-others include) are passed over, and groups are those of the tasks in it. A name without an ending
-is one of the definitions in `definitions/`, or of several in a folder there. Their data are always given, the authors' file or its folder, but for those that lie beside them.
+A YAML file is one task, or a group, which stands for its tasks; FOLDER/NAME is a task, a group or a
+tag of the YAML files in a folder. In a folder, files without a task of their own (those that others
+include) are passed over, and groups are those of the tasks in it. A name without an ending is one
+of the definitions in `definitions/`, or of several in a folder there. Their data are always given,
+the authors' file or its folder, but for those that lie beside them.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -136,9 +136,11 @@ class EvalOptions(
         unset="not measured", only=needs("model"), group="Model",
     )  # fmt: skip
     """For each question, without examples, the mean log-probability of its least likely tokens
-    (Min-K%; 20% is usual) and of the same in standard deviations (Min-K%++), of models in
-    directories. With the task's key `paraphrase` also the bits a byte that paraphrases have more
-    than the question, with `canary` the bits of exposure of this text among 255 of its form."""
+    (Min-K%; 20% is usual) and, of models in directories, of the same in standard deviations
+    (Min-K%++). Endpoints must give the log-probabilities of prompts (`echo`); the first token of a
+    text is not counted there. With the task's key `paraphrase` also the bits a byte that
+    paraphrases have more than the question, with `canary` the bits of exposure of this text among
+    255 of its form."""
     samples: int | None = integer(
         "Number of sampled answers to each item", None, least=1, unset="the task's",
         only=needs("model"), group="Sampling",

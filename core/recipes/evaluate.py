@@ -32,7 +32,7 @@ from sabia.core.bench.pages import checkpoints, held_out
 from sabia.core.bench.report import aligned, render, terminal_table
 from sabia.core.bench.result_summary import Summary, summarise, tabulate, to_json
 from sabia.core.bench.rubrics import judge_labels, pairwise
-from sabia.core.bench.rubrics.judge_costs import judge_figures
+from sabia.core.bench.rubrics.judge_costs import answer_figure, judge_figures
 from sabia.core.bench.score_rows import (
     Score,
     ScoreRow,
@@ -53,7 +53,7 @@ from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_task_index
 from sabia.core.recipes.eval_judging import Judging
-from sabia.core.recipes.evaluated_models import EvaluatedModel, open_models
+from sabia.core.recipes.evaluated_models import Endpoint, EvaluatedModel, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.endings import EXPECTED
@@ -272,6 +272,8 @@ def _plan(
             else:
                 texts = sum(len(item.pairs or item.choices) or 1 for item in task_items)
                 what = f"{texts} texts to score"
+            if isinstance(model, Endpoint):
+                what = answer_figure(task, task_items, samples, model.model, budget.prices)
             figures[f"{task.name} by {model.name}"] = what
             more, weights = model.cost(task, task_items, samples)
             flops, memory = flops + more, max(memory, weights)

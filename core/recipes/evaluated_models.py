@@ -25,7 +25,7 @@ from sabia.core.bench.answers import (
     prompt_ids,
     sampling_of,
 )
-from sabia.core.bench.contamination.figures import TextFigures, text_figures
+from sabia.core.bench.contamination.figures import TextFigures, figures_of_nats, text_figures
 from sabia.core.bench.conversation.conversations import hold
 from sabia.core.bench.conversation.model_tools import ModelTools
 from sabia.core.bench.endpoint import PromptScorer
@@ -103,7 +103,8 @@ class EvaluatedModel(ABC):
 
     @abstractmethod
     def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
-        """How likely texts are, by this share of their tokens. UsageError for an endpoint."""
+        """How likely texts are, by this share of their tokens. UsageError for an endpoint that
+        gives no log-probabilities of prompts."""
 
     @abstractmethod
     def answers(
@@ -371,7 +372,9 @@ class Endpoint(EvaluatedModel):
         return made
 
     def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
-        raise UsageError(f"--min-k: {self.name} is an endpoint (expected a local --model DIR)")
+        scorer = PromptScorer(self._opened())
+        scorer.probe()
+        return [figures_of_nats(nats, share) for nats in scorer.text_logprobs(texts)]
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")

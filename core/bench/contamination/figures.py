@@ -6,6 +6,7 @@ log-probability how many standard deviations it is above the mean of the model's
 place. Both are higher for texts of the training data.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ LENGTH_STEP = 64  # JAX: lengths are padded to multiples of it
 @dataclass(frozen=True)
 class TextFigures:
     """Of one text: nats, the sum of its tokens' log-probabilities; min_k and min_k_plus (in
-    standard deviations), see the module."""
+    standard deviations), see the module. NaN where it is not known."""
 
     tokens: int
     nats: float
@@ -92,9 +93,20 @@ def _standardised(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _figures(nats: np.ndarray, standardised: np.ndarray, share: float) -> TextFigures:
-    count = max(1, round(share * len(nats)))
-    least = (float(np.sort(values)[:count].mean()) for values in (nats, standardised))
+    least = (_least(values, share) for values in (nats, standardised))
     return TextFigures(len(nats), float(nats.sum()), *least)
+
+
+def figures_of_nats(nats: np.ndarray, share: float) -> TextFigures:
+    """The figures of a text by the log-probabilities of its tokens alone: without Min-K%++, and
+    without any where there is no token or one is not known."""
+    if not len(nats) or np.isnan(nats).any():
+        return TextFigures(len(nats), math.nan, math.nan, math.nan)
+    return TextFigures(len(nats), float(nats.sum()), _least(nats, share), math.nan)
+
+
+def _least(values: np.ndarray, share: float) -> float:
+    return float(np.sort(values)[: max(1, round(share * len(values)))].mean())
 
 
 def exposure_bits(canary: float, others: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ exposure of the task's canary among CANARIES others, in which each digit and hex
 another one.
 """
 
+import math
 import random
 import re
 import string
@@ -49,10 +50,11 @@ def memory_rows(
                 for other, text in zip(of_others[number], others[number], strict=True)
             ]
             values[GAP] = sum(bits) / len(bits) - _bits(one, texts[number])
-        if exposed and number == 0:
+        if exposed and number == 0 and not any(map(math.isnan, exposed)):
             values[CANARY] = exposure_bits(exposed[0], exposed[1:])
         for name, number_of in values.items():
-            yield Score(model, task.name, item.id, 0, name, number_of)
+            if not math.isnan(number_of):  # endpoints do not give all of them
+                yield Score(model, task.name, item.id, 0, name, number_of)
 
 
 def _paraphrases(task: Task, item: Item) -> list[str]:

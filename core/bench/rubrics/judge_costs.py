@@ -13,7 +13,7 @@ from sabia.core.bench.rubrics.best_of import question_about
 from sabia.core.bench.rubrics.pairwise import Comparison, criteria_text
 from sabia.core.bench.task import Task
 from sabia.core.generate.budget import Budget, Price
-from sabia.core.generate.calls import ChatRequest, Usage
+from sabia.core.generate.calls import ChatRequest, EchoRequest, Usage
 from sabia.core.judge.judge_file import JudgeServer
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.prompt import judge_messages
@@ -72,6 +72,32 @@ def _of_item(task: Task, item: Item, options: EvalOptions) -> tuple[int, Usage]:
     return calls * options.judge_votes, Usage(tokens, 1)
 
 
+def answer_figure(
+    task: Task, items: Sequence[Item], samples: int, model: str, prices: Mapping[str, Price]
+) -> str:
+    """The calls, tokens and dollars of an endpoint's answers, or of its scores of texts."""
+    calls = prompts = replies = 0
+    for item in items:
+        if task.generates:
+            turns = 1 + len(item.further)
+            one = ChatRequest(item.as_messages, max_tokens=task.max_new_tokens).estimate()
+            # later turns hold the answers before them
+            before = task.max_new_tokens * turns * (turns - 1) // 2
+            calls += samples * turns
+            prompts += samples * (turns * one.prompt_tokens + before)
+            replies += samples * turns * task.max_new_tokens
+        else:
+            texts = [context + text for context, text in item.pairs]
+            texts = texts or [item.text + task.delimiter + choice for choice in item.choices]
+            calls, replies = calls + len(texts), replies + len(texts)
+            prompts += sum(EchoRequest(text).estimate().prompt_tokens for text in texts)
+    used = Usage(prompts, replies)
+    return (
+        f"{calls:,} calls at most, {used.prompt_tokens:,} and {used.completion_tokens:,} tokens of "
+        f"prompts and replies, {_dollars(model, used, prices)}"
+    )
+
+
 def judge_figures(
     task: Task, items: Sequence[Item], options: EvalOptions, sets: int, budget: Budget
 ) -> dict[str, str]:
@@ -95,5 +121,5 @@ def judge_figures(
 def _dollars(model: str, used: Usage, prices: Mapping[str, Price]) -> str:
     price = prices.get(model)
     if price is None:
-        return f"dollars unknown (no price of {model or 'a judge'} in --prices or --judge)"
+        return f"dollars unknown (no price of {model or 'a judge'} in --prices)"
     return f"{format_money(price.cost_usd(used))} at most"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from in_process import stage
 
 from sabia.core.bench.endpoint import PromptScorer
 from sabia.core.errors import UsageError
@@ -150,3 +153,68 @@ def test_an_item_that_is_refused_has_no_answer_and_the_others_are_scored(tmp_pat
 def test_the_honest_server_prefers_something() -> None:
     logs = honest("The capital of Brazil is")["logprobs"]["token_logprobs"][1:]
     assert len({round(x, 3) for x in logs}) > 3 and all(math.isfinite(x) for x in logs)
+
+
+def choice_task(folder: Path) -> Path:
+    rows = [{"id": str(n), "q": f"What is {n} and {n + 1}?", "c": ["one", "two"], "a": 0,
+             "p": [f"Say {n} plus {n + 1}."]} for n in range(6)]  # fmt: skip
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "t.toml").write_text(
+        'name = "t"\nkind = "multiple_choice"\ndata = "rows.jsonl"\nprompt = "{{q}}"\n'
+        'chat = false\nchoices = "c"\nanswer = "a"\nparaphrase = "p"\n'
+    )
+    return folder / "t.toml"
+
+
+def test_min_k_of_an_endpoint_is_that_of_the_tokens_it_scores(tmp_path: Path) -> None:
+    task = choice_task(tmp_path)
+    with server(honest) as (url, _):
+        stage("eval", task=(str(task),), model=(f"{url}#m",), min_k="20%",
+              judge_cache=str(tmp_path / "cache"), out=tmp_path / "s.parquet")  # fmt: skip
+    rows = pq.read_table(tmp_path / "s.parquet").to_pylist()
+    assert {row["metric"] for row in rows} >= {"acc", "min_k_nats", "paraphrase_gap_bits"}
+    assert "min_k_plus_sd" not in {row["metric"] for row in rows}
+    for row in rows:
+        n = int(row["item_id"])
+        texts = [f"What is {n} and {n + 1}?", f"Say {n} plus {n + 1}."]
+        question, other = (honest(text)["logprobs"]["token_logprobs"][1:-1] for text in texts)
+        least = sorted(question)[: max(1, round(len(question) / 5))]
+        if row["metric"] == "min_k_nats":
+            assert row["value"] == pytest.approx(sum(least) / len(least))
+        if row["metric"] == "paraphrase_gap_bits":
+            bits = [-sum(p) / math.log(2) / len(t)
+                    for p, t in zip((question, other), texts, strict=True)]  # fmt: skip
+            assert row["value"] == pytest.approx(bits[1] - bits[0])
+    with server(no_echo) as (url, _), pytest.raises(UsageError, match="local --model DIR"):
+        stage("eval", task=(str(task),), model=(f"{url}#m",), min_k="20%",
+              judge_cache=str(tmp_path / "other"))  # fmt: skip
+
+
+def test_a_dry_run_says_what_the_answers_of_an_endpoint_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    task = choice_task(tmp_path)
+    words = (
+        task.read_text().replace("multiple_choice", "exact_match").replace('choices = "c"\n', "")
+    )
+    (tmp_path / "u.toml").write_text(words.replace('"t"', '"u"') + "max_new_tokens = 50\n")
+    (tmp_path / "prices.toml").write_text("[m]\nprompt = 1.0\ncompletion = 10.0\n")
+    given = {"model": ("http://127.0.0.1:9/v1#m",), "dry_run": True, "samples": 3,
+             "temperature": 1.0}  # fmt: skip
+
+    def shown(**more: object) -> str:
+        stage("eval", task=(str(task), str(tmp_path / "u.toml")), **given, **more)
+        return " ".join("".join(capsys.readouterr()).split())
+
+    text = shown(prices=str(tmp_path / "prices.toml"))
+    made = re.findall(
+        r"([\d,]+) calls at most, ([\d,]+) and ([\d,]+) tokens of prompts and replies, \$(\S+)",
+        text,
+    )
+    (choices, answers) = [[float(x.replace(",", "")) for x in one] for one in made]
+    assert choices[0] == 12 and choices[2] == 12  # an option each, and the token that must follow
+    assert answers[0] == 18 and answers[2] == 18 * 50
+    assert 18 * 10 < answers[1] < 18 * 60
+    for _, prompts, replies, usd in (choices, answers):
+        assert usd == pytest.approx((prompts + 10 * replies) / 1e6, abs=0.006)
+    assert text.count("dollars unknown") == 0 and shown().count("dollars unknown") == 2
