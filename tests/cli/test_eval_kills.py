@@ -77,7 +77,8 @@ def killed(line: list[str], cache: Path, total: int, draw: random.Random) -> Cou
     for number, one in enumerate(signals):
         process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         before = len(keys(cache))
-        goal = before + draw.randint(0, max(1, (total - before) // (len(signals) - number)))
+        step = max(1, (total - before) // (len(signals) - number))
+        goal = min(before + draw.randint(0, step), total)
         try:
             until(lambda goal=goal: len(keys(cache)) >= goal, process)
         except AssertionError:
