@@ -85,6 +85,19 @@ def by_context(item: Item) -> list[tuple[str, list[str]]]:
     return parts
 
 
+def units_of(items: Sequence[Item]) -> int:
+    """The number of conversations and single items."""
+    return len({item.conversation or item.id for item in items})
+
+
+def part_of(items: Sequence[Item], index: int, count: int) -> list[Item]:
+    """Every `count`th item from number `index` on; the turns of a conversation stay together."""
+    numbers: dict[str, int] = {}
+    for item in items:
+        numbers.setdefault(item.conversation or item.id, len(numbers))
+    return [item for item in items if numbers[item.conversation or item.id] % count == index]
+
+
 def question_of(item: Item) -> str:
     """The prompt; of a conversation all messages but the system's, of a YAML task its query."""
     if item.query:

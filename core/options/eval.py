@@ -127,6 +127,13 @@ class EvalOptions(
     optionally `model`. `NAME=` in front names the model of rows without one; the default is the
     file's name."""
     backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Model")
+    mesh: str = text(
+        "Processes that share the items, as data=N; started by torchrun or srun", "data=N",
+        only=needs("model"), recorded=False, group="Model",
+    )  # fmt: skip
+    """`torchrun --nproc-per-node N -m sabia.cli.main eval --mesh data=N …`: each process has one
+    device, a whole model and every Nth item; the first one calls judges and endpoints and writes
+    the rows, which are those of one process. All must have the same `--judge-cache`."""
     dtype: str = choice(
         "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
         group="Model",

@@ -26,7 +26,7 @@ from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
 from sabia.core.bench.harness.groups import Group, group_results
 from sabia.core.bench.harness.results_json import harness_json
-from sabia.core.bench.items import Item, read_rows
+from sabia.core.bench.items import Item, part_of, read_rows, units_of
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.pages import checkpoints, held_out
 from sabia.core.bench.report import aligned, render, terminal_table
@@ -51,7 +51,7 @@ from sabia.core.generate.opened import default_cache, open_budget
 from sabia.core.judge.lookup import LookupTable
 from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
-from sabia.core.recipes import eval_task_index
+from sabia.core.recipes import eval_ranks, eval_task_index
 from sabia.core.recipes.eval_judging import Judging
 from sabia.core.recipes.evaluated_models import Endpoint, EvaluatedModel, open_models
 from sabia.core.shards.atomic import write_atomic
@@ -83,9 +83,11 @@ def run(job: Job, options: EvalOptions) -> None:
         return
     whole = {task.name: items_of(task, options.limit, job.seed) for task in tasks}
     index, count = job.shard or (0, 1)
-    items = {name: of_task[index::count] for name, of_task in whole.items()}
+    items = {name: part_of(of_task, index, count) for name, of_task in whole.items()}
     budget = open_budget(options, job)
     models = open_models(options, budget)
+    if options.mesh:
+        eval_ranks.check_mesh(options, models)
     if job.dry_run:
         _plan(job, options, tasks, items, models, budget)
         return
@@ -94,9 +96,13 @@ def run(job: Job, options: EvalOptions) -> None:
     if old is not None and (missing := _missing(old, options.max_missing)):
         notes.note(f"{job.out}: {missing[0]}: what is missing is computed again")
         old = None
+    if old is None and options.mesh and not eval_ranks.compute(job, options, tasks, items, models):
+        return
     if old is None:
         made = _scores(options, tasks, items, models, budget)
-        parts = {name: f"{index}/{count} of {len(whole[name])}" for name in whole if count > 1}
+        parts = {
+            name: f"{index}/{count} of {units_of(of)}" for name, of in whole.items() if count > 1
+        }
         fresh = with_places(made, items, parts)
     else:
         notes.note(f"{job.out} holds these scores already; --force computes them again")

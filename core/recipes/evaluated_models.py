@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from sabia.core.bench.answers import (
     sampling_of,
 )
 from sabia.core.bench.contamination.figures import TextFigures, figures_of_nats, text_figures
+from sabia.core.bench.contamination.memorization import memory_rows
 from sabia.core.bench.conversation.conversations import hold
 from sabia.core.bench.conversation.model_tools import ModelTools
 from sabia.core.bench.endpoint import PromptScorer
@@ -123,6 +124,10 @@ class EvaluatedModel(ABC):
 
         return hold(task, items, sampling_of(task, options)[0], ask_once, tools)
 
+    def _answers(self, task: Task, items: Sequence[Item], options: EvalOptions) -> list[Answer]:
+        talks = bool(task.turns or task.tools)
+        return (self._held if talks else self.answers)(task, items, options)
+
     def scores(self, task: Task, items: Sequence[Item], judging: Judging) -> Iterator[ScoreRow]:
         """Score rows of a task."""
         if task.yaml is not None and task.kind in ("multiple_choice", "loglikelihood"):
@@ -152,8 +157,7 @@ class EvaluatedModel(ABC):
                 sums = document_sums(item.text, total, count)
                 yield from scores_of(self.name, task.name, item.id, 0, sums)
         else:
-            talks = bool(task.turns or task.tools)
-            answers = (self._held if talks else self.answers)(task, items, judging.options)
+            answers = self._answers(task, items, judging.options)
             yield from judging.score(task, self.name, matched(task, items, answers, self.name))
 
     def _unscored(self, task: Task, item: Item, reason: str) -> list[Score]:
@@ -168,6 +172,7 @@ class LocalModel(EvaluatedModel):
         self.directory, self.options = directory, options
         self.backend, self.dtype = options.backend, options.dtype
         self._files = model_fingerprint(directory)
+        self.anew = options.force  # whether what is kept is computed again
 
     def __exit__(self, *_: object) -> None:
         if "kept" in vars(self):
@@ -212,7 +217,7 @@ class LocalModel(EvaluatedModel):
         """What the model has computed, in this run or an earlier one."""
         folder = Path(self.options.judge_cache or default_cache()) / "models"
         identity = f"{self._files} {self.backend} {self.dtype}"
-        return KeptResults(folder, identity, anew=self.options.force)
+        return KeptResults(folder, identity, anew=self.anew)
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -233,6 +238,22 @@ class LocalModel(EvaluatedModel):
             cache_bytes=memory, shares_prefixes=True,
             prefill_positions=PREFILL_POSITIONS if on_cpu(params) else 1 << 40,
         )  # fmt: skip
+
+    def compute(self, task: Task, items: Sequence[Item], options: EvalOptions) -> None:
+        """Compute, and keep, what `scores` and `figures` need."""
+        if not items:
+            return
+        if task.yaml is not None and task.kind in ("multiple_choice", "loglikelihood"):
+            self.pairs(task, items, needs_greedy(task.yaml))
+        elif task.kind == "multiple_choice":
+            self.choices(task, items)
+        elif task.kind == "perplexity":
+            self.documents(task, items)
+        else:
+            self._answers(task, items, options)
+        if options.min_k:
+            of_texts = partial(self.figures, share=options.min_k)
+            list(memory_rows(self.name, task, items, of_texts))
 
     def choices(self, task: Task, items: Sequence[Item]) -> list[Sequence[float] | str]:
         questions = [self._options(task, item) for item in items]

@@ -6,6 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from in_process import sabia
+from training_cases import sabia as run_processes
+from training_cases import torchrun
 
 pytest.importorskip("torch")
 
@@ -15,7 +17,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tasks")
     rows = [
         {"id": f"s{i}", "a": i, "text": f"{i} mais {i} são", "page": i // 3,
-         "options": [str(i), f"{2 * i} são"], "gold": i % 2, "answer": str(i % 10)}
+         "options": [str(i), f"{2 * i} são"], "gold": i % 2, "answer": str(i % 10),
+         "asked": [f"{i}?", f"{i} mais {i}?"][: 1 + i % 2]}
         for i in range(17)
     ]  # fmt: skip
     few = "".join(json.dumps(row) + "\n" for row in rows)
@@ -29,6 +32,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "said": 'data = "rows.jsonl"\nkind = "exact_match"\nverifier = "contains"\nsamples = 2\n'
         f"temperature = 1\nmax_new_tokens = 3\n{asked}",
         "prose": 'data = "rows.jsonl"\nkind = "perplexity"\n',
+        "talk": 'data = "rows.jsonl"\nkind = "exact_match"\nverifier = "contains"\n'
+        'turns = "asked"\nmax_new_tokens = 3\nchat = true\nprompt = "{{turn}}"\n'
+        'answer = "answer"\n',
     }.items():
         (root / f"{name}.toml").write_text(f'name = "{name}"\n{text}')
     return root
@@ -61,13 +67,25 @@ def test_the_rows_of_all_shards_give_the_report_of_the_whole_run(
     joined = report(*parts)
     assert [key for key in whole if not close(joined.get(key), whole[key])] == []
 
+    answers = {
+        (row["task"], row["item_id"], row["sample"]): json.loads(row["detail"])["response"]
+        for row in pq.read_table(tmp_path / "whole.parquet").to_pylist()
+        if row["task"] == "talk" and row["detail"]
+    }
+    for part in parts:  # the second turns follow the answers to the first ones
+        for row in pq.read_table(part).to_pylist():
+            if row["task"] == "talk" and row["detail"]:
+                key = (row["task"], row["item_id"], row["sample"])
+                assert json.loads(row["detail"])["response"] == answers.pop(key)
+    assert not answers
+
     def rows(*paths: Path) -> list[tuple]:
         every = [row for path in paths for row in pq.read_table(path).to_pylist()]
         return sorted((r["task"], r["item_id"], r["sample"], r["metric"]) for r in every)
 
     assert rows(*parts) == rows(tmp_path / "whole.parquet")
     counts = [len({r[:2] for r in rows(part)}) for part in parts]
-    assert max(counts) - min(counts) <= 4  # of four tasks
+    assert max(counts) - min(counts) <= 5  # of five tasks
     # a shard that is given is not computed again, and one that is missing is named
     again = sabia("eval", *asked, "--shard", "1/4", "-o", parts[1])
     assert "holds these scores already" in again.output
@@ -109,3 +127,46 @@ def test_slurm_tasks_take_their_slice(
 def test_what_does_not_fit_is_refused(words: list[str], said: str, tasks: Path) -> None:
     done = sabia("eval", "--task", tasks / "said.toml", "--model", "m", *words)
     assert done.exit_code == 2 and said in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("force", [False, True])
+def test_processes_of_a_mesh_give_the_rows_of_one(
+    tasks: Path, tiny_model: Path, tmp_path: Path, force: bool
+) -> None:
+    asked = [word for path in sorted(tasks.glob("*.toml")) for word in ("--task", path)]
+    asked = ["eval", *asked, "--model", tiny_model, "--min-k", "20%"]
+    more = ["--force"] if force else []
+    whole, ours = tmp_path / "whole.parquet", tmp_path / "ours.parquet"
+    assert sabia(*asked, "--judge-cache", tmp_path / "a", "-o", whole).exit_code == 0
+    cache = tmp_path / ("a" if force else "b")
+    written = [*asked, "--judge-cache", cache, "-o", ours, "--mesh", "data=3", *more]
+    done = run_processes(*written, launcher=torchrun(3))
+    assert done.returncode == 0, done.stderr.decode()
+    if not force:  # each process has kept results of its own
+        assert len(list((cache / "models").glob("calls-*.log"))) >= 3
+    for one, two in zip(*(pq.read_table(path).to_pylist() for path in (whole, ours)), strict=True):
+        value, other = one.pop("value"), two.pop("value")
+        assert other == pytest.approx(value, rel=1e-6, abs=1e-6)
+        details = [json.loads(row.pop("detail") or "{}") for row in (one, two)]
+        assert close(*details) and one == two
+    before = ours.stat().st_mtime_ns
+    again = run_processes(*written[: len(written) - len(more)], launcher=torchrun(3))
+    assert again.returncode == 0 and ours.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mesh", "tensor=2"], "axis tensor (expected data=N"),
+        (["--mesh", "data=2", "--backend", "jax"], "only with --backend torch"),
+        (["--mesh", "data=2"], "torchrun --nproc-per-node 2"),
+        (["--mesh", "rows=2"], "--mesh: 'rows=2'"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused(
+    words: list[str], message: str, tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    given = ["--task", tasks / "few.toml", "--model", tiny_model, "-o", tmp_path / "s.parquet"]
+    done = sabia("eval", *given, *words)
+    assert done.exit_code == 2 and message in " ".join(done.output.split())
