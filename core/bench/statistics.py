@@ -8,8 +8,9 @@ of a cluster, are one of these C: the error is sqrt(Σ_C (Σ_of C (x - mean))²)
 sqrt(C/(C-1)) (Miller 2024, arXiv 2411.00640, section 2.2). Where values are not only 0 and 1 they
 may be skewed, as scores of rubrics are: then each end is the outer one of this interval and of that
 of Hall (1992, J. R. Stat. Soc. B 54, 221-228, transformation g1 with the quantiles of Student's t),
-which covers skewed means but not samples in which all are equal. Other means have Student's
-interval.
+which covers skewed means but not samples in which all are equal. A twentieth of an answer, with the
+value 0 for the lower end and 1 for the upper one, stands for those rare ones that small samples
+lack. Other means have Student's interval.
 Perplexities and bits per byte are bootstrapped. Pairs: exact McNemar if each item is independent
 and has one binary value, else the t test of the difference. p-values of one report are
 Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals cover.
@@ -25,6 +26,7 @@ import numpy as np
 CONFIDENCE = 0.95
 POWER = 0.8
 BOOTSTRAP_DRAWS = 2_000
+UNSEEN = 0.05  # answers at either end of the scale, beside those of skewed shares
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,12 @@ def share_interval(share: float, parts: np.ndarray, binary: bool, method: str) -
     variance = float(parts @ parts) / (clusters - 1) / clusters
     n = max(share * (1 - share) / variance if variance > 0 else 0.0, clusters)
     symmetric = agresti_coull(share, n, t, method)
-    if binary or variance == 0:
+    if binary or variance == 0 or not parts.std():
         return symmetric
     low, high = hall_ends(share, parts, t)
     low, high = max(0.0, min(low, symmetric.low)), min(1.0, max(high, symmetric.high))
+    whole = clusters + UNSEEN
+    low, high = low * clusters / whole, (high * clusters + UNSEEN) / whole
     return Interval(share, low, high, method.replace("agresti_coull_t", "agresti_coull_t_and_hall"))
 
 

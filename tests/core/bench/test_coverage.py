@@ -34,6 +34,8 @@ SKEWED = {
     "beta(20, 1/2)": (lambda draw, n: draw.beta(20, 0.5, n), 20 / 20.5),
     "beta(30, 2)": (lambda draw, n: draw.beta(30, 2, n), 15 / 16),
     "mostly 1": (lambda draw, n: np.where(draw.random(n) < 0.8, 1, draw.beta(2, 2, n)), 0.9),
+    "beta(10, 0.2)": (lambda draw, n: draw.beta(10, 0.2, n), 10 / 10.2),
+    "beta(0.2, 10)": (lambda draw, n: draw.beta(0.2, 10, n), 0.2 / 10.2),
     "10 items": (lambda draw, n: draw.binomial(10, draw.beta(6, 0.7, n)) / 10, 6 / 6.7),
 }
 
