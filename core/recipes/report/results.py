@@ -93,12 +93,12 @@ def section(results: Results | None) -> Iterator[str]:
     else:
         yield from (f"Items of these tasks in the documents of the training: {UNKNOWN}.", "")
     if results.figures:
-        rows = [
+        lines = [
             (one.task, apart.FIGURES.get(one.name, one.name), one.items, _ends(one.mean),
              "" if one.auc is None else f"{one.auc:.3f}", one.model)
             for one in results.figures
         ]  # fmt: skip
-        yield from (*table(FIGURES, rows), "")
+        yield from (*table(FIGURES, lines), "")
 
 
 def _row(one: Result) -> tuple[object, ...]:
