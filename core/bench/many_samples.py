@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import page, svg
-from sabia.core.bench.rubrics.best_of import GRADE
+from sabia.core.bench.rubrics.graded_samples import GRADE
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval, mean_interval
 

@@ -28,7 +28,7 @@ from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
 )
-from sabia.core.bench.rubrics.best_of import with_grades
+from sabia.core.bench.rubrics.graded_samples import with_grades
 from sabia.core.bench.rubrics.judge_costs import criteria_of
 from sabia.core.bench.rubrics.pairwise import comparisons, judge_pairs, rows_of
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of

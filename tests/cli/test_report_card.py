@@ -24,8 +24,8 @@ from sabia.core.plan.compute import train_flops
 from sabia.core.recipes.report import card_content
 from sabia.core.recipes.report.card_content import content_of
 from sabia.core.recipes.report.card_facts import Trained
+from sabia.core.recipes.report.evaluation_results import read_results, section
 from sabia.core.recipes.report.given_outputs import open_outputs
-from sabia.core.recipes.report.results import read_results, section
 from sabia.core.recipes.report.training_summary import listed_domains
 from sabia.core.shards.outputs import open_file
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from sabia.core.bench.answers import Answer
 from sabia.core.bench.items import Item, value
 from sabia.core.bench.judging import PointsQuestion, key_text, points_messages, rubric_of
-from sabia.core.bench.rubrics.best_of import question_about
+from sabia.core.bench.rubrics.graded_samples import question_about
 from sabia.core.bench.rubrics.pairwise import Comparison, criteria_text
 from sabia.core.bench.task import Task
 from sabia.core.generate.budget import Budget, Price

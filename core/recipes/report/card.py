@@ -11,8 +11,8 @@ from sabia.core.options.reporting import ReportOptions
 from sabia.core.recipes.report import model_card, training_summary
 from sabia.core.recipes.report.card_content import Content, content_of, ids_in, tokens_in
 from sabia.core.recipes.report.card_facts import Facts, facts_of
+from sabia.core.recipes.report.evaluation_results import Results, read_results
 from sabia.core.recipes.report.given_outputs import Output, open_outputs
-from sabia.core.recipes.report.results import Results, read_results
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 

@@ -20,8 +20,8 @@ from sabia.core.recipes.report.card_text import (
     short_path,
     table,
 )
-from sabia.core.recipes.report.results import Results
-from sabia.core.recipes.report.results import section as results_section
+from sabia.core.recipes.report.evaluation_results import Results
+from sabia.core.recipes.report.evaluation_results import section as results_section
 
 SYSTEMIC_RISK_FLOPS = 1e25  # Article 51(2) of Regulation (EU) 2024/1689
 SHOWN_DOMAINS, SHOWN_SOURCES, SHOWN_REASONS = 20, 50, 5

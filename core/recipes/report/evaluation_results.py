@@ -58,11 +58,11 @@ def read_results(paths: Sequence[str], documents: Sequence[str]) -> Results:
     searched = 0
     for path in documents:
         try:
-            found = apart.marked_items([path])
+            of_path = apart.marked_items([path])
         except BadData:  # documents that dedup --decontaminate has not seen
             continue
         searched += 1
-        for task, items in found.items():
+        for task, items in of_path.items():
             marked[task] = marked.get(task, frozenset()) | items
     summary = summarise(scores)
     return Results(
