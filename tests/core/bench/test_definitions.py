@@ -307,3 +307,14 @@ def test_what_is_missing_or_unknown_is_named() -> None:
         load_tasks(["gsm"])
     with pytest.raises(UsageError, match="gsm8k is neither"):
         load_tasks(["enem"], ["enem=a.json", "gsm8k=b.jsonl"])
+
+
+def test_the_beginning_of_the_answer_is_part_of_the_prompt_of_ruler(tmp_path: Path) -> None:
+    rows = [
+        {"index": 0, "input": "Text. What are the numbers? The numbers are", "outputs": ["41"]},
+        {"index": 1, "input": "Text. What are the numbers? ", "outputs": ["41"],
+         "answer_prefix": "The numbers are"},
+    ]  # fmt: skip
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (task,) = load_tasks(["ruler"], [f"ruler={tmp_path}"])
+    assert {item.text for item in items_of(task)} == {rows[0]["input"]}
