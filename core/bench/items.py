@@ -140,7 +140,10 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
         with parquet_at(path) as file:
             return file.read().to_pylist()
     with path.open("rb") as file:
-        text = decompressed(file).read().decode("utf-8-sig")
+        try:
+            text = decompressed(file).read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadData(f"{path}: not UTF-8 ({error})") from error
     if path.suffix == ".csv":
         csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # of the whole process
         return list(csv.DictReader(io.StringIO(text, newline="")))
@@ -341,11 +344,19 @@ def value(name: str, row: Row) -> Any:
     raise BadData(f"no column {name!r} among {', '.join(map(str, row))}")
 
 
+def _not_null(value: Any) -> Any:
+    """What a template puts into a text; a null would become the word None."""
+    if value is None:
+        raise jinja2.UndefinedError("a value of the template is null")
+    return value
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Any:
     environment = ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False,
+        finalize=_not_null,
+    )  # fmt: skip
     environment.filters["shuffled"] = _shuffled
     return environment
 

@@ -44,7 +44,7 @@ from sabia.core.bench.score_rows import (
 from sabia.core.bench.task import Task
 from sabia.core.bench.task_files import items_of, load_groups, rows_of
 from sabia.core.bench.verdict_rows import VerdictRow
-from sabia.core.errors import Failed, GateClosed, UsageError
+from sabia.core.errors import BadData, Failed, GateClosed, UsageError
 from sabia.core.files import unreadable
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.opened import default_cache, open_budget
@@ -116,6 +116,8 @@ def run(job: Job, options: EvalOptions) -> None:
     rows = [*earlier, *fresh]
     scores = [row for row in rows if isinstance(row, Score)]
     verdicts = [row for row in rows if isinstance(row, VerdictRow)]
+    if not rows:
+        raise BadData(f"{', '.join(job.inputs)}: no score rows (expected those of sabia eval)")
     capabilities = {task.name: task.capability for task in tasks if task.capability}
     headlines = {task.name: task.metric for task in tasks if task.metric}
     summary = summarise(scores, headlines, capabilities)

@@ -231,3 +231,19 @@ def test_clusters_are_columns_or_templates(folder: Path) -> None:
     assert load_items(task(folder))[0].cluster == ""
     with pytest.raises(BadData, match="no column 'gone'"):
         load_items(task(folder, cluster="gone"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (b'{"id": 1, "q": null, "a": "x"}\n', "null"),
+        (b"\xff\xfe\x00bad", "not UTF-8"),
+    ],
+)
+def test_nulls_and_other_encodings_are_bad_data(rows: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(rows)
+    (tmp_path / "t.toml").write_text(
+        'name = "t"\nkind = "exact_match"\ndata = "rows.jsonl"\nprompt = "{{q}}"\nanswer = "a"\n'
+    )
+    with pytest.raises(BadData, match=message):
+        load_items(load_task(str(tmp_path / "t.toml")))
