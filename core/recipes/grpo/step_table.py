@@ -191,7 +191,11 @@ class StepTable:
             cells.append(f"{row['judge_usd']:>7.4f}")
         notes.note("  ".join(cells))
         self.check_collapse()
-        if row["entropy"] < self.entropy_floor and not self.warned_of_entropy:
+        if (
+            self.entropy_floor
+            and row["entropy"] < self.entropy_floor
+            and not self.warned_of_entropy
+        ):
             self.warned_of_entropy = True
             notes.warn(
                 f"step {row['step']}: the entropy is {row['entropy']:.3g} nats a token (expected "
