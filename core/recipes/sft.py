@@ -79,7 +79,9 @@ def run(job: Job, options: SftOptions) -> None:
             expected = (
                 "a prompt and two answers" if prefers else "messages with an assistant's answer"
             )
-            raise BadData(f"no usable {what}, {rejects.describe()} (expected {expected})")
+            raise BadData(
+                f"no usable {what.removesuffix('s')}, {rejects.describe()} (expected {expected})"
+            )
         part = "of the answers" if prefers else "the assistant's"
         notes.note(
             f"{count:,} {what} in {len(made):,} rows; {predicted:,} of {index.tokens:,} "
