@@ -19,11 +19,12 @@ from sabia.core.results import result_version
 
 
 class KeptResults:
-    """The results of one model. `anew`: earlier ones are not read, but new ones are written."""
+    """The results of one model. `anew`: earlier ones are not read, but new ones are written.
+    `draft`: what changes which tokens are drawn."""
 
-    def __init__(self, folder: Path, identity: str, anew: bool = False) -> None:
+    def __init__(self, folder: Path, identity: str, anew: bool = False, draft: str = "") -> None:
         self.identity = f"{identity} eval {result_version('eval')}"
-        self.cache, self.anew = CallCache(folder), anew
+        self.cache, self.anew, self._draft = CallCache(folder), anew, draft
 
     def loglikelihoods(self, unit: Unit, greedy: bool) -> list[Value] | None:
         """The log-likelihoods (nats) of the rows of a unit, if they are known."""
@@ -83,6 +84,7 @@ class KeptResults:
         # of sampled texts, the random numbers depend on the item
         drawn = ("seed", "name") if request.temperature else ()
         asked = {name: getattr(request, name) for name in (*names, *drawn)}
+        asked |= {"draft": self._draft} if self._draft and request.temperature else {}
         return self._key({"ids": list(request.prompt), "sample": sample} | asked)
 
     def _key(self, body: Mapping[str, Any]) -> str:

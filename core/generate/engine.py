@@ -5,8 +5,10 @@ can change logits in the last bits only. For models that need paged attention us
 OpenAI-compatible server instead.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.runner.interface import Runner
 from sabia.core.generate.runner.load import load_runner
 from sabia.core.generate.runner.memory import cache_memory
-from sabia.core.generate.session import Session
+from sabia.core.generate.session import Counts, Session
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.model.storage.stored_weights import Stored
 from sabia.core.ops.backend import load_ops
@@ -26,6 +28,9 @@ from sabia.core.ops.kv_cache import cache_bytes, check_context
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
+
+if TYPE_CHECKING:
+    from sabia.core.generate.draft.draft import Draft
 
 SLOTS = 512
 PAGES_SHARE = 5  # a fifth of the memory is for pages
@@ -46,6 +51,7 @@ class Engine:
         ops: Ops | None = None,
         shares_prefixes: bool = False,
         prefill_positions: int = 1 << 40,
+        draft: Draft | None = None,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
@@ -66,6 +72,7 @@ class Engine:
         embed = self.params["embed"] if cache_bytes is None else None
         self.cache_bytes = cache_memory(embed) if cache_bytes is None else cache_bytes
         self.shares_prefixes, self.prefill_positions = shares_prefixes, prefill_positions
+        self.draft, self.counts = draft, Counts()  # of all calls
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -125,27 +132,41 @@ class Engine:
             with session.runner.computing():
                 ended = session.step()
             yield from (one.completion for one in ended)
+        self.counts.add(session.counts)
 
     def session(
         self, capacity: int, context: int, max_new_tokens: int,
         page_memory: int = 0, most_pages: int = 1 << 40, keeps_replies: bool = False,
     ) -> Session:  # fmt: skip
         """A session for `capacity` samples of `context` positions, with pages in so many bytes."""
-        context = -(-context // PAGE) * PAGE
         table = PageTable.fitting(self.spec, self._cache_dtype, page_memory, most_pages)
-        runner = self.runner(capacity, context, table)
+        runner, drafter = self.runner(capacity, context, table), None
+        if self.draft is not None:
+            drafter = self.draft.drafter(capacity, context, self._row_slots(context))
         return Session(
-            self, runner, capacity, max_new_tokens, table, keeps_replies, self.prefill_positions
+            self, runner, capacity, max_new_tokens, table, keeps_replies, self.prefill_positions,
+            drafter, self._room,
         )
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         """A runner with a cache of `capacity` rows of `context` positions and the table's pages."""
         check_context(self.spec, context)
-        return load_runner(self, capacity, context, table.size, table.states or 0)
+        pages = table.size, table.states or 0
+        return load_runner(self, capacity, self._row_slots(context), *pages, self._room)
 
     def row_bytes(self, context: int) -> int:
-        """Bytes of the cache for a sample of `context` positions."""
-        return cache_bytes(self.spec, 1, context, self._cache_dtype, rings=True)
+        """Bytes of the cache for a sample of `context` positions, with that of a draft model."""
+        slots = self._row_slots(context)
+        own = cache_bytes(self.spec, 1, slots, self._cache_dtype, self._room)
+        return own + (self.draft.row_bytes(slots) if self.draft else 0)
+
+    def _row_slots(self, context: int) -> int:
+        """Slots of a row: whole pages, with room for tokens that are not kept."""
+        return -(-(context + self._room) // PAGE) * PAGE
+
+    @property
+    def _room(self) -> int:
+        return self.draft.tokens if self.draft else 0
 
     @property
     def _cache_dtype(self) -> str:

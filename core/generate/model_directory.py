@@ -11,14 +11,41 @@ from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage.peft_adapters import load_adapter
 from sabia.core.model.storage.stored_weights import load_stored
+from sabia.core.options.generation import NGRAM, Drafting
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from sabia.core.generate.draft.draft import Draft
     from sabia.core.generate.engine import Engine
     from sabia.core.ops.row_adapters import RowAdapters
     from sabia.core.spec import ModelSpec
 
 NONE: Mapping[str, str] = {}
+
+
+def load_draft(
+    options: Drafting, engine: Engine, dtype: str = "float32", backend: str = "torch"
+) -> Draft | None:
+    """What proposes tokens for an engine, by the options; None if nothing does. Raises
+    UsageError."""
+    from sabia.core.generate.draft.draft import Draft
+
+    if not options.draft:
+        return None
+    if options.draft == NGRAM:
+        return Draft(options.draft_tokens)
+    if not Path(options.draft).is_dir():
+        raise UsageError(f"--draft: {options.draft} (expected {NGRAM}, or a model directory)")
+    draft = Draft(options.draft_tokens, load_engine(options.draft, dtype, backend=backend))
+    draft.check(engine)
+    return draft
+
+
+def draft_fingerprint(options: Drafting) -> str:
+    """What of the options changes which tokens are drawn; '' if nothing does."""
+    if options.draft in ("", NGRAM):
+        return ""
+    return f"{model_fingerprint(options.draft, '--draft')} {options.draft_tokens}"
 
 
 def load_engine(

@@ -22,6 +22,7 @@ import numpy as np
 from sabia.core.errors import UsageError
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+DRAFT, KEEP = 1, 2  # purposes of numbers: to propose a token, and to keep it
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ def stream_keys(seed: int, request_id: str, samples: Sequence[int]) -> np.ndarra
     root = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     with np.errstate(over="ignore"):
         return mix64(np.uint64(root) + GOLDEN * (np.asarray(samples, np.uint64) + np.uint64(1)))
+
+
+def purpose_keys(keys: np.ndarray, purpose: int) -> np.ndarray:
+    """Keys[B] of other numbers of the same samples, for a purpose above 0."""
+    with np.errstate(over="ignore"):
+        return mix64(keys + GOLDEN * np.uint64(purpose)) ^ GOLDEN
 
 
 def uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -9,17 +9,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from sabia.core.generate.draft.proposal import Drafter, Proposal
 from sabia.core.generate.pages import Begun, PageTable
 from sabia.core.generate.requests import Completion, Echo, Ended, Request
-from sabia.core.generate.runner.interface import Model, Runner
+from sabia.core.generate.runner.interface import Drawn, Model, Proposed, Runner
+from sabia.core.generate.sampling import KEEP, purpose_keys, uniforms
 from sabia.core.generate.slots import Sample, Slots, Waiting
 
 PREFILL_TOKENS = 16_384
+
+
+@dataclass
+class Counts:
+    """Tokens so far: drawn, proposed, and those of the proposed ones that were kept."""
+
+    drawn: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of another session."""
+        self.drawn += other.drawn
+        self.proposed += other.proposed
+        self.accepted += other.accepted
+
+    def describe(self) -> str:
+        """Which share of the proposed tokens was kept, for a summary."""
+        share = self.accepted / max(self.proposed, 1)
+        return f"{self.accepted:,} of {self.proposed:,} proposed tokens were kept ({share:.0%})"
 
 
 class Session:
@@ -36,11 +58,13 @@ class Session:
         pages: PageTable | None = None,
         keeps_replies: bool = False,
         prefill_positions: int = 1 << 40,
+        drafter: Drafter | None = None,
+        proposed: int = 0,
     ) -> None:
         """pages: the table of those that the runner has (default: none). keeps_replies: what is
         drawn is kept in pages too, for the next turn of a conversation; only by models whose layers
         keep all keys and values. prefill_positions: of prompts that are run together, with what is
-        in pages."""
+        in pages. drafter: proposes at most `proposed` tokens at a time."""
         self.model, self.runner = model, runner
         self.pages = pages or PageTable(0)
         whole = set(model.spec.windows) <= {None} and self.pages.states is None
@@ -49,6 +73,8 @@ class Session:
         none = np.zeros((0, model.spec.vocab_size), bool)
         self.slots = Slots(capacity, max_new_tokens, none, runner)
         self.version = 0  # of the weights
+        self.counts = Counts()
+        self._drafter, self._most = drafter, proposed
         self.waiting = deque[Waiting]()
         self._kinds: dict[tuple[int, ...], int] = {}
         self._echoes: dict[int, Echo] = {}
@@ -154,11 +180,71 @@ class Session:
                 self._echoes[waiting.ticket] = echo
         which = slots.admit(group)
         runner.admit(prefilled, which, first)
+        if self._drafter:
+            self._drafter.admit(group, which, first)
         slots.draw(prefilled.logits, first, self.version, which)
+        self.counts.drawn += len(which)
 
     def _decode(self) -> None:
-        """One more token for every active row."""
+        """One more token for every active row, or several of rows that have proposals."""
+        slots, drafter = self.slots, self._drafter
+        if drafter and (most := slots.most_proposed(self._most)).any():
+            proposal = drafter.propose(slots, most)
+            if proposal.counts.any():
+                kept = self._checked(proposal)
+            else:
+                kept = proposal.counts
+                self._one_more()
+            drafter.settle(kept)
+        else:
+            self._one_more()
+
+    def _one_more(self) -> None:
         self.slots.draw(self.runner.step(*self.slots.inputs()), 0, self.version)
+        self.counts.drawn += self.slots.active
+
+    def _checked(self, proposal: Proposal) -> np.ndarray:
+        """Tokens for every active row, from one pass over those proposed; how many were kept."""
+        slots, runner, counts = self.slots, self.runner, proposal.counts + 1
+        (last, position), active = slots.inputs(), slots.active
+        width = runner.width(int(counts.max()))
+        ids = np.zeros((active, width), np.int64)
+        tokens = np.concatenate([last, proposal.tokens], 1)[:, :width]
+        ids[:, : tokens.shape[1]] = tokens
+        logits = runner.step(ids, position + np.arange(width), counts, ahead=True)
+        # of every token: its row and its place
+        rows, at = np.nonzero(np.arange(width) < counts[:, None])
+        which, params = rows * width + at, slots.params.take(rows)
+        uniform = uniforms(slots.key[rows], slots.drawn[rows] + at)
+        bias = slots.bias(0)
+        inputs = logits, which, params, uniform, None if bias is None else bias[rows]
+        given = at < counts[rows] - 1
+        proposed = np.full(len(rows), -1)
+        proposed[given] = proposal.tokens[rows[given], at[given]]
+        if proposal.logits is None:  # certain: what the row draws anyway is one of them, or not
+            made = runner.draw(*inputs)
+            kept = made.tokens == proposed
+        else:
+            keys = purpose_keys(slots.key[rows], KEEP)
+            chance = uniforms(keys, slots.drawn[rows] + at)
+            steps = np.minimum(at, proposal.tokens.shape[1] - 1)
+            made, kept = runner.verify(
+                *inputs, Proposed(proposed, proposal.logits, steps, rows, chance)
+            )
+        agreed = np.zeros((active, width), bool)
+        agreed[rows, at] = kept
+        got = np.logical_and.accumulate(agreed, 1).sum(1) + 1
+        self.counts.proposed += int(proposal.counts.sum())
+        self.counts.accepted += int(got.sum()) - active
+        first, mine = slots.drawn[:active].copy(), at < got[rows]
+        taken = Drawn(*(column[mine] for column in made))
+        slots.store(rows[mine], at[mine], taken, self.version)
+        left = slots.cut(first, got, self.model.tokenizer)
+        mine = at < left[rows]
+        slots.rank(logits, rows[mine], which[mine])
+        self.counts.drawn += int(left.sum())
+        runner.settle(left)
+        return left - 1
 
     def _collect(self) -> list[Ended]:
         """The samples that have ended; their slots are filled with active rows."""
@@ -191,6 +277,8 @@ class Session:
         source, target = self.slots.release(rows)
         if len(source):
             self.runner.move(source, target)
+            if self._drafter:
+                self._drafter.move(source, target)
 
     def _ended(self, row: int, reason: str, text: str | None) -> Ended:
         slots, sample = self.slots, self.slots.owner[row]

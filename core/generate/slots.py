@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.generate.requests import LENGTH, STOP, Ranked, Request
-from sabia.core.generate.runner.interface import Logits, Runner
+from sabia.core.generate.runner.interface import Drawn, Logits, Runner
 from sabia.core.generate.sampling import RowParams, stream_keys, uniforms
 from sabia.core.generate.thinking import Thought
 from sabia.core.grammar.guide import Walk
@@ -38,6 +38,11 @@ class Sample:
     walk: Walk | None
     thought: Thought | None = None
     ranked: list[Ranked] = field(default_factory=list)
+
+    @property
+    def steered(self) -> bool:
+        """Whether its next logits are changed before a token is drawn."""
+        return self.of.request.steers or bool(self.thought and self.thought.pending)
 
     @classmethod
     def first(cls, of: Waiting, number: int) -> "Sample":
@@ -107,27 +112,59 @@ class Slots:
         (None: from those of their number), which weights of this version gave."""
         rows = np.arange(start, self.active)
         params = self.params if start == 0 else self.params.take(rows)
-        drawn = self.drawn[rows]
-        uniform, bias = uniforms(self.key[rows], drawn), self._bias(start)
+        uniform, bias = uniforms(self.key[rows], self.drawn[rows]), self.bias(start)
         made = self.runner.draw(logits, which, params, uniform, bias)
-        self.tokens[rows, drawn], self.logprobs[rows, drawn], self.raw[rows, drawn] = made
-        self.versions[rows, drawn] = version
-        self.drawn[rows] += 1
-        for row in rows.tolist():
+        self.store(rows, 0, made, version)
+        self.rank(logits, rows, rows - start if which is None else which)
+
+    def store(self, rows: np.ndarray, at: np.ndarray | int, made: Drawn, version: int) -> None:
+        """Store a token for each of the rows, `at` so many places behind those that it has; a row
+        that occurs several times gets as many."""
+        places = self.drawn[rows] + at
+        self.tokens[rows, places], self.logprobs[rows, places], self.raw[rows, places] = made
+        self.versions[rows, places] = version
+        self.drawn[: self.active] += np.bincount(rows, minlength=self.active)
+        for row in np.unique(rows).tolist():
             if (walk := self.owner[row].walk) is not None:
                 token = int(self.tokens[row, self.drawn[row] - 1])
                 if not self.stop_table[self.kind[row], token]:
                     walk.take(token)
-        self._rank(logits, start, which)
 
-    def _bias(self, start: int) -> np.ndarray | None:
+    def most_proposed(self, most: int) -> np.ndarray:
+        """[active]: how many tokens of each row may be checked together."""
+        rows = np.arange(self.active)
+        counts = np.minimum(most, (self.limit - self.drawn)[rows] - 1)
+        counts[[sample.steered for sample in self.owner]] = 0
+        return counts
+
+    def cut(self, first: np.ndarray, tokens: np.ndarray, tokenizer: Any) -> np.ndarray:
+        """Drop what rows have got after a token that ends them, or their reasoning, of the last
+        tokens[active] behind first[active]; how many are left."""
+        rows = np.arange(self.active)
+        slow = self.watches_text[rows] | np.array([one.thought is not None for one in self.owner])
+        for row in rows[tokens > 1].tolist():
+            made = self.tokens[row, first[row] : self.drawn[row]]
+            ends = np.flatnonzero(self.stop_table[self.kind[row], made])
+            count = int(ends[0]) + 1 if len(ends) else len(made)
+            for one in range(1, count) if slow[row] else ():
+                self.drawn[row] = first[row] + one
+                if self._cut(row, tokenizer) is not None or self._turns(row, tokenizer):
+                    count = one
+                    break
+            self.drawn[row] = first[row] + count
+        return self.drawn[rows] - first
+
+    def _turns(self, row: int, tokenizer: Any) -> bool:
+        """Whether the reasoning of a row has come to the end of its budget."""
+        if (thought := self.owner[row].thought) is None:
+            return False
+        thought.take(self.tokens[row, : self.drawn[row]].tolist(), tokenizer.decode)
+        return thought.over or bool(thought.pending)
+
+    def bias(self, start: int) -> np.ndarray | None:
         """What penalties, biases and grammars of rows start..active add to their logits; None
         if they have none."""
-        steered = [
-            row
-            for row, sample in enumerate(self.owner[start : self.active], start)
-            if sample.of.request.steers or (sample.thought and sample.thought.pending)
-        ]
+        steered = [row for row, sample in enumerate(self.owner[start:], start) if sample.steered]
         if not steered:
             return None
         bias = np.zeros((self.active - start, self.stop_table.shape[1]), np.float32)
@@ -147,15 +184,14 @@ class Slots:
                 bias[row - start, thought.pending[0]] = 0
         return bias
 
-    def _rank(self, logits: Logits, start: int, which: np.ndarray | None) -> None:
-        """Keep the likeliest tokens of the rows that ask for them."""
-        counts = [sample.of.request.top_logprobs for sample in self.owner[start : self.active]]
-        rows = np.flatnonzero(counts)
-        if len(rows):
-            numbers = rows if which is None else which[rows]
-            every = self.runner.likeliest(logits, numbers, max(counts))
-            for row, ranked in zip(rows.tolist(), every, strict=True):
-                self.owner[start + row].ranked.append(ranked[: counts[row]])
+    def rank(self, logits: Logits, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Keep the likeliest tokens of the rows that ask for them, from logits[numbers]."""
+        counts = np.array([sample.of.request.top_logprobs for sample in self.owner])[rows]
+        if counts.any():
+            rows, numbers, counts = (x[counts > 0] for x in (rows, numbers, counts))
+            every = self.runner.likeliest(logits, numbers, int(counts.max()))
+            for row, count, ranked in zip(rows.tolist(), counts.tolist(), every, strict=True):
+                self.owner[row].ranked.append(ranked[:count])
 
     def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """(the last token[active, 1] of each row, its position[active, 1])."""

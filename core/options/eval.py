@@ -4,6 +4,7 @@ import re
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, ApiCalls, RubricJudge
 from sabia.core.options.option import (
     changed,
@@ -26,8 +27,8 @@ ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # an endpoint as a value of --mod
 
 
 class EvalOptions(
-    InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, ChatTemplate, group="Tasks",
-    only={ApiCalls: CALLS},
+    InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, ChatTemplate, Drafting,
+    group="Tasks", only={ApiCalls: CALLS, Drafting: needs("model")},
 ):  # fmt: skip
     """Options of `sabia eval`."""
 
@@ -199,7 +200,7 @@ class EvalOptions(
             flag = self.table[name].flag
             if name in ApiCalls.table and not calls:
                 raise UsageError(f"{flag}: only with --judge-url or an endpoint as --model")
-            if name in ("backend", "dtype") and all(endpoints):
+            if name in ("backend", "dtype", *Drafting.table) and all(endpoints):
                 raise UsageError(f"{flag}: only with a model directory as --model")
         if not (self.task or self.inputs):
             raise UsageError("--task: is missing (expected it, or score rows as INPUT)")

@@ -2,6 +2,7 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
@@ -64,7 +65,7 @@ class Reward(Options, group="Reward"):
     exit status 1 when more of the last 200 samples have none."""
 
 
-class Rollouts(Options, group="Rollouts"):
+class Rollouts(Drafting, group="Rollouts"):
     """What is sampled in a step."""
 
     steps: int = integer("Number of training steps", 100, least=1, common=True)
@@ -73,6 +74,8 @@ class Rollouts(Options, group="Rollouts"):
     group: int = integer("Samples per prompt (group size)", 16, least=2)
     """The advantage of a sample is relative to its group."""
     max_new_tokens: int = integer("Maximum tokens of a sample", 256, least=1, common=True)
+    draft: str = changed(Drafting.draft, group="Rollouts")
+    draft_tokens: int = changed(Drafting.draft_tokens, group="Rollouts")
     overlong: str = choice("Truncated samples: keep them in the loss, or mask them", "keep", "mask")
     """These are samples that reach `--max-new-tokens`. Their rewards count in the group's mean in
     both cases."""

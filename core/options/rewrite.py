@@ -2,18 +2,20 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, ApiCalls, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
 from sabia.core.options.shared import Appending, Backend, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
+LOCAL = needs(engine="local")
 MODEL = needs(engine=("endpoint", "local"))
 CALLS = needs("judge_url", "judge", engine="endpoint")
 
 
 class RewriteOptions(
-    RowOptions, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate, group="Method",
-    only={ApiCalls: CALLS, RubricJudge: MODEL},
+    RowOptions, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate, Drafting,
+    group="Method", only={ApiCalls: CALLS, RubricJudge: MODEL, Drafting: LOCAL},
 ):  # fmt: skip
     """Options of `sabia rewrite`."""
 
@@ -40,7 +42,7 @@ class RewriteOptions(
     `--timeout` are those of each model, the limits those of all together."""
     url: tuple[str, ...] = changed(EndpointOptions.url, only=ENDPOINT)
     cache: str = changed(EndpointOptions.cache, only=MODEL)
-    backend: str = changed(Backend.backend, only=needs(engine="local"), group="Method")
+    backend: str = changed(Backend.backend, only=LOCAL, group="Method")
     max_usd: float | None = changed(ApiCalls.max_usd,
                                     only=(CALLS, needs("prices", "judge", "models")))  # fmt: skip
     chat: str = changed(ChatTemplate.chat, only=MODEL)

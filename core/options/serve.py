@@ -1,13 +1,14 @@
 """Options of `sabia serve`."""
 
 from sabia.core.errors import UsageError
+from sabia.core.options.generation import Drafting
 from sabia.core.options.option import changed, choice, integer, quantity, several, text
 from sabia.core.options.shared import Backend, Call
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class ServeOptions(Call, group="General"):
+class ServeOptions(Call, Drafting, group="General"):
     """How a model is served."""
 
     model: str = text("Directory with the model and its tokenizer", "DIR", required=True,

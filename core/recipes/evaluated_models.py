@@ -54,7 +54,11 @@ from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.client import Client
-from sabia.core.generate.model_directory import model_fingerprint
+from sabia.core.generate.model_directory import (
+    draft_fingerprint,
+    load_draft,
+    model_fingerprint,
+)
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.generate.prefixes import PREFILL_POSITIONS, cache_limit, on_cpu
 from sabia.core.judge.opened_judges import note_calls
@@ -177,6 +181,8 @@ class LocalModel(EvaluatedModel):
     def __exit__(self, *_: object) -> None:
         if "kept" in vars(self):
             self.kept.close()
+        if "engine" in vars(self) and self.engine.draft:
+            notes.note(f"{self.name}: {self.engine.counts.describe()}")
         for name in ("scorer", "engine", "kept"):
             vars(self).pop(name, None)
 
@@ -217,7 +223,8 @@ class LocalModel(EvaluatedModel):
         """What the model has computed, in this run or an earlier one."""
         folder = Path(self.options.judge_cache or default_cache()) / "models"
         identity = f"{self._files} {self.backend} {self.dtype}"
-        return KeptResults(folder, identity, anew=self.anew)
+        draft = draft_fingerprint(self.options)
+        return KeptResults(folder, identity, anew=self.anew, draft=draft)
 
     @cached_property
     def scorer(self) -> Scorer:
@@ -233,11 +240,13 @@ class LocalModel(EvaluatedModel):
 
         spec, params, ops = self.scorer.spec, self.scorer.params, self.scorer.ops
         memory = cache_limit(params, cache_memory(params["embed"]))
-        return Engine(
+        engine = Engine(
             spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops,
             cache_bytes=memory, shares_prefixes=True,
             prefill_positions=PREFILL_POSITIONS if on_cpu(params) else 1 << 40,
         )  # fmt: skip
+        engine.draft = load_draft(self.options, engine, self.dtype, self.backend)
+        return engine
 
     def compute(self, task: Task, items: Sequence[Item], options: EvalOptions) -> None:
         """Compute, and keep, what `scores` and `figures` need."""

@@ -36,10 +36,10 @@ GRPO_COLUMNS = ("step", "samples", "no_reward", "unknown_verdicts", "sampled_tok
                 "tokens_per_s", "seconds", "tokens", *RUN_COLUMNS, "validation_reward",
                 "validation_prompts")  # fmt: skip
 GRPO_TEACHER = ("teacher_kl",)  # of runs with a teacher
-# of runs with a judge, those that a run has
+# of runs with a judge or a draft, those that a run has
 JUDGE_COLUMNS = ("judge_calls", "judge_cached", "judge_usd", "audit_verdicts", "audit_agreement",
                  "audit_kappa", "reward_length", "reward_format", "format",
-                 "break_outs", "judge_family")  # fmt: skip
+                 "break_outs", "judge_family", "accepted_proposals")  # fmt: skip
 COUNTS = {"judge_calls", "audit_verdicts", "break_outs", "judge_family", "tokens",
           "memory_bytes", "device_memory_bytes", "experts_idle",
           "validation_tokens", "validation_prompts", "validation_pairs",

@@ -7,7 +7,7 @@ from pathlib import Path
 from sabia.core import notes, units
 from sabia.core.errors import UsageError
 from sabia.core.generate.engine import PAGES_SHARE, Engine
-from sabia.core.generate.model_directory import load_engine
+from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
 from sabia.core.serve.http_server import serve
@@ -26,6 +26,7 @@ def run(options: ServeOptions) -> None:
     name = options.name or Path(options.model).resolve().name
     adapters = adapter_directories(options.adapter, name)
     engine = load_engine(options.model, options.dtype, adapters, options.backend)
+    engine.draft = load_draft(options, engine, options.dtype, options.backend)
     if options.cache_memory is not None:
         engine.cache_bytes = options.cache_memory
     context, samples = sizes(engine, options)

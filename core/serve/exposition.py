@@ -18,6 +18,8 @@ def exposition(
     counters = {
         "prompt_tokens": ("Tokens of prompts.", load.prompt_tokens),
         "generated_tokens": ("Tokens drawn.", load.drawn_tokens),
+        "proposed_tokens": ("Tokens that a draft proposed.", load.proposed_tokens),
+        "accepted_tokens": ("Proposed tokens that were kept.", load.accepted_tokens),
     }
     lines = list[str]()
     for name, (text, value) in gauges.items():

@@ -66,6 +66,8 @@ class Load:
     running: int = 0  # samples in flight
     prompt_tokens: int = 0
     drawn_tokens: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0  # of the proposed ones
 
 
 class EngineThread(threading.Thread):
@@ -158,9 +160,8 @@ class EngineThread(threading.Thread):
                 break
         if not self._running:
             return
-        before = self._session.slots.active
         ended = self._session.step()
-        self._count(before, ended)
+        self._count_now()
         events = [self._done(one) for one in ended]
         in_flight = {sample.of.ticket for sample in self._session.slots.owner}
         for ticket in {one.ticket for one in ended} - in_flight:
@@ -169,11 +170,6 @@ class EngineThread(threading.Thread):
             events += self._progress()
         if events:
             self._loop.call_soon_threadsafe(_deliver, events)
-
-    def _count(self, before: int, ended: Sequence[Ended]) -> None:
-        decoded = self._session.slots.active + len(ended)
-        self.load.drawn_tokens += decoded - before if decoded > before else decoded
-        self._count_now()
 
     def _begin(self, work: Work) -> None:
         for number, request in enumerate(work.requests):
@@ -206,7 +202,9 @@ class EngineThread(threading.Thread):
         self._running = False
 
     def _count_now(self) -> None:
-        self.load.running = self._session.slots.active
+        load, counts = self.load, self._session.counts
+        load.running, load.drawn_tokens = self._session.slots.active, counts.drawn
+        load.proposed_tokens, load.accepted_tokens = counts.proposed, counts.accepted
         self._seen = self._added, len(self._session.waiting)
 
     def _done(self, ended: Ended) -> tuple[Work, Event]:

@@ -3,7 +3,9 @@
 Run: python tests/bench/bench_engine.py MODEL_DIRECTORY [--rounds 3] [--workloads batch1,shared16]
 Measured on one thread with sampling at temperature 1 and without stop tokens, prefill included: 64
 new tokens after random prompts of 32 tokens (batch1, batch64), and 16 samples of one prompt of 512
-tokens (shared16). `--profile` prints where the engine's time goes instead.
+tokens (shared16). `--profile` prints where the engine's time goes instead, and `--draft-tokens K`
+compares greedy decoding of 1 and of 8 prompts of a repeated piece of text with and without K tokens
+proposed by n-grams.
 """
 
 import argparse
@@ -17,9 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from sabia.core.generate.draft.draft import Draft
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.generate.requests import Request
+from sabia.core.generate.session import Counts
 
 NEW = 64
 WORKLOADS = {  # prompts, their tokens, samples of each
@@ -54,7 +58,31 @@ def theirs(model: Any, prompts: np.ndarray, samples: int) -> Callable[[], None]:
     return call
 
 
-def cpu_seconds(call: Callable[[], None]) -> float:
+def speculation(model: str, tokens: int, rounds: int) -> None:
+    """Print tokens per CPU second without and with proposals."""
+    engine = load_engine(model)
+    draw, new = np.random.default_rng(0), 4 * NEW
+    for count in (1, 8):
+        prompts = np.tile(draw.integers(0, engine.spec.vocab_size, (count, 8)), 4)
+        requests = [Request(row, new, 0.0, id=str(n), stop_ids=())
+                    for n, row in enumerate(prompts.tolist())]  # fmt: skip
+
+        def call(draft: Draft | None, requests: list[Request] = requests) -> list[list[int]]:
+            engine.draft = draft
+            return [one.tokens for one in engine.generate(requests)]
+
+        drafts = None, Draft(tokens)
+        engine.counts = Counts()
+        assert call(drafts[0]) == call(drafts[1])
+        kept = engine.counts.describe()
+        pairs = [[cpu_seconds(lambda draft=draft: call(draft)) for draft in drafts]
+                 for _ in range(rounds)]  # fmt: skip
+        a, b = (count * new / statistics.median(each) for each in zip(*pairs, strict=True))
+        ratio = statistics.median(first / second for first, second in pairs)
+        print(f"greedy, {count} rows: {a:,.0f} and {b:,.0f} tokens/CPU s, {ratio:.2f}; {kept}")
+
+
+def cpu_seconds(call: Callable[[], Any]) -> float:
     """CPU seconds of a call in this process."""
     start = time.process_time()
     call()
@@ -68,8 +96,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--draft-tokens", type=int)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.draft_tokens:
+        speculation(options.model, options.draft_tokens, options.rounds)
+        return
     draw = np.random.default_rng(0)
     for name in options.workloads.split(","):
         count, length, samples = WORKLOADS[name]

@@ -36,21 +36,50 @@ def draw(
     columns: temperature, top_k, top_p, min_p, each [B]. plain, filters: as in RowParams. bias[B, V]
     is added to the logits, but not for `raw_logprobs`.
     """
-    temperature, top_k, top_p, min_p = (column[:, None] for column in columns)
-    own = logits[which]
+    own, greedy = logits[which], columns[0][:, None] == 0
     unscaled = own if bias is None else own + bias
-    greedy, steered = temperature == 0, unscaled
-    if not plain:
-        steered = unscaled / jnp.where(greedy, jnp.float32(1), temperature)
-    if filters:
-        steered = _filtered(steered, top_k, top_p, min_p)
-    drawn, logprobs = _drawn(steered, uniform[:, None])
+    drawn, logprobs = _drawn(_steered(unscaled, columns, plain, filters), uniform[:, None])
     best = unscaled.argmax(-1, keepdims=True).astype(drawn.dtype)
     tokens = jnp.where(greedy, best, drawn)
     logprobs = jnp.where(greedy, 0.0, logprobs)
     chosen = jnp.take_along_axis(own, tokens, -1)
     raw = chosen - jax.nn.logsumexp(own, -1, keepdims=True)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0]
+
+
+@partial(jax.jit, static_argnames=("plain", "filters"))
+def verify(
+    logits: Array, which: Array, columns: tuple[Array, ...], uniform: Array, bias: Array | None,
+    theirs: Array, steps: Array, rows: Array, proposed: Array, chance: Array, plain: bool,
+    filters: bool,
+) -> tuple[Array, Array, Array, Array]:  # fmt: skip
+    """As in torch; the draft's distribution of b is that of theirs[steps[b], rows[b]]."""
+    own, greedy = logits[which], columns[0][:, None] == 0
+    unscaled = own if bias is None else own + bias
+    given, at = proposed[:, None] >= 0, jnp.maximum(proposed[:, None], 0)
+    scores = jax.nn.log_softmax(_steered(unscaled, columns, plain, filters), -1)
+    other = jax.nn.log_softmax(_steered(theirs[steps, rows], columns, plain, filters), -1)
+    ours, drafted = (jnp.exp(x.astype(jnp.float64)) for x in (scores, other))
+    chosen, q = (jnp.take_along_axis(x, at, -1) for x in (ours, drafted))
+    kept = given & (chance[:, None] * q < chosen)
+    rest = jnp.maximum(ours - drafted, 0)
+    rest = jnp.where(given & (rest.sum(-1, keepdims=True) > 0), rest, ours)
+    drawn = _drawn(jnp.log(rest).astype(scores.dtype), uniform[:, None])[0]
+    best = unscaled.argmax(-1, keepdims=True).astype(drawn.dtype)
+    tokens = jnp.where(greedy, best, jnp.where(kept, at.astype(drawn.dtype), drawn))
+    kept = jnp.where(greedy, best == proposed[:, None], kept)
+    logprobs = jnp.where(greedy, 0.0, jnp.take_along_axis(scores, tokens, -1))
+    chosen = jnp.take_along_axis(own, tokens, -1)
+    raw = chosen - jax.nn.logsumexp(own, -1, keepdims=True)
+    return tokens[:, 0], logprobs[:, 0], raw[:, 0], kept[:, 0]
+
+
+def _steered(logits: Array, columns: tuple[Array, ...], plain: bool, filters: bool) -> Array:
+    """Logits after temperature and filters; those of greedy rows are of no use."""
+    temperature, top_k, top_p, min_p = (column[:, None] for column in columns)
+    if not plain:
+        logits = logits / jnp.where(temperature == 0, jnp.float32(1), temperature)
+    return _filtered(logits, top_k, top_p, min_p) if filters else logits
 
 
 def _drawn(scores: Array, uniform: Array) -> tuple[Array, Array]:

@@ -34,22 +34,54 @@ def draw(
     argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary. bias[B,
     V] is added to the logits for the former only.
     """
-    params, steered = columns.of, logits
-    if bias is not None:
-        steered = steered + torch.from_numpy(bias).to(logits.device)
-    greedy, unscaled = columns.temperature == 0, steered
-    if not params.plain:
-        steered = steered / torch.where(greedy, 1.0, columns.temperature)
-    if params.filters:
-        steered = filtered(steered, columns)
-    tokens, logprobs = _drawn(steered, uniform)
+    params = columns.of
+    unscaled = _biased(logits, bias)
+    tokens, logprobs = _drawn(_steered(unscaled, columns), uniform)
     if params.greedy:
+        greedy = columns.temperature == 0
         tokens = torch.where(greedy, unscaled.argmax(-1, keepdim=True), tokens)
         logprobs = torch.where(greedy, 0.0, logprobs)
     if bias is None and params.plain:
         return tokens[:, 0], logprobs[:, 0], logprobs[:, 0]
     raw = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0]
+
+
+def verify(
+    logits: Tensor, columns: Columns, uniform: np.ndarray, bias: np.ndarray | None,
+    theirs: Tensor, proposed: Tensor, chance: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(tokens[B], logprobs[B], raw_logprobs[B], kept[B]); see Runner.verify.
+
+    A token proposed[b] (-1: none), drawn from the draft's distribution q, is kept if chance[b]
+    q(x) < p(x); otherwise a token is drawn from max(p - q, 0), or from p where none was proposed.
+    """
+    unscaled, given, at = _biased(logits, bias), proposed[:, None] >= 0, proposed[:, None].clamp(0)
+    scores = torch.log_softmax(_steered(unscaled, columns), -1)
+    ours, drafted = (x.double().exp() for x in
+                     (scores, torch.log_softmax(_steered(theirs, columns), -1)))  # fmt: skip
+    kept = given & (chance[:, None] * drafted.gather(1, at) < ours.gather(1, at))
+    rest = (ours - drafted).clamp_(min=0)
+    rest = torch.where(given & (rest.sum(-1, keepdim=True) > 0), rest, ours)
+    tokens = torch.where(kept, at, _drawn(rest.log().to(scores.dtype), uniform)[0])
+    logprobs = scores.gather(1, tokens)
+    if columns.of.greedy:
+        greedy, best = columns.temperature == 0, unscaled.argmax(-1, keepdim=True)
+        tokens, logprobs = torch.where(greedy, best, tokens), torch.where(greedy, 0.0, logprobs)
+        kept = torch.where(greedy, best == proposed[:, None], kept)
+    raw = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
+    return tokens[:, 0], logprobs[:, 0], raw[:, 0], kept[:, 0]
+
+
+def _biased(logits: Tensor, bias: np.ndarray | None) -> Tensor:
+    return logits if bias is None else logits + torch.from_numpy(bias).to(logits.device)
+
+
+def _steered(logits: Tensor, columns: Columns) -> Tensor:
+    """Logits after temperature and filters; those of greedy rows are of no use."""
+    if not columns.of.plain:
+        logits = logits / torch.where(columns.temperature == 0, 1.0, columns.temperature)
+    return filtered(logits, columns) if columns.of.filters else logits
 
 
 def _drawn(scores: Tensor, uniform: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,21 @@ class Drawn(NamedTuple):
     raw: np.ndarray
 
 
+class Proposed(NamedTuple):
+    """Tokens that another model has drawn: tokens[B] (-1: none) from its logits[steps[b], rows[b]],
+    and the uniform numbers[B] by which they are kept."""
+
+    tokens: np.ndarray
+    logits: Logits
+    steps: np.ndarray
+    rows: np.ndarray
+    uniform: np.ndarray
+
+
 class Runner(Protocol):
-    """A model on one device, with a cache of `capacity` rows of `context` positions, and pages."""
+    """A model on one device, with a cache of `capacity` rows of `context` positions, and pages. The
+    last `room` positions of a row are for tokens that it may not keep, of which a step writes so
+    many at most."""
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which all other methods are called."""
@@ -69,9 +82,26 @@ class Runner(Protocol):
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """Copy the keys, values and states of prompts which[B] to rows first..first + B."""
 
-    def step(self, ids: np.ndarray, positions: np.ndarray) -> Logits:
+    def width(self, tokens: int) -> int:
+        """The T of a step that has `tokens` tokens of a row, or fewer."""
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, counts: np.ndarray | None = None,
+        ahead: bool = False,
+    ) -> Logits:  # fmt: skip
         """Write tokens ids[n, T] of rows 0..n-1 at positions[n, T]; the logits after them, in the
-        order of the rows [n·T, V]. T is 1 for a model whose layers keep their window only."""
+        order of the rows [n·T, V].
+
+        counts[n]: of a row's tokens only the first so many are its own (None: all); what the others
+        write is behind them, where a later step writes again. T is at most 1 more than the `room`
+        of the runner for a model whose layers keep their window only. ahead: states of all tokens
+        so far stay as they are for `settle`; a further such step continues from those that this one
+        has computed.
+        """
+
+    def settle(self, counts: np.ndarray | None) -> None:
+        """Of the tokens of the last step ahead, rows 0..n-1 keep the first counts[n]; None: of all
+        steps ahead they keep no token. States are then those after the tokens that are kept."""
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy rows of the cache; no row is both source and target."""
@@ -86,6 +116,17 @@ class Runner(Protocol):
     ) -> Drawn:
         """One draw from logits[which[b]] (None: from the first B) for each row b of `params`, with
         uniform[B]. bias[B, V] is added to the logits, but not for `raw`."""
+
+    def stacked(self, parts: Sequence[tuple[Logits, np.ndarray]]) -> Logits:
+        """[K, n or more, V]: the logits of the given numbers of each part."""
+
+    def verify(
+        self, logits: Logits, which: np.ndarray, params: RowParams, uniform: np.ndarray,
+        bias: np.ndarray | None, proposed: Proposed,
+    ) -> tuple[Drawn, np.ndarray]:  # fmt: skip
+        """Draws as `draw`, of rows which keep a proposed token with the probability that makes
+        them draws from their own distribution (speculative sampling, arXiv 2211.17192, algorithm
+        1); whether it was kept, bool[B]."""
 
     def likeliest(self, logits: Logits, which: np.ndarray, count: int) -> list[Ranked]:
         """The `count` likeliest tokens of logits[which[b]] with their log-probabilities at

@@ -18,8 +18,20 @@ import numpy as np
 
 from sabia.core.generate.pages import PAGE, ROOT, Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
-from sabia.core.generate.runner.draw_jax import double_precision, draw, given, likeliest
-from sabia.core.generate.runner.interface import ECHO_POSITIONS, Drawn, Model, Prefilled
+from sabia.core.generate.runner.draw_jax import (
+    double_precision,
+    draw,
+    given,
+    likeliest,
+    verify,
+)
+from sabia.core.generate.runner.interface import (
+    ECHO_POSITIONS,
+    Drawn,
+    Model,
+    Prefilled,
+    Proposed,
+)
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import dtype_name
@@ -50,6 +62,7 @@ class _Programs(NamedTuple):
     run: Callable[..., tuple[Array, KVCache]]
     last: Callable[..., Array]
     step: Callable[..., tuple[Array, KVCache]]
+    ahead: Callable[..., tuple[Array, KVCache, list[dict[str, Array]]]]
     logits: Callable[..., Array]
 
 
@@ -76,14 +89,38 @@ def _programs(spec: ModelSpec, ops: Any) -> _Programs:
     def last(params: Any, states: Array, at: Array) -> Array:
         return logits(params, states[jnp.arange(len(at)), at])
 
-    def step(params: Any, cache: KVCache, ids: Array, positions: Array) -> tuple[Array, KVCache]:
+    def step(
+        params: Any, cache: KVCache, ids: Array, positions: Array, lengths: Array | None
+    ) -> tuple[Array, KVCache]:
+        traced: Any = lengths
+        cache.lengths = traced
         states = hidden(params, cache, ids, positions)
+        cache.lengths = None
         return logits(params, states.reshape(-1, states.shape[-1])), cache
+
+    def ahead(
+        params: Any, cache: KVCache, before: list[dict[str, Array]], *inputs: Any
+    ) -> tuple[Array, KVCache, list[dict[str, Array]]]:
+        made, cache = step(params, _with_states(cache, before), *inputs)
+        return made, _with_states(cache, [{} for _ in before]), _states(cache)
 
     donated: Any = {"donate_argnums": 1}
     return _Programs(
-        jax.jit(run, **donated), jax.jit(last), jax.jit(step, **donated), jax.jit(logits)
-    )
+        jax.jit(run, **donated), jax.jit(last), jax.jit(step, **donated),
+        jax.jit(ahead, **donated), jax.jit(logits),
+    )  # fmt: skip
+
+
+def _states(cache: KVCache) -> list[dict[str, Array]]:
+    """The states of the layers that have them, nothing of others."""
+    return [dict(layer) if "state" in layer else {} for layer in cache.layers]
+
+
+def _with_states(cache: KVCache, states: list[dict[str, Array]]) -> KVCache:
+    """A cache with the states of another in the layers that have them."""
+    pairs = zip(cache.layers, states, strict=True)
+    kept = [state if state or "state" in layer else layer for layer, state in pairs]
+    return replace(cache, layers=kept)
 
 
 @jax.jit
@@ -150,14 +187,17 @@ class JaxRunner:
     """See core.generate.runner.interface.Runner."""
 
     def __init__(
-        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0
-    ) -> None:
-        self.model, self._capacity, self._context = model, capacity, context
+        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0,
+        room: int = 0,
+    ) -> None:  # fmt: skip
+        self.model, self._capacity, self._context, self._room = model, capacity, context, room
         ops: Any = model.ops
         self._programs = _programs(model.spec, ops)
         embed = model.params["embed"]
         self._dtype, self._size = dtype_name(embed), (0, 0)
         self._cache = KVCache([{} for _ in model.spec.layers])
+        self._ahead: list[dict[str, Array]] = []  # the states after steps ahead
+        self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
         self._pages = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -238,13 +278,44 @@ class JaxRunner:
         rows = _padded(which, size, OUTSIDE)
         self._cache = _admit(self._cache, prefilled.cache, rows, np.int32(first), ends)
 
-    def step(self, ids: np.ndarray, positions: np.ndarray) -> Array:
+    def width(self, tokens: int) -> int:
+        """See Runner.width: one of few."""
+        if 1 < tokens <= self._room + 1:
+            return self._room + 1
+        return padded_size(tokens, 1)
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, counts: np.ndarray | None = None,
+        ahead: bool = False,
+    ) -> Array:  # fmt: skip
         """See Runner.step."""
         self._fit(len(ids), int(positions.max()) + 1)
         inputs = np.zeros((2, self._size[0], ids.shape[1]), np.int32)
         inputs[0, : len(ids)], inputs[1, : len(ids)] = ids, positions
-        made, self._cache = self._programs.step(self.model.params, self._cache, *inputs)
+        lengths = None if counts is None else _padded(counts, self._size[0])
+        params, states = self.model.params, _states(self._cache)
+        if not (ahead and any(states)):
+            made, self._cache = self._programs.step(params, self._cache, *inputs, lengths)
+            return made
+        bare = _with_states(self._cache, [{} for _ in states])
+        given = self._ahead or states, *inputs, lengths
+        made, cache, self._ahead = self._programs.ahead(params, bare, *given)
+        self._cache, self._last = _with_states(cache, states), (ids, positions, counts)
         return made
+
+    def settle(self, counts: np.ndarray | None) -> None:
+        """See Runner.settle."""
+        states, self._ahead = self._ahead, []
+        if not states or counts is None:
+            return
+        ids, positions, written = self._last
+        if np.array_equal(counts, written if written is not None else counts * 0 + ids.shape[1]):
+            self._cache = _with_states(self._cache, states)
+            return
+        rows, tokens = self._size[0], np.zeros((self._size[0], ids.shape[1]), np.int32)
+        tokens[: len(ids)] = ids
+        where = _padded(positions[:, 0], rows), _padded(counts, rows)
+        self._cache = self._programs.run(self.model.params, self._cache, tokens, *where)[1]
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""
@@ -271,6 +342,29 @@ class JaxRunner:
                 logits, rows, columns, np.pad(uniform, pad), more, params.plain, params.filters
             )
         return Drawn(*(np.asarray(x)[:count] for x in made))
+
+    def stacked(self, parts: Sequence[tuple[Array, np.ndarray]]) -> Array:
+        """See Runner.stacked."""
+        rows = padded_size(len(parts[0][1]), LEAST_ROWS)
+        return jnp.stack([logits[_padded(which, rows)] for logits, which in parts])
+
+    def verify(
+        self, logits: Array, which: np.ndarray, params: RowParams, uniform: np.ndarray,
+        bias: np.ndarray | None, proposed: Proposed,
+    ) -> tuple[Drawn, np.ndarray]:  # fmt: skip
+        """See Runner.verify."""
+        count, size = len(params), padded_size(len(params), LEAST_ROWS)
+        pad = (0, size - count)
+        columns = tuple(np.pad(column, pad, mode="edge") for column in params.columns)
+        more = None if bias is None else np.pad(bias, (pad, (0, 0)))
+        draft = (_padded(x, size) for x in (proposed.steps, proposed.rows, proposed.tokens))
+        with double_precision():
+            *made, kept = verify(
+                logits, _padded(which, size), columns, np.pad(uniform, pad), more,
+                proposed.logits, *draft, np.pad(proposed.uniform, pad), params.plain,
+                params.filters,
+            )  # fmt: skip
+        return Drawn(*(np.asarray(x)[:count] for x in made)), np.asarray(kept)[:count]
 
     def likeliest(self, logits: Array, which: np.ndarray, count: int) -> list[Ranked]:
         """See Runner.likeliest."""
@@ -306,10 +400,10 @@ class JaxRunner:
         if (has_rows, has_positions) == self._size:
             return
         spec = self.model.spec
-        shapes = cache_shapes(spec, has_rows, has_positions, self._dtype, rings=True)
+        shapes = cache_shapes(spec, has_rows, has_positions, self._dtype, self._room)
         if not self._size[0]:
             layers = KVCache.create(
-                spec, has_rows, has_positions, self.model.ops, self._dtype, rings=True
+                spec, has_rows, has_positions, self.model.ops, self._dtype, room=self._room
             ).layers
         else:
             layers = [
@@ -317,7 +411,8 @@ class JaxRunner:
                 for index, layer in enumerate(self._cache.layers)
             ]
         self._size = has_rows, has_positions
-        self._cache = KVCache(layers, rings=ring_layers(spec, has_positions))
+        rings = ring_layers(spec, has_positions, self._room)
+        self._cache = KVCache(layers, rings=rings, room=self._room)
 
 
 def _tokens(counts: np.ndarray) -> int:

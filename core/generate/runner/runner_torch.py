@@ -9,8 +9,14 @@ import torch
 
 from sabia.core.generate.pages import PAGE, ROOT, Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
-from sabia.core.generate.runner.draw_torch import Columns, draw, likeliest
-from sabia.core.generate.runner.interface import ECHO_POSITIONS, Drawn, Model, Prefilled
+from sabia.core.generate.runner.draw_torch import Columns, draw, likeliest, verify
+from sabia.core.generate.runner.interface import (
+    ECHO_POSITIONS,
+    Drawn,
+    Model,
+    Prefilled,
+    Proposed,
+)
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import dtype_name
@@ -24,16 +30,20 @@ class TorchRunner:
     """See core.generate.runner.interface.Runner."""
 
     def __init__(
-        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0
-    ) -> None:
+        self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0,
+        room: int = 0,
+    ) -> None:  # fmt: skip
         self.model = model
-        self._cache = self._new_cache(capacity, context, rings=True)
+        self._cache = self._new_cache(capacity, context, room)
         embed = model.params["embed"]
         self._pages = forward.KVCache.pages(
             model.spec, pages, PAGE, states, model.ops, dtype_name(embed), embed
         )
         self._columns: Columns | None = None
         self._adapters = np.zeros(capacity, np.int64)  # of each row
+        self._stateful = any("state" in layer for layer in self._cache.layers)
+        self._ahead: forward.KVCache | None = None  # with the states after steps ahead
+        self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
 
     def computing(self) -> AbstractContextManager[Any]:
         """See Runner.computing."""
@@ -120,14 +130,44 @@ class TorchRunner:
                     last = ends - (ends - np.arange(size)) % size
                     new[:] = made[rows[:, None], self._tensor(np.maximum(last, 0))]
 
-    def step(self, ids: np.ndarray, positions: np.ndarray) -> Tensor:
+    def width(self, tokens: int) -> int:
+        """See Runner.width."""
+        return tokens
+
+    def step(
+        self, ids: np.ndarray, positions: np.ndarray, counts: np.ndarray | None = None,
+        ahead: bool = False,
+    ) -> Tensor:  # fmt: skip
         """See Runner.step."""
+        hidden = self._step(ids, positions, counts, ahead)
+        return self._logits(hidden.flatten(0, 1))
+
+    def _step(
+        self, ids: np.ndarray, positions: np.ndarray, counts: np.ndarray | None, ahead: bool
+    ) -> Tensor:
+        """The hidden states [n, T, D] of a step."""
         reads = -(-int(positions.max() + 1) // READ_STEP) * READ_STEP
-        view = self._cache.first(len(ids)).upto(min(reads, self._cache.slots))
+        view = self._ahead if ahead and self._ahead else self._cache.first(len(ids))
+        view.upto(min(reads, self._cache.slots)).lengths = counts
         adapters = self._adapters[: len(ids)]
         hidden = self._hidden(self._tensor(ids), self._tensor(positions), view, adapters)
-        self._cache.take_states(view, len(ids))
-        return self._logits(hidden.flatten(0, 1))
+        if ahead and self._stateful:
+            self._ahead, self._last = view, (ids, positions, counts)
+        else:
+            self._cache.take_states(view, len(ids))
+        return hidden
+
+    def settle(self, counts: np.ndarray | None) -> None:
+        """See Runner.settle."""
+        view, self._ahead = self._ahead, None
+        if view is None or counts is None:
+            return
+        ids, positions, written = self._last
+        if np.array_equal(counts, written if written is not None else counts * 0 + ids.shape[1]):
+            self._cache.take_states(view, len(ids))
+        else:
+            most = int(counts.max())
+            self._step(ids[:, :most], positions[:, :most], counts, ahead=False)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""
@@ -150,6 +190,21 @@ class TorchRunner:
             self._columns = Columns(params, self._device)
         chosen = logits[: len(params)] if which is None else logits[self._tensor(which)]
         return Drawn(*(x.cpu().numpy() for x in draw(chosen, self._columns, uniform, bias)))
+
+    def stacked(self, parts: Sequence[tuple[Tensor, np.ndarray]]) -> Tensor:
+        """See Runner.stacked."""
+        return torch.stack([logits[self._tensor(which)] for logits, which in parts])
+
+    def verify(
+        self, logits: Tensor, which: np.ndarray, params: RowParams, uniform: np.ndarray,
+        bias: np.ndarray | None, proposed: Proposed,
+    ) -> tuple[Drawn, np.ndarray]:  # fmt: skip
+        """See Runner.verify."""
+        theirs = proposed.logits[self._tensor(proposed.steps), self._tensor(proposed.rows)]
+        draft = theirs, self._tensor(proposed.tokens), self._tensor(proposed.uniform)
+        columns = Columns(params, self._device)
+        *made, kept = verify(logits[self._tensor(which)], columns, uniform, bias, *draft)
+        return Drawn(*(x.cpu().numpy() for x in made)), kept.cpu().numpy()
 
     def likeliest(self, logits: Tensor, which: np.ndarray, count: int) -> list[Ranked]:
         """See Runner.likeliest."""
@@ -176,10 +231,10 @@ class TorchRunner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
-    def _new_cache(self, rows: int, positions: int, rings: bool = False) -> forward.KVCache:
+    def _new_cache(self, rows: int, positions: int, room: int | None = None) -> forward.KVCache:
         model, embed = self.model, self.model.params["embed"]
         create = forward.KVCache.create
-        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, rings)
+        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, room)
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray

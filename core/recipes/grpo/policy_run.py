@@ -15,7 +15,7 @@ from typing import Any, cast
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.engine import Engine
-from sabia.core.generate.model_directory import weights_fingerprint
+from sabia.core.generate.model_directory import load_draft, weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
@@ -205,6 +205,8 @@ def _training(
     )  # fmt: skip
     stepper = TorchStepper(setup, ChainMap(*layers), mesh)
     engine = Engine(spec, stepper.params, tokenizer)
+    dtype = "float32" if options.precision == "fp32" else "bfloat16"
+    engine.draft = load_draft(options, engine, dtype)
     sampler = Sampler(
         options, engine, PromptSchedule(prompts, options.prompts, job.seed), grader,
         NullGuard(options.max_null), _journal(call, options), world, job.seed,

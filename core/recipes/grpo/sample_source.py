@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import stop
+from sabia.core.generate.session import Counts
 from sabia.core.judge.reward_checks import RewardChecks
 from sabia.core.model.lora import LoraConfig, merged
 from sabia.core.options.grpo import GrpoOptions
@@ -79,7 +80,10 @@ class SampleSource:
             computed *= self.stepper.mesh.rows / self.world.size
         after = self.sampler.grader.stats
         figures = (self.sampler.made, seconds, computed, before, after)
-        self._sums = step_sums(groups, *figures, self.table.sources, self._distance)
+        self._sums = step_sums(
+            groups, *figures, self.table.sources, self._distance, self.engine.counts
+        )
+        self.engine.counts = Counts()
         yield from updates
 
     def sums(self) -> np.ndarray:

@@ -13,6 +13,7 @@ from sabia.core import notes
 from sabia.core.errors import Failed
 from sabia.core.generate.client import ClientStats
 from sabia.core.generate.requests import LENGTH
+from sabia.core.generate.session import Counts
 from sabia.core.judge.agreement import Pairs, audited
 from sabia.core.judge.reward_checks import RewardChecks, Traits, same_family
 from sabia.core.judge.verdict import Verdict
@@ -23,7 +24,7 @@ from sabia.core.train.stepper import StepResult
 SUMS = (
     *("solved", "nats", "teacher_kl", "teacher_tokens"),
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
-    *("made", "seconds", "processes", "computed"),
+    *("made", "seconds", "processes", "computed", "proposed", "accepted"),
     *("judge_calls", "judge_cached", "judge_usd"),
 )
 AUDIT = len(SUMS)  # behind these sums: those of `Pairs`, then those of `Traits`
@@ -38,7 +39,7 @@ COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 def step_sums(
     groups: Sequence[Group], made: int, seconds: float, computed: float,
     before: ClientStats, after: ClientStats, sources: Sequence[str] = (),
-    distance: tuple[float, float] = (0.0, 0.0),
+    distance: tuple[float, float] = (0.0, 0.0), drafted: Counts = Counts(),
 ) -> np.ndarray:  # fmt: skip
     """Sums over this process's samples, in the order of SUMS, with those of audits and checks, and
     by source.
@@ -47,7 +48,7 @@ def step_sums(
 
     computed: tokens in the forward passes of training. distance: sums over trained tokens of
     log-probabilities minus the teacher's, and their number. before, after: counts of the judge's
-    calls.
+    calls. drafted: of the tokens that a draft proposed.
     """
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
@@ -70,6 +71,8 @@ def step_sums(
         "seconds": seconds,
         "processes": 1,
         "computed": computed,
+        "proposed": drafted.proposed,
+        "accepted": drafted.accepted,
         "judge_calls": after.calls - before.calls,
         "judge_cached": after.cached - before.cached,
         "judge_usd": (after.usd or 0.0) - (before.usd or 0.0),
@@ -131,6 +134,8 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> d
     }
     if t["teacher_tokens"]:
         row["teacher_kl"] = t["teacher_kl"] / t["teacher_tokens"]
+    if t["proposed"]:
+        row["accepted_proposals"] = t["accepted"] / t["proposed"]
     if made:
         row["loss"] = float(np.mean([update.loss for update in made]))
         row["grad_norm"] = float(np.mean([update.grad_norm for update in made]))

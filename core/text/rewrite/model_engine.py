@@ -22,7 +22,12 @@ from sabia.core.generate.calls import ChatRequest, ChatResponse, content_key
 from sabia.core.generate.chat import render
 from sabia.core.generate.chat_variables import server_variables, template_variables
 from sabia.core.generate.client import Client, Estimate
-from sabia.core.generate.model_directory import load_engine, model_fingerprint
+from sabia.core.generate.model_directory import (
+    draft_fingerprint,
+    load_draft,
+    load_engine,
+    model_fingerprint,
+)
 from sabia.core.generate.opened import default_cache, open_client, print_estimate
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import chat_template
@@ -141,6 +146,8 @@ class LocalAnswers:
 
     def close(self) -> None:
         self.cache.close()
+        if self.engine.draft:
+            notes.note(f"{self.name}: {self.engine.counts.describe()}")
 
     def _key(self, request: ChatRequest, vote: int | None = None) -> str:
         body = {
@@ -248,6 +255,8 @@ def local_answers(directory: str, options: RewriteOptions) -> LocalAnswers:
     cache = CallCache(options.cache or default_cache())
     fingerprint = model_fingerprint(directory)
     engine = load_engine(directory, backend=options.backend)
+    engine.draft = load_draft(options, engine, backend=options.backend)
+    fingerprint = " ".join(filter(None, (fingerprint, draft_fingerprint(options))))
     return LocalAnswers(engine, directory, fingerprint, cache, options.chat)
 
 
