@@ -227,6 +227,8 @@ def test_an_address_of_others_needs_a_token(model: Path) -> None:
     (("--context", 2048), "at most 1024"),
     (("--cache-memory", "1KiB"), "--cache-memory: 1 KB; a sample of 16 tokens needs"),
     (("--port", 99_999), "--port"),
+    (("--draft", "nowhere"), "--draft: nowhere (expected ngram, or a model directory)"),
+    (("--draft-tokens", 3), "--draft-tokens"),
     (("--dtype", "int3"), "--dtype"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(model: Path, words: tuple[object, ...], hint: str) -> None:

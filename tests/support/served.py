@@ -65,7 +65,8 @@ class RowByRowEngine(Engine):
             return super().session(*sizes, **options)
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
-        return RowByRow(self, capacity, context, table.size)
+        slots = self._row_slots(context)
+        return RowByRow(self, capacity, slots, table.size, room=self._room)
 
 
 def little_engine(context: int = 128) -> Engine:

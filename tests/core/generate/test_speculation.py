@@ -84,9 +84,9 @@ def test_ngrams_change_no_token_and_a_draft_model_no_greedy_one(name: str, backe
     assert counts.accepted < counts.proposed
     assert counts.drawn == sum(len(one.tokens) for one in made.values())
     drafted = engine_of(name, backend, slots=5)
-    drafted.draft = Draft(4, engine_of(name, backend, noise=0.02))
+    drafted.draft = Draft(4, engine_of(name, backend, noise=0.1))
     samples = drafted.generate(asked)
-    assert 0.2 < drafted.counts.accepted / drafted.counts.proposed < 1
+    assert 0 < drafted.counts.accepted < drafted.counts.proposed
     greedy = {request.name for request in asked if not request.temperature}
     for key, one in by_name(samples).items():
         assert key[0] not in greedy or one.tokens == expected[key].tokens
