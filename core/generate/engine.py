@@ -144,28 +144,35 @@ class Engine:
         if self.draft is not None:
             drafter = self.draft.drafter(capacity, context, self._row_slots(context))
         return Session(
-            self, runner, capacity, max_new_tokens, table, keeps_replies, self.prefill_positions,
-            drafter, self._room,
+            self,
+            runner,
+            capacity,
+            max_new_tokens,
+            table,
+            keeps_replies,
+            self.prefill_positions,
+            drafter,
+            self._slack,
         )
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         """A runner with a cache of `capacity` rows of `context` positions and the table's pages."""
         check_context(self.spec, context)
         pages = table.size, table.states or 0
-        return load_runner(self, capacity, self._row_slots(context), *pages, self._room)
+        return load_runner(self, capacity, self._row_slots(context), *pages, self._slack)
 
     def row_bytes(self, context: int) -> int:
         """Bytes of the cache for a sample of `context` positions, with that of a draft model."""
         slots = self._row_slots(context)
-        own = cache_bytes(self.spec, 1, slots, self._cache_dtype, self._room)
+        own = cache_bytes(self.spec, 1, slots, self._cache_dtype, self._slack)
         return own + (self.draft.row_bytes(slots) if self.draft else 0)
 
     def _row_slots(self, context: int) -> int:
         """Slots of a row: whole pages, with room for tokens that are not kept."""
-        return -(-(context + self._room) // PAGE) * PAGE
+        return -(-(context + self._slack) // PAGE) * PAGE
 
     @property
-    def _room(self) -> int:
+    def _slack(self) -> int:
         return self.draft.tokens if self.draft else 0
 
     @property

@@ -11,7 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage.peft_adapters import load_adapter
 from sabia.core.model.storage.stored_weights import load_stored
-from sabia.core.options.generation import NGRAM, Drafting
+from sabia.core.options.shared import NGRAM, Drafting
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

@@ -226,10 +226,10 @@ class Session:
             kept = made.tokens == proposed
         else:
             keys = purpose_keys(slots.key[rows], KEEP)
-            chance = uniforms(keys, slots.drawn[rows] + at)
+            keeping = uniforms(keys, slots.drawn[rows] + at)
             steps = np.minimum(at, proposal.tokens.shape[1] - 1)
             made, kept = runner.verify(
-                *inputs, Proposed(proposed, proposal.logits, steps, rows, chance)
+                *inputs, Proposed(proposed, proposal.logits, steps, rows, keeping)
             )
         agreed = np.zeros((active, width), bool)
         agreed[rows, at] = kept

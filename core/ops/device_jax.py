@@ -1,7 +1,7 @@
 """The operations of one device in JAX: pure functions that work under jit and grad.
 
 Attention, norms, expert products and the vocabulary loss are those of sabia.kernels; all shapes are
-static. Importing this module registers KVCache as a pytree (static: `reads`, `rings`, `room`).
+static. Importing this module registers KVCache as a pytree (static: `reads`, `rings`, `slack`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from sabia.core.ops.product import Matrix, Product
 
 Array = jax.Array
 
-_STATIC = ["reads", "rings", "room"]
+_STATIC = ["reads", "rings", "slack"]
 jax.tree_util.register_dataclass(KVCache, data_fields=["layers", "lengths"], meta_fields=_STATIC)
 
 

@@ -8,10 +8,10 @@ registered as a pytree, a jitted function takes the cache as an argument and ret
 Layers that have a state of all tokens so far (gated delta nets) keep it instead, and a call
 continues from it: `lengths[B]` says how many tokens of each row are no padding (None: all).
 
-Layers with a window that are in `rings` keep only so many slots as their window and `room` have;
-the token at position p is in slot p modulo their number. A call writes at most `room` + 1 tokens of
-each row then, and the next call may begin at any position after the first of them: what the former
-one wrote behind it is replaced, or outside of every window.
+Layers with a window that are in `rings` keep only so many slots as their window and `slack` have;
+the token at position p is in slot p modulo their number. A call writes at most `slack` + 1 tokens
+of each row then, and the next call may begin at any position after the first of them: what the
+former one wrote behind it is replaced, or outside of every window.
 
 `reads` is the number of slots that attention reads (static under jit). None: computed from the
 positions if that is free (torch on CPU), otherwise all slots. A caller that knows the largest
@@ -35,20 +35,20 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 Shapes = list[dict[str, tuple[tuple[int, ...], str]]]  # layer → name → (shape, dtype)
 
 
-def ring_layers(spec: ModelSpec, slots: int, room: int | None) -> frozenset[int]:
-    """The layers whose window and room are smaller than a row of so many slots."""
-    if room is None:
+def ring_layers(spec: ModelSpec, slots: int, slack: int | None) -> frozenset[int]:
+    """The layers whose window and slack are smaller than a row of so many slots."""
+    if slack is None:
         return frozenset()
     windows = {i: getattr(layer.mixer, "window", None) for i, layer in enumerate(spec.layers)}
-    return frozenset(i for i, w in windows.items() if w is not None and w + room < slots)
+    return frozenset(i for i, w in windows.items() if w is not None and w + slack < slots)
 
 
 def cache_shapes(
-    spec: ModelSpec, batch: int, slots: int, dtype: str, room: int | None = None
+    spec: ModelSpec, batch: int, slots: int, dtype: str, slack: int | None = None
 ) -> Shapes:
-    """The arrays of a cache by layer. room: layers with a window keep only so many tokens more than
-    it has; None: all."""
-    short = ring_layers(spec, slots, room)
+    """The arrays of a cache by layer. slack: layers with a window keep only so many tokens more
+    than it has; None: all."""
+    short = ring_layers(spec, slots, slack)
     made: Shapes = []
     for index, layer in enumerate(spec.layers):
         mixer = layer.mixer
@@ -58,17 +58,17 @@ def cache_shapes(
                 for name, shape in mixer.state_shapes().items()
             })  # fmt: skip
             continue
-        length = mixer.window + (room or 0) if index in short and mixer.window else slots
+        length = mixer.window + (slack or 0) if index in short and mixer.window else slots
         shapes = mixer.cache_shapes().items()
         made.append({name: ((batch, length, *shape), dtype) for name, shape in shapes})
     return made
 
 
 def cache_bytes(
-    spec: ModelSpec, batch: int, slots: int, dtype: str = "float32", room: int | None = None
+    spec: ModelSpec, batch: int, slots: int, dtype: str = "float32", slack: int | None = None
 ) -> int:
     """Bytes of such a cache, without creating it."""
-    every = (one for layer in cache_shapes(spec, batch, slots, dtype, room)
+    every = (one for layer in cache_shapes(spec, batch, slots, dtype, slack)
              for one in layer.values())  # fmt: skip
     return sum(math.prod(shape) * ITEM_BYTES[kind] for shape, kind in every)
 
@@ -91,8 +91,8 @@ class KVCache:
     layers: list[dict[str, Array]] = field(default_factory=list)
     reads: int | None = None
     lengths: np.ndarray | None = None
-    rings: frozenset[int] = frozenset()  # layers that keep their window and `room` only
-    room: int = 0
+    rings: frozenset[int] = frozenset()  # layers that keep their window and `slack` only
+    slack: int = 0
 
     @classmethod
     def create(
@@ -103,17 +103,17 @@ class KVCache:
         ops: Ops,
         dtype: str = "float32",
         like: Array | None = None,
-        room: int | None = None,
+        slack: int | None = None,
     ) -> "KVCache":
-        """An empty cache on the device of `like` (default: the backend's); with room, whoever calls
-        it checks the context."""
-        if not room:
+        """An empty cache on the device of `like` (default: the backend's); with slack, the
+        caller checks the context."""
+        if not slack:
             check_context(spec, slots)
         layers = [
             {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
-            for layer in cache_shapes(spec, batch, slots, dtype, room)
+            for layer in cache_shapes(spec, batch, slots, dtype, slack)
         ]
-        return cls(layers, rings=ring_layers(spec, slots, room), room=room or 0)
+        return cls(layers, rings=ring_layers(spec, slots, slack), slack=slack or 0)
 
     @classmethod
     def pages(
@@ -156,7 +156,7 @@ class KVCache:
         """The first rows. Under torch what is written to keys and values is written to this cache;
         states are replaced in the result only."""
         layers = [{name: x[:rows] for name, x in layer.items()} for layer in self.layers]
-        return KVCache(layers, rings=self.rings, room=self.room)
+        return KVCache(layers, rings=self.rings, slack=self.slack)
 
     def take_states(self, view: "KVCache", rows: int) -> None:
         """Set the states of the first rows to those of a view, which a call has replaced."""
@@ -200,12 +200,12 @@ class KVCache:
         self, index: int, new: Mapping[str, Array], slots: Array, reads: int, ops: Ops
     ) -> tuple[Array, ...]:
         """Write arrays [B, T, K, N] of layer `index`; returns the first `reads` slots of each, or
-        those of a ring with room in the order of their positions."""
+        those of a ring with slack in the order of their positions."""
         layer, order = self.layers[index], None
         if index in self.rings:
             size = next(iter(layer.values())).shape[1]
             reads = min(reads, size)
-            if self.room:
+            if self.slack:
                 at = self._first_kept(slots, size, ops) + ops.arange(reads, slots)
                 order = ops.arange(len(slots), slots)[:, None], at % size
             slots = slots % size
@@ -225,15 +225,15 @@ class KVCache:
     def mask(self, x: Array, window: int | None, slots: Array, reads: int, ops: Ops) -> Any:
         """The mask of the layers with this window, for x[B, T, D] at slots[B, T]."""
         sizes = {next(iter(self.layers[index].values())).shape[1] for index in self.rings}
-        if window is None or window + self.room not in sizes:
+        if window is None or window + self.slack not in sizes:
             return ops.attention_mask(x, reads, window=window, slots=slots)
-        if x.shape[1] > self.room + 1:
+        if x.shape[1] > self.slack + 1:
             raise UsageError(
                 f"cache: {x.shape[1]} tokens of a row at once, of layers that keep their window of "
-                f"{window} (expected at most {self.room + 1}; create a cache without rings)"
+                f"{window} (expected at most {self.slack + 1}; create a cache without rings)"
             )
-        if self.room:
-            size = window + self.room
+        if self.slack:
+            size = window + self.slack
             slots = slots - self._first_kept(slots, size, ops)
             return ops.attention_mask(x, min(reads, size), window=window, slots=slots)
         # all slots that have been written are in the window, and all are once it is full

@@ -4,7 +4,6 @@ import re
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, ApiCalls, RubricJudge
 from sabia.core.options.option import (
     changed,
@@ -17,7 +16,16 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Backend, Call, InputOptions, Output, Redo, RowOptions, Seeded
+from sabia.core.options.shared import (
+    Backend,
+    Call,
+    Drafting,
+    InputOptions,
+    Output,
+    Redo,
+    RowOptions,
+    Seeded,
+)
 from sabia.core.shards.endings import check_ending
 
 TASKS = needs("task")

@@ -2,7 +2,6 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
@@ -15,7 +14,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Trainer
+from sabia.core.options.shared import Drafting, Trainer
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
     Adapters,

@@ -2,10 +2,9 @@
 
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
-from sabia.core.options.generation import Drafting
 from sabia.core.options.model_calls import JUDGED, ApiCalls, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
-from sabia.core.options.shared import Appending, Backend, RowOptions, TextColumn
+from sabia.core.options.shared import Appending, Backend, Drafting, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
 LOCAL = needs(engine="local")

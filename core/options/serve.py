@@ -1,9 +1,8 @@
 """Options of `sabia serve`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.generation import Drafting
 from sabia.core.options.option import changed, choice, integer, quantity, several, text
-from sabia.core.options.shared import Backend, Call
+from sabia.core.options.shared import Backend, Call, Drafting
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -66,7 +66,7 @@ class RowByRowEngine(Engine):
 
     def runner(self, capacity: int, context: int, table: PageTable) -> Runner:
         slots = self._row_slots(context)
-        return RowByRow(self, capacity, slots, table.size, room=self._room)
+        return RowByRow(self, capacity, slots, table.size, slack=self._slack)
 
 
 def little_engine(context: int = 128) -> Engine:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.draft.draft_model import ModelDrafter
 from sabia.core.generate.draft.ngram import NgramDrafter
 from sabia.core.generate.draft.proposal import Drafter
+from sabia.core.generate.runner.interface import Model
 from sabia.core.generate.runner.load import load_runner
 from sabia.core.ops.base import dtype_name
 from sabia.core.ops.kv_cache import cache_bytes, check_context
-
-if TYPE_CHECKING:
-    from sabia.core.generate.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -22,9 +19,9 @@ class Draft:
     """At most `tokens` are proposed at a time; without a model, by n-grams of the text so far."""
 
     tokens: int
-    model: Engine | None = None
+    model: Model | None = None
 
-    def check(self, engine: Engine) -> None:
+    def check(self, engine: Model) -> None:
         """Raise UsageError for a model whose tokens are not those of the engine's."""
         if self.model is None:
             return
@@ -48,11 +45,11 @@ class Draft:
 
     def drafter(self, capacity: int, context: int, slots: int) -> Drafter:
         """What proposes tokens for a session of `capacity` rows of `context` positions, in so many
-        slots, which have room for them."""
+        slots, which have slack for them."""
         if self.model is None:
             return NgramDrafter()
         check_context(self.model.spec, context)
-        runner = load_runner(self.model, capacity, slots, room=self.tokens)
+        runner = load_runner(self.model, capacity, slots, slack=self.tokens)
         return ModelDrafter(runner, capacity, self.tokens, self.model.spec)
 
     def row_bytes(self, slots: int) -> int:

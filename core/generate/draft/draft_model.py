@@ -21,11 +21,11 @@ from sabia.core.spec.model import ModelSpec
 class ModelDrafter:
     """See core.generate.draft.proposal.Drafter."""
 
-    def __init__(self, runner: Runner, capacity: int, room: int, spec: ModelSpec) -> None:
+    def __init__(self, runner: Runner, capacity: int, slack: int, spec: ModelSpec) -> None:
         """runner: of the smaller model of this `spec`, with as many rows as the session's, and this
-        `room`."""
+        `slack`."""
         self._runner, self._known = runner, np.zeros(capacity, np.int64)
-        self._most_at_once = room + 1
+        self._most_at_once = slack + 1
         self._stateful = any(isinstance(layer.mixer, GatedDeltaNet) for layer in spec.layers)
         self._ends, self._steps = self._known[:0], 1
 

@@ -68,8 +68,8 @@ class NgramDrafter:
             text = self._texts[row]
             have = len(text.tokens) - int(slots.length[row])
             text.extend(slots.tokens[row, have : slots.drawn[row]].tolist())
-            if allowed and (found := text.next_tokens(allowed)):
-                tokens[row, : len(found)], counts[row] = found, len(found)
+            if allowed and (following := text.next_tokens(allowed)):
+                tokens[row, : len(following)], counts[row] = following, len(following)
         return Proposal(tokens, counts, None)
 
     def settle(self, kept: np.ndarray) -> None:

@@ -50,7 +50,7 @@ def draw(
 @partial(jax.jit, static_argnames=("plain", "filters"))
 def verify(
     logits: Array, which: Array, columns: tuple[Array, ...], uniform: Array, bias: Array | None,
-    theirs: Array, steps: Array, rows: Array, proposed: Array, chance: Array, plain: bool,
+    theirs: Array, steps: Array, rows: Array, proposed: Array, keeping: Array, plain: bool,
     filters: bool,
 ) -> tuple[Array, Array, Array, Array]:  # fmt: skip
     """As in torch; the draft's distribution of b is that of theirs[steps[b], rows[b]]."""
@@ -61,7 +61,7 @@ def verify(
     other = jax.nn.log_softmax(_steered(theirs[steps, rows], columns, plain, filters), -1)
     ours, drafted = (jnp.exp(x.astype(jnp.float64)) for x in (scores, other))
     chosen, q = (jnp.take_along_axis(x, at, -1) for x in (ours, drafted))
-    kept = given & (chance[:, None] * q < chosen)
+    kept = given & (keeping[:, None] * q < chosen)
     rest = jnp.maximum(ours - drafted, 0)
     rest = jnp.where(given & (rest.sum(-1, keepdims=True) > 0), rest, ours)
     drawn = _drawn(jnp.log(rest).astype(scores.dtype), uniform[:, None])[0]

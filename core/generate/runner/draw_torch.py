@@ -49,18 +49,18 @@ def draw(
 
 def verify(
     logits: Tensor, columns: Columns, uniform: np.ndarray, bias: np.ndarray | None,
-    theirs: Tensor, proposed: Tensor, chance: Tensor,
+    theirs: Tensor, proposed: Tensor, keeping: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """(tokens[B], logprobs[B], raw_logprobs[B], kept[B]); see Runner.verify.
 
-    A token proposed[b] (-1: none), drawn from the draft's distribution q, is kept if chance[b]
+    A token proposed[b] (-1: none), drawn from the draft's distribution q, is kept if keeping[b]
     q(x) < p(x); otherwise a token is drawn from max(p - q, 0), or from p where none was proposed.
     """
     unscaled, given, at = _biased(logits, bias), proposed[:, None] >= 0, proposed[:, None].clamp(0)
     scores = torch.log_softmax(_steered(unscaled, columns), -1)
     ours, drafted = (x.double().exp() for x in
                      (scores, torch.log_softmax(_steered(theirs, columns), -1)))  # fmt: skip
-    kept = given & (chance[:, None] * drafted.gather(1, at) < ours.gather(1, at))
+    kept = given & (keeping[:, None] * drafted.gather(1, at) < ours.gather(1, at))
     rest = (ours - drafted).clamp_(min=0)
     rest = torch.where(given & (rest.sum(-1, keepdim=True) > 0), rest, ours)
     tokens = torch.where(kept, at, _drawn(rest.log().to(scores.dtype), uniform)[0])

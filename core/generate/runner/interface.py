@@ -64,7 +64,7 @@ class Proposed(NamedTuple):
 
 class Runner(Protocol):
     """A model on one device, with a cache of `capacity` rows of `context` positions, and pages. The
-    last `room` positions of a row are for tokens that it may not keep, of which a step writes so
+    last `slack` positions of a row are for tokens that it may not keep, of which a step writes so
     many at most."""
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -93,7 +93,7 @@ class Runner(Protocol):
         order of the rows [n·T, V].
 
         counts[n]: of a row's tokens only the first so many are its own (None: all); what the others
-        write is behind them, where a later step writes again. T is at most 1 more than the `room`
+        write is behind them, where a later step writes again. T is at most 1 more than the `slack`
         of the runner for a model whose layers keep their window only. ahead: states of all tokens
         so far stay as they are for `settle`; a further such step continues from those that this one
         has computed.

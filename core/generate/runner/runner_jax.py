@@ -188,9 +188,9 @@ class JaxRunner:
 
     def __init__(
         self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0,
-        room: int = 0,
+        slack: int = 0,
     ) -> None:  # fmt: skip
-        self.model, self._capacity, self._context, self._room = model, capacity, context, room
+        self.model, self._capacity, self._context, self._slack = model, capacity, context, slack
         ops: Any = model.ops
         self._programs = _programs(model.spec, ops)
         embed = model.params["embed"]
@@ -280,8 +280,8 @@ class JaxRunner:
 
     def width(self, tokens: int) -> int:
         """See Runner.width: one of few."""
-        if 1 < tokens <= self._room + 1:
-            return self._room + 1
+        if 1 < tokens <= self._slack + 1:
+            return self._slack + 1
         return padded_size(tokens, 1)
 
     def step(
@@ -400,10 +400,10 @@ class JaxRunner:
         if (has_rows, has_positions) == self._size:
             return
         spec = self.model.spec
-        shapes = cache_shapes(spec, has_rows, has_positions, self._dtype, self._room)
+        shapes = cache_shapes(spec, has_rows, has_positions, self._dtype, self._slack)
         if not self._size[0]:
             layers = KVCache.create(
-                spec, has_rows, has_positions, self.model.ops, self._dtype, room=self._room
+                spec, has_rows, has_positions, self.model.ops, self._dtype, slack=self._slack
             ).layers
         else:
             layers = [
@@ -411,8 +411,8 @@ class JaxRunner:
                 for index, layer in enumerate(self._cache.layers)
             ]
         self._size = has_rows, has_positions
-        rings = ring_layers(spec, has_positions, self._room)
-        self._cache = KVCache(layers, rings=rings, room=self._room)
+        rings = ring_layers(spec, has_positions, self._slack)
+        self._cache = KVCache(layers, rings=rings, slack=self._slack)
 
 
 def _tokens(counts: np.ndarray) -> int:

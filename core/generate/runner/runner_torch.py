@@ -31,10 +31,10 @@ class TorchRunner:
 
     def __init__(
         self, model: Model, capacity: int, context: int, pages: int = 0, states: int = 0,
-        room: int = 0,
+        slack: int = 0,
     ) -> None:  # fmt: skip
         self.model = model
-        self._cache = self._new_cache(capacity, context, room)
+        self._cache = self._new_cache(capacity, context, slack)
         embed = model.params["embed"]
         self._pages = forward.KVCache.pages(
             model.spec, pages, PAGE, states, model.ops, dtype_name(embed), embed
@@ -231,10 +231,10 @@ class TorchRunner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
-    def _new_cache(self, rows: int, positions: int, room: int | None = None) -> forward.KVCache:
+    def _new_cache(self, rows: int, positions: int, slack: int | None = None) -> forward.KVCache:
         model, embed = self.model, self.model.params["embed"]
         create = forward.KVCache.create
-        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, room)
+        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, slack)
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray

@@ -19,7 +19,6 @@ from served import NAME, Client, RowByRowEngine, little_engine, serving
 
 from sabia.core.errors import Failed
 from sabia.core.generate.chat import render
-from sabia.core.generate.draft.draft import Draft
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.generate.requests import Completion, Request
@@ -347,33 +346,6 @@ def test_requests_past_the_queue_are_sent_away(engine: Engine) -> None:
         assert f"sabia_generated_tokens_total {drawn}\n" in page
 
     run(engine, call, samples=2, queue=4)
-
-
-def test_proposals_change_no_reply_and_are_counted(engine: Engine) -> None:
-    body = {"prompt": "the quick brown the quick brown the quick", "max_tokens": 40, "n": 3,
-            "ignore_eos": True, "temperature": 0, "logprobs": 2}  # fmt: skip
-    texts = list[list[str]]()
-
-    async def call(server: Server, client: Client) -> None:
-        status, reply = await client.post(PLAIN, body)
-        assert status == 200
-        texts.append([choice["text"] for choice in reply["choices"]])
-        pieces = await client.stream(PLAIN, {**body, "n": 1})
-        assert "".join(one["choices"][0]["text"] for one in pieces) == texts[0][0]
-        page = await client.text("/metrics")
-        figures = dict(line.split() for line in page.splitlines() if line.count(" ") == 1)
-        proposed, accepted = (int(figures[f"sabia_{name}_tokens_total"])
-                              for name in ("proposed", "accepted"))  # fmt: skip
-        assert (0 < accepted <= proposed) == (engine.draft is not None)
-        assert figures["sabia_generated_tokens_total"] == "160"
-
-    run(engine, call)
-    engine.draft = Draft(3, Engine(engine.spec, engine.params, engine.tokenizer))
-    try:
-        run(engine, call)
-    finally:
-        engine.draft = None
-    assert texts[0] == texts[1]
 
 
 def test_a_request_names_its_adapter_as_the_model(engine: Engine) -> None:
