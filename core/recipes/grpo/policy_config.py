@@ -10,6 +10,7 @@ from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.judge.rewards import MODEL, parse_reward
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
+from sabia.core.options.shared import NGRAM
 from sabia.core.options.training import Adapters, Guards
 from sabia.core.recipes.training_config import (
     check_run_texts,
@@ -28,7 +29,7 @@ JUDGE = {
 
 # options that earlier versions did not have
 LATER = ("reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill", "surrogate",
-         "sequence_mask")  # fmt: skip
+         "sequence_mask", "draft", "draft_tokens")  # fmt: skip
 
 # mean |log-probability of the trainer - that of the sampler| of a step, by --precision
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}
@@ -87,8 +88,8 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
         # absent at their defaults, so that runs of versions without these options can be resumed
         if name in values and values[name] == options.table[name].default_value():
             del values[name]
-    for name in ("reward_model", "teacher"):
-        if path := getattr(options, name):
+    for name in ("reward_model", "teacher", "draft"):
+        if (path := getattr(options, name)) and path != NGRAM:
             values[name] = weights_fingerprint(path)
     in_loss = (name for name in PolicyLoss.table if name != "updates" and name in values)
     loss = {name: values.pop(name) for name in in_loss}
