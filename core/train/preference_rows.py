@@ -13,7 +13,7 @@ import numpy as np
 
 from sabia.core.parallel.process_group import gather_objects
 from sabia.core.parallel.world import World
-from sabia.core.train.losses.preference import WITH_REFERENCE, PreferenceLoss
+from sabia.core.train.losses.preference import PreferenceLoss
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.token_rows import Batch, TokenRows
 
@@ -131,8 +131,3 @@ class PreferenceBatches:
 
 def _constants(rows: int) -> Batch:
     return {name: np.zeros((rows, 1), np.float32) for name in ("z", "per_token")}
-
-
-def needs_reference(kind: str) -> bool:
-    """Whether a loss compares with the log-probabilities of the starting model."""
-    return kind in WITH_REFERENCE

@@ -102,7 +102,7 @@ def changed_code(text: str, draw: random.Random) -> str | None:
     elif isinstance(node, ast.If):
         node.test = ast.UnaryOp(ast.Not(), node.test)
     else:
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        node.value = not node.value if isinstance(node.value, bool) else 2 * node.value + 1
     return ast.unparse(tree)
 
 

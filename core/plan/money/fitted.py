@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.money.scaling import BESIROGLU, ScalingLaw
+from sabia.core.plan.money.scaling import BESIROGLU, Pair, ScalingLaw
 
 LEAST_RUNS = 4
 MOST_FREE = 8
@@ -57,17 +57,17 @@ class FittedLaw:
     @property
     def largest_flops(self) -> float:
         """6ND of the largest run."""
-        return max(6 * run.params * run.tokens for run in self.runs)
+        return max(Pair(run.params, run.tokens).train_flops for run in self.runs)
 
     def interval(self, of: Callable[[ScalingLaw], float]) -> tuple[float, float]:
         """10th and 90th percentile of a figure of the law."""
-        return _percentiles([of(law) for law in self.resampled])
+        return percentiles([of(law) for law in self.resampled])
 
     def loss_interval(self, params: float, tokens: float) -> tuple[float, float]:
         """The same of the loss that a run would have, with the spread of the runs."""
         fitted = 5 if self.free else 3
         wider = (len(self.errors) / max(1, len(self.errors) - fitted)) ** 0.5
-        return _percentiles(
+        return percentiles(
             [
                 law.loss(params, tokens) * (1 + error * wider)
                 for law, error in itertools.product(self.resampled, self.errors)
@@ -75,7 +75,8 @@ class FittedLaw:
         )
 
 
-def _percentiles(values: Iterable[float]) -> tuple[float, float]:
+def percentiles(values: Iterable[float]) -> tuple[float, float]:
+    """10th and 90th percentile."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return ordered[round(0.1 * last)], ordered[round(0.9 * last)]

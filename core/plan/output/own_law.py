@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from sabia.core.plan.money.fitted import FittedLaw
-from sabia.core.plan.money.scaling import BESIROGLU
+from sabia.core.plan.money.fitted import FittedLaw, percentiles
+from sabia.core.plan.money.scaling import BESIROGLU, Pair
 from sabia.core.plan.output.table import percent
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
@@ -37,7 +37,7 @@ def fit(request: PlanRequest, plan: Plan) -> View:
     fitted = request.own_law
     assert fitted is not None
     params, tokens = plan.run.active_params, plan.run.tokens
-    flops = 6 * params * tokens
+    flops = Pair(params, tokens).train_flops
     loss, interval = fitted.law.loss(params, tokens), fitted.loss_interval(params, tokens)
     lines = [
         law_line(fitted),
@@ -56,8 +56,7 @@ def fit(request: PlanRequest, plan: Plan) -> View:
     if fitted.law.a and fitted.law.b:
         best = fitted.law.optimal(flops)
         laws = [law for law in fitted.resampled if law.a and law.b]
-        sizes = sorted(law.optimal(flops).params for law in laws) or [best.params]
-        low, high = sizes[round(0.1 * (len(sizes) - 1))], sizes[round(0.9 * (len(sizes) - 1))]
+        low, high = percentiles([law.optimal(flops).params for law in laws] or [best.params])
         lines.append(
             f"          for its FLOPs: {format_count(best.params)} parameters "
             f"({format_count(low)} to {format_count(high)}) on {format_count(best.tokens)} tokens, "

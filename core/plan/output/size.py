@@ -6,6 +6,7 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, planner
+from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
 from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
 from sabia.core.plan.money.fitted import FittedLaw
 from sabia.core.plan.money.own_runs import fitted_law
@@ -45,7 +46,9 @@ class SizeAnswer:
                 flag = settings.table[name].flag
                 raise UsageError(f"{flag}: needs the size of the model (expected --params)")
         self.settings = settings
-        self.request = build(_guess(settings, GUESSED, None), priced=False, today=today)
+        unset = dict.fromkeys(("tokens", "tokens_per_param", "data", "fit"))
+        guess = settings.changed(params=GUESSED, **unset)
+        self.request = build(guess, priced=False, today=today)
         self.fitted: FittedLaw | None = fitted_law(settings)
         self.rows = tuple(self._sized(deadline_s) for deadline_s in self.request.deadlines_s)
 
@@ -75,7 +78,7 @@ class SizeAnswer:
     def _chosen(self, budget: Budget) -> Pair:
         """The pair of the options, or the best one."""
         if self.settings.tokens is not None:
-            params = budget.flops / 6 / self.settings.tokens
+            params = budget.flops / FLOPS_PER_PARAM_TOKEN / self.settings.tokens
             return Pair(params, self.settings.tokens)
         ratio = self.settings.tokens_per_param
         return budget.best() if ratio is None else budget.pair(ratio)
@@ -234,8 +237,3 @@ def _pair_cells(row: Sized, pair: Pair) -> list[str]:
         f"{pair.tokens_per_param:,.0f}",
         f"{row.budget.loss(pair):.3f}",
     ]
-
-
-def _guess(settings: PlanOptions, params: float, tokens: float | None) -> PlanOptions:
-    unset = dict.fromkeys(("tokens_per_param", "data", "fit"))
-    return settings.changed(params=params, tokens=tokens, **unset)

@@ -154,18 +154,20 @@ class Weights:
 def _merged(arrays: Sequence[Array], weights: Sequence[float], options: MergeOptions) -> LazyArray:
     """The merged tensor; `ties` has the base as the last of the arrays."""
     first = arrays[0]
-    blocks = {"linear": _linear, "slerp": _slerp}
     if options.method == "ties":
         fetch = _ties(arrays[:-1], arrays[-1], weights, options.density, options.scale)
     else:
-        fetch = blocks[options.method](arrays, weights)
+        fetch = {"linear": _linear, "slerp": _slerp}[options.method](arrays, weights)
     dtype = np.dtype(first.dtype)
     return cast(LazyArray(tuple(first.shape), np.dtype(np.float32), fetch), dtype)
 
 
 def _rows(array: Array, start: int, stop: int) -> np.ndarray:
-    """Rows in fp32; of an array without axes the array."""
-    part = array[start:stop] if array.shape else array
+    """Rows in fp32, of which a lazy array reads no others; of an array without axes the array."""
+    if isinstance(array, LazyArray):
+        part = array.fetch(start, stop)
+    else:
+        part = array[start:stop] if array.shape else array
     return np.asarray(part).astype(np.float32)
 
 
@@ -241,16 +243,14 @@ def _average_checkpoints(job: Job, options: MergeOptions, out: Path) -> int:
     weights = Weights(options, len(steps))
     checkpoints = [local.verify(local.path_of(directory.checkpoints, step)) for step in steps]
     notes.note(f"checkpoints of steps {', '.join(f'{step:,}' for step in steps)}")
-    spec, readers = (
-        from_config(checkpoints[-1].manifest["config"]),
-        [Reader(one) for one in checkpoints],
-    )
+    spec = from_config(checkpoints[-1].manifest["config"])
+    readers = [Reader(one) for one in checkpoints]
     if any(LORA in name for name in readers[-1]):
         raise UsageError(f"--checkpoints: {directory.path} trained adapters (expected the model)")
     numpy_type, params = numpy_dtype(options.export_dtype), dict[str, Any]()
     for tensor in spec.tensors():
         arrays = [reader[f"param/{tensor.name}"] for reader in readers]
-        fetch = _of_lazy(arrays, weights.of(tensor.name))
+        fetch = _linear(arrays, weights.of(tensor.name))
         whole = LazyArray(tensor.shape, np.dtype(np.float32), fetch)
         params[tensor.name] = cast(whole, numpy_type)
     if job.dry_run:
@@ -259,11 +259,3 @@ def _average_checkpoints(job: Job, options: MergeOptions, out: Path) -> int:
     final = directory.final if own_tokenizer(str(directory.final)) else None
     hub.save_model(out, spec, params, final)
     return len(steps)
-
-
-def _of_lazy(arrays: Sequence[LazyArray], weights: Sequence[float]) -> Blocks:
-    def fetch(start: int, stop: int) -> np.ndarray:
-        parts = [array.fetch(start, stop).astype(np.float32) for array in arrays]
-        return np.asarray(sum(np.float32(w) * part for w, part in zip(weights, parts, strict=True)))
-
-    return fetch
