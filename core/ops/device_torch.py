@@ -94,9 +94,12 @@ def arange(count: int, like: Tensor) -> Tensor:
 
 
 def zeros(shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tensor:
-    """See Ops.zeros."""
+    """See Ops.zeros. On a CPU, memory is taken when it is first written (torch.zeros fills it)."""
     device = default_device() if like is None else like.device
-    return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
+    bits = np.zeros(tuple(shape), f"i{_dtype(dtype).itemsize}")
+    return torch.from_numpy(bits).view(_dtype(dtype))
 
 
 def full(shape: Sequence[int], value: float, like: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """Pages of what prompts begin with, and caches that stay within their memory."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hybrid_models import CONFIGS, hybrid
@@ -184,3 +187,19 @@ def test_free_memory_is_that_of_the_control_group(tmp_path) -> None:  # type: ig
     assert _host_free(tmp_path, tmp_path) == 40_000
     (tmp_path / "memory.max").write_text("max\n")
     assert _host_free(tmp_path, tmp_path) == 50 * 1024
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_on_a_cpu_takes_memory_when_it_is_written(dtype: str) -> None:
+    ops = load_ops("torch")
+    before = _resident()
+    cache = ops.zeros((1 << 20, 16, 16), dtype)  # 512 MiB or more
+    assert _resident() - before < 64 << 20
+    cache[::4096] = 1.5
+    assert float(cache[::2048].float().sum()) == 256 * 256 * 1.5
+    assert ops.zeros((0, 3), dtype).shape == (0, 3)
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
