@@ -190,11 +190,13 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, OnPolicyTeacher, PolicyLoss, Schedule, Adapters, RunOptions,
-    JudgeOptions, ChatTemplate,
+    Trainer, Reward, Rollouts, OnPolicyTeacher, PolicyLoss, Schedule, Optimizer, Adapters,
+    RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
-    defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0"},
-    without=("decay_shape", "row_sigmas", "max_skipped"),
+    defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
+              "weight_decay": 0.0},
+    without=("decay_shape", "row_sigmas", "max_skipped", "mup_base", "z_loss", "balance",
+             "router_z", "bias_rate"),
 ):  # fmt: skip
     """Options of `sabia grpo`."""
 
@@ -217,25 +219,22 @@ class GrpoOptions(
     """`mean` subtracts the mean reward of the group (group-mean baseline); `std` also divides by
     the group's standard deviation."""
 
-    weight_decay: float = changed(Optimizer.weight_decay, default=0.0)
-    """The optimizer is AdamW."""
-    betas: str = changed(Optimizer.betas, default="0.9,0.95", unset="", only=())
-    """These are AdamW's beta1 and beta2."""
-    eps: float | None = changed(Optimizer.eps, unset="1e-8", only=())
-    """It is added to the root of the mean squared gradient."""
-    clip_norm: float = Optimizer.clip_norm
     precision: str = PrecisionOptions.precision
     """The formats are described in `sabia pretrain`. Samples are generated in bf16, and in fp32
     with `fp32`."""
     remat: str = PrecisionOptions.remat
     """Each sample then has a row with its prompt."""
+    compile: bool = PrecisionOptions.compile
     micro_tokens: int = quantity(
         "whole", "Tokens per forward and backward pass on a device", "16K", group="Parallelism",
         recorded=False,
     )  # fmt: skip
     """A smaller number needs less memory; the update does not depend on it."""
     validation: str = text("Prompt records to validate on", "PATH", group="Data", recorded=False)
-    """The validation reward is the mean reward of one greedy sample of each prompt."""
+    """`validation_reward` is the mean reward of one greedy sample of each prompt,
+    `validation_sampled_reward` that of one sample at `--temperature`. The checkpoint with the
+    highest validation reward is kept besides the newest ones; where it is not the last one, `best/`
+    is its model in the format of `final/`."""
     eval_every: int = changed(Logging.eval_every, only=needs("validation"))
     on_spike: str = changed(
         Guards.on_spike, default="off", choices=("off", "skip", "stop"),

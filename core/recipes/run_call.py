@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes, units
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.ops import kernel_report
@@ -40,6 +41,7 @@ from sabia.core.shards.lineage import run_record
 from sabia.core.spec import ModelSpec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
+from sabia.core.train.checkpoint.local import name_of, open_checkpoint
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import Objective, Source, TrainingRun
 from sabia.core.train.optimizer.config import OptimizerConfig
@@ -156,6 +158,7 @@ def in_directory(
         figures = make_run(mesh).train()
         if world.leads:
             export(directory, made, options.export_dtype)
+            export_best(directory, made, options.export_dtype, figures)
             directory.finish(identity, **figures, **{run_record.RUN: _run_record(job)})
             parts = [f"{figures['step']:,} steps", *describe(figures)]
             took = units.format_duration(figures["seconds"])
@@ -247,6 +250,7 @@ def note_kernels(
 def make_run(
     call: RunCall, options: RunOptions, mesh: Mesh, stepper: Stepper, source: Source,
     objective: Objective, meter: Meter, schedule: ScheduleConfig, meta: dict[str, Any],
+    best_by: str = "",
 ) -> TrainingRun:  # fmt: skip
     """A run of `schedule.steps` steps with the options' checkpoints, guards and services."""
     world, identity = call.world, dict(call.identity)
@@ -268,6 +272,7 @@ def make_run(
         meter=meter,
         tracker=Tracker([partial(open_sink, name, *sinks) for name in services]),
         meta=meta | {"identity": identity},
+        best_by=best_by,
     )
 
 
@@ -309,14 +314,37 @@ def export(directory: RunDirectory, made: Made, dtype: str) -> None:
 
     Adapters are also written separately, to `adapter/`.
     """
-    checkpoint = last_checkpoint(directory)
+    reader = Reader(last_checkpoint(directory))
     if made.lora is not None:
-        _export_adapter(directory, made, Reader(checkpoint), made.lora)
+        _export_adapter(directory, made, reader, made.lora)
+    _export_model(reader, directory.final, made, dtype)
+
+
+def export_best(
+    directory: RunDirectory, made: Made, dtype: str, figures: Mapping[str, Any]
+) -> None:
+    """Write the model of the best validation to `best/`, where it is not the last one."""
+    step, best = figures.get("best_step"), directory.path / "best"
+    shutil.rmtree(best, ignore_errors=True)
+    if step is None or step == figures["step"]:
+        return
+    notes.note(f"the best validation is that of step {step:,}")
+    if not step:  # the model that the run began with
+        return
+    try:
+        saved = open_checkpoint(directory.checkpoints / name_of(step))
+    except BadData as error:
+        notes.warn(f"no best/: {error}")
+        return
+    _export_model(Reader(saved), best, made, dtype)
+
+
+def _export_model(reader: Reader, out: Path, made: Made, dtype: str) -> None:
     with _tokenizer_directory(made.tokenizer) as tokenizer:
         export_checkpoint(
-            Reader(checkpoint),
+            reader,
             made.spec,
-            directory.final,
+            out,
             dtype,
             tokenizer_from=tokenizer,
             lora=made.lora,

@@ -96,7 +96,11 @@ class Objective(Protocol):
 
 @dataclass
 class TrainingRun:
-    """One run of `steps` steps; `meta`: entries of its checkpoints besides step and position."""
+    """One run of `steps` steps; `meta`: entries of its checkpoints besides step and position.
+
+    best_by: the figure of a validation by whose maximum a checkpoint is kept, '' for none; best:
+    (that figure, its step), None before a validation has it.
+    """
 
     options: RunOptions
     steps: int
@@ -115,6 +119,8 @@ class TrainingRun:
     step: int = 0
     saved_step: int = 0
     tokens: int = 0
+    best_by: str = ""
+    best: tuple[float, int] | None = None
     remedies: int = 0  # rewinds, and updates left out
     working_s: float = 0.0  # seconds of the steps that were not undone
     seconds_before: float = 0.0
@@ -147,6 +153,7 @@ class TrainingRun:
             keep_every=options.keep_every,
             grace_s=options.grace or 0.0,
         )
+        self.saver.best = self.best[1] if self.best else 0
         self.saved_at = time.monotonic()
         self.log = telemetry.RunLog(self.run.path, self.world.rank, self.step)
         try:
@@ -173,7 +180,9 @@ class TrainingRun:
             self.profile.close()
             self.tracker.close()
             self.log.close()
-        return {"step": self.step, "tokens": self.tokens, "seconds": self._seconds(), **self.last}
+        best = {"best_step": self.best[1]} if self.best else {}
+        totals = {"step": self.step, "tokens": self.tokens, "seconds": self._seconds()}
+        return {**totals, **self.last, **best}
 
     # -- checkpoints
 
@@ -191,6 +200,8 @@ class TrainingRun:
         self.source.load(saved.path.name, manifest, saved.step)
         self.stepper.load(checkpoint.Reader(saved).read)
         self.guard.load(manifest.get("guard", {}))
+        if "best" in manifest:
+            self.best = manifest["best"][0], manifest["best"][1]
         self.step = self.saved_step = saved.step
         self.tokens = int(manifest["data"].get("tokens", 0))
         self.working_s = float(manifest.get("working_s", 0.0))
@@ -203,6 +214,7 @@ class TrainingRun:
         data = {**self.meta.get("data", {}), **state.pop("data"), "tokens": self.tokens}
         meta = self.meta | {"seconds": self._seconds(), "working_s": self.working_s}
         meta |= {"guard": self.guard.state(), "data": data, **state}
+        meta |= {"best": self.best} if self.best else {}
         self.saver.save(self.step, self.stepper.pieces(), meta)
         self.saved_at, self.saved_step = time.monotonic(), self.step
 
@@ -248,9 +260,10 @@ class TrainingRun:
         self.profile.after(self.step)
         self._report(results, sums[2:], lr, display)
         done, every = self.step == self.steps, self.options.eval_every
+        is_best = False
         if done or (every and self.step % every == 0):
-            self._validate()
-        if done or saving or stopping:
+            is_best = self._validate()
+        if done or saving or stopping or is_best:
             self._save()
         if stopping and not done:
             raise Interrupted(
@@ -348,7 +361,8 @@ class TrainingRun:
         display.show(row)
         self.last |= self.objective.summary(row)
 
-    def _validate(self) -> None:
+    def _validate(self) -> bool:
+        """Write the metrics on held-out data; whether they are the best so far."""
         since = time.monotonic()
         row = self.objective.validate(self.step)
         if row:
@@ -356,6 +370,12 @@ class TrainingRun:
             self.last |= self.objective.summary(row)
         # validation is not training time
         self.meter.since += time.monotonic() - since
+        figure = row.get(self.best_by)
+        if figure is None or (self.best and figure <= self.best[0]):
+            return False
+        self.best = figure, self.step
+        self.saver.best = self.step
+        return True
 
     def _write_metrics(self, row: dict[str, Any]) -> None:
         self.log.write(row)

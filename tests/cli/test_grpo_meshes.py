@@ -75,7 +75,9 @@ MESHES = [
         ("context=2", "qwen3", ()),
         ("context=2", "qwen3", ("--beta", 0.1, "--correction", "sequence-cap")),
         ("pipe=2", "qwen3", ("--micro-tokens", 100)),
+        ("context=2", "qwen3", LORA),
         ("expert=2", "qwen3_moe", ()),
+        ("expert=2", "qwen3_moe", LORA),
         ("fsdp=2,context=2", "qwen3", ("--remat", "matmuls")),
         ("data=2,tensor=2", "qwen3", ("--aggregation", "seq-mean")),
         ("data=2", "qwen3", ("--micro-tokens", 30)),
@@ -96,6 +98,7 @@ def test_a_mesh_gives_the_run_of_one_process(folder, one, tmp_path, mesh, family
         assert row.keys() == expected.keys()
         for name in FIGURES:
             assert row[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), (name, row)
+        assert abs(row["loss"] - expected["loss"]) <= 1e-5
         assert row["logprob_gap_max"] <= 1e-4
     (spec, weights), (_, others) = (hub.load_model(run / "final") for run in (out, alone))
     for tensor in spec.tensors():

@@ -11,7 +11,7 @@ from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.judge.rewards import MODEL, parse_reward
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
 from sabia.core.options.shared import NGRAM
-from sabia.core.options.training import Adapters, Guards
+from sabia.core.options.training import Adapters, Guards, Optimizer
 from sabia.core.recipes.training_config import (
     check_run_texts,
     optimizer_settings,
@@ -49,9 +49,11 @@ def reward_weights(options: GrpoOptions) -> dict[str, float]:
 
 
 def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
-    """The settings of AdamW."""
-    settings = optimizer_settings(options)
-    return OptimizerConfig("adamw", options.weight_decay, options.clip_norm, settings)
+    """The optimizer and its settings. Raises UsageError."""
+    return OptimizerConfig(
+        options.optimizer, options.weight_decay, options.clip_norm, optimizer_settings(options),
+        freeze=options.freeze,
+    )  # fmt: skip
 
 
 def schedule_config(options: GrpoOptions) -> ScheduleConfig:
@@ -71,6 +73,7 @@ def schedule_config(options: GrpoOptions) -> ScheduleConfig:
 def check_texts(options: GrpoOptions) -> None:
     """Parse options that are needed late, before the data is read. Raises UsageError."""
     schedule_config(options)
+    optimizer_config(options)
     check_run_texts(options)
 
 
@@ -98,7 +101,7 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     if options.judge:
         judge["model"] = judges_identity(options)
         judge["combine"] = combine
-    for name in ("model", "weight_decay", "betas", "eps", "clip_norm", "chat"):
+    for name in ("model", "chat", *(name for name in Optimizer.table if name in values)):
         del values[name]
     values["warmup"], values["decay"] = _phases(options)
     values["std"] = values.pop("advantage") == "std"

@@ -14,6 +14,8 @@ from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.step_table import SUMS, StepTable, metrics_row
 from sabia.core.train.loop import Results
 
+GREEDY, SAMPLED = "validation_reward", "validation_sampled_reward"
+
 
 @dataclass(frozen=True)
 class PolicyObjective:
@@ -42,16 +44,22 @@ class PolicyObjective:
 
     def summary(self, row: dict[str, Any]) -> dict[str, Any]:
         """See Objective."""
-        if "validation_reward" in row:
-            return {"validation_reward": row["validation_reward"]}
+        if GREEDY in row:
+            return {name: row[name] for name in (GREEDY, SAMPLED)}
         rewards = self.table.rewards
         return {"samples": self.table.samples, "reward_first": rewards[0], "reward": rewards[-1]}
 
     def validate(self, step: int) -> dict[str, Any]:
-        """See Objective: the mean reward of one greedy answer to each prompt."""
+        """See Objective: the mean rewards of a greedy and of a sampled answer to each prompt."""
         if not self.held_out:
             return {}
-        rewards = self.source.greedy_rewards(self.held_out)
-        reward = rewards[0] / max(rewards[1], 1.0)
-        notes.note(f"step {step:,}: validation reward {reward:.4f}")
-        return {"validation_reward": reward, "validation_prompts": int(rewards[1])}
+        self.source.engine.params = self.source.sampling_params()
+        means, count = {}, 0
+        for name, temperature in ((GREEDY, 0.0), (SAMPLED, self.source.options.temperature)):
+            total, graded = self.source.held_out_rewards(self.held_out, temperature)
+            means[name] = total / max(graded, 1.0)
+            count = count or int(graded)
+        notes.note(
+            f"step {step:,}: validation reward {means[GREEDY]:.4f}, sampled {means[SAMPLED]:.4f}"
+        )
+        return {**means, "validation_prompts": count}

@@ -28,7 +28,7 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config
 from sabia.core.recipes.grpo import policy_config
-from sabia.core.recipes.grpo.policy_objective import PolicyObjective
+from sabia.core.recipes.grpo.policy_objective import GREEDY, PolicyObjective
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, read_prompts
 from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sample_source import SampleSource
@@ -201,7 +201,7 @@ def _training(
     layers: list[Any] = [params] if lora is None else [params, init_lora(spec, lora, job.seed)]
     setup = Setup(
         spec, loss, optimizer, PrecisionSchedule(precision, options.steps), lora=lora,
-        seed=job.seed, world=world,
+        seed=job.seed, world=world, compiled=options.compile,
     )  # fmt: skip
     stepper = TorchStepper(setup, ChainMap(*layers), mesh)
     engine = Engine(spec, stepper.params, tokenizer)
@@ -226,4 +226,5 @@ def _training(
         call, spec, optimizer, schedule, options.precision, mesh, {"of_prompts": len(prompts)}
     )
     objective = PolicyObjective(source, table, held_out)
-    return make_run(call, options, mesh, stepper, source, objective, meter, schedule, meta)
+    best_by = GREEDY if held_out else ""
+    return make_run(call, options, mesh, stepper, source, objective, meter, schedule, meta, best_by)

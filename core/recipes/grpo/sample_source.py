@@ -135,10 +135,12 @@ class SampleSource:
         narrow = {t.name for t in self.stepper.spec.tensors() if t.dtype_class == "weight"}
         return {k: p.detach().bfloat16() if k in narrow else p for k, p in params.items()}
 
-    def greedy_rewards(self, prompts: Sequence[Prompt]) -> tuple[float, float]:
-        """(sum of rewards, samples with a reward) of one greedy sample of each prompt."""
-        self.engine.params = self.sampling_params()
-        rewards = self.sampler.greedy_rewards(prompts[self.world.rank :: self.world.size])
+    def held_out_rewards(
+        self, prompts: Sequence[Prompt], temperature: float
+    ) -> tuple[float, float]:
+        """(sum of rewards, samples with a reward) of one sample of each prompt."""
+        own = [*enumerate(prompts)][self.world.rank :: self.world.size]
+        rewards = self.sampler.held_out_rewards(own, temperature)
         every = gather_objects(self.world, rewards)
         valid = [reward for part in every for reward in part if reward is not None]
         return sum(valid), float(len(valid))

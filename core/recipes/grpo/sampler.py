@@ -89,14 +89,19 @@ class Sampler:
             for position, (name, prompt) in zip(positions, owners.items(), strict=True)
         ]
 
-    def greedy_rewards(self, prompts: Sequence[Prompt]) -> list[float | None]:
-        """The reward of one greedy sample of each prompt; None where grading failed."""
+    def held_out_rewards(
+        self, prompts: Sequence[tuple[int, Prompt]], temperature: float
+    ) -> list[float | None]:
+        """The reward of one sample of each numbered prompt; None where grading failed."""
         requests = [
-            Request(prompt.ids, self.options.max_new_tokens, 0.0, id=f"validation-{number}")
-            for number, prompt in enumerate(prompts)
-        ]
+            Request(
+                prompt.ids, self.options.max_new_tokens, temperature, seed=self.seed,
+                id=f"validation-{number}",
+            )
+            for number, prompt in prompts
+        ]  # fmt: skip
         samples = self.engine.generate(requests)
-        pairs = zip(prompts, samples, strict=True)
+        pairs = zip((prompt for _, prompt in prompts), samples, strict=True)
         return [grade.score for grade in self.grader.grade([_case(*pair) for pair in pairs])]
 
     def _sampled(

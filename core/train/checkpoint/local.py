@@ -186,15 +186,15 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def steps_to_delete(
-    steps_there: Sequence[int], current: int, keep: int, keep_every: int = 0
+    steps_there: Sequence[int], current: int, keep: int, keep_every: int = 0, best: int = 0
 ) -> list[int]:
     """The steps to delete once `current` is committed.
 
-    Keeps `current`, the newest `keep` up to it (at least 1) and, if `keep_every` is given, the
-    steps that it divides. Later steps were undone by a rewind.
+    Keeps `current`, the newest `keep` up to it (at least 1), step `best` and, if `keep_every` is
+    given, the steps that it divides. Later steps were undone by a rewind.
     """
     # newest first
     before = sorted((step for step in steps_there if step <= current), reverse=True)
-    to_keep = {current, *before[: max(1, keep)]}
+    to_keep = {current, best, *before[: max(1, keep)]}
     to_keep |= {step for step in before if keep_every and step % keep_every == 0}
     return [step for step in steps_there if step not in to_keep]

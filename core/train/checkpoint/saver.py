@@ -49,9 +49,9 @@ class _Job:
 class Saver:
     """Saves the checkpoints of one run in `directory` and, if given, at `remote_url`.
 
-    keep, keep_every: see local.steps_to_delete. grace_s: seconds between SIGTERM and SIGKILL (0:
-    unknown); there is a warning if a save takes longer. blocking_s, commit_s, upload_s: seconds of
-    the last save (None before the first), of which only blocking_s stop the training.
+    keep, keep_every, best: see local.steps_to_delete. grace_s: seconds between SIGTERM and SIGKILL
+    (0: unknown); there is a warning if a save takes longer. blocking_s, commit_s, upload_s: seconds
+    of the last save (None before the first), of which only blocking_s stop the training.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Saver:
         self.directory, self.world, self._barrier = directory, world or World(), barrier
         self.keep, self.keep_every, self.grace_s = keep, keep_every, grace_s
         self.remote = Remote(remote_url) if remote_url else None
+        self.best = 0
         self.blocking_s: float | None = None
         self.commit_s: float | None = None
         self._upload_s = 0.0
@@ -198,7 +199,7 @@ class Saver:
         if self.remote is not None:  # older ones are deleted after the upload
             old = [step for step in steps if step > job.step]
         else:
-            old = local.steps_to_delete(steps, job.step, self.keep, self.keep_every)
+            old = local.steps_to_delete(steps, job.step, self.keep, self.keep_every, self.best)
         for step in old:
             local.discard(local.path_of(self.directory, step))
 
@@ -225,7 +226,7 @@ class Saver:
         self.remote.commit(job.step, path)
         self._upload_s = time.monotonic() - self._upload_started
         # delete the checkpoints that are not needed any more
-        rule = self.keep, self.keep_every
+        rule = self.keep, self.keep_every, self.best
         for old in local.steps_to_delete(self.remote.steps(), job.step, *rule):
             self.remote.discard(old)
         # newer local ones may have been committed during the upload: keep them all

@@ -12,12 +12,15 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
+from sabia.core.recipes import run_call
 from sabia.core.recipes.grpo import policy_run
+from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
+from sabia.core.train import tracking
 from sabia.core.train.guards import SpikeGuard
 from sabia.core.train.telemetry import metrics_path, read_rows
 
@@ -95,6 +98,58 @@ def test_the_validation_reward_is_that_of_greedy_answers(folder, tmp_path):
     (answer,) = Engine(spec, params, tokenizer).generate([Request(ids, 3, 0.0)])
     right = any(letter in "0123456789abcdefghijklm" for letter in answer.text)
     assert validated[-1]["validation_reward"] == float(right)
+    assert {row["validation_sampled_reward"] for row in validated} <= {n / 6 for n in range(7)}
+
+
+def test_the_checkpoint_of_the_best_validation_is_kept(folder, tmp_path, monkeypatch):
+    values = iter([0.1, 0.1, 0.5, 0.5, 0.3, 0.3, 0.2, 0.2, 0.4, 0.4])  # greedy, sampled
+    monkeypatch.setattr(SampleSource, "held_out_rewards", lambda *_: (6 * next(values), 6.0))
+    out, lr = tmp_path / "run", 5e-3
+    run(folder, out, validation=str(folder / "prompts.jsonl"), eval_every=1, keep_checkpoints=1,
+        lr=lr)  # fmt: skip
+    kept = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert kept == ["step-00000001", "step-00000004"]
+    assert json.loads((out / "run.json").read_text())["best_step"] == 1
+    run(folder, tmp_path / "short", steps=1, lr=lr)
+    name = "model.safetensors"
+    assert (out / "best" / name).read_bytes() == (tmp_path / "short/final" / name).read_bytes()
+    assert (out / "best" / name).read_bytes() != (out / "final" / name).read_bytes()
+
+
+@pytest.mark.parametrize("changes", [
+    {"remat": "full"},
+    {"optimizer": "muon", "momentum": 0.9},
+    {"optimizer": "lion", "freeze": "embed"},
+    pytest.param({"compile": True}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_optimizers_and_compiled_steps(folder, tmp_path, changes):
+    plain, rows = (
+        run(folder, tmp_path / name, lr=1e-3, **more)
+        for name, more in (("plain", {}), ("other", changes))
+    )
+    pairs = zip(plain, rows, strict=True)
+    same = [abs(row["loss"] - other["loss"]) <= 1e-5 for row, other in pairs]
+    assert all(same) == ("optimizer" not in changes)
+    before = hub.load_model(folder / "model")[1]["embed"]
+    after = hub.load_model(tmp_path / "other" / "final")[1]["embed"]
+    assert np.array_equal(before, after) == ("freeze" in changes)
+    assert max(row["logprob_gap_max"] for row in rows) <= 1e-4
+
+
+def test_metrics_are_sent_to_a_service(folder, tmp_path, monkeypatch):
+    sent = []
+
+    class Sink:
+        def write(self, step, figures):
+            sent.append((step, figures["reward"]))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name)
+    monkeypatch.setattr(run_call, "open_sink", lambda *_: Sink())
+    rows = run(folder, tmp_path / "run", track="tensorboard", steps=2)
+    assert sent == [(row["step"], row["reward"]) for row in rows]
 
 
 def test_only_adapters_are_trained_and_sampled_from(folder, tmp_path):
