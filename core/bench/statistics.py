@@ -6,11 +6,10 @@ of independent answers that have the standard error of the mean, share (1 - shar
 is the quantile of Student's t with C - 1 degrees of freedom. The samples of an item, and the items
 of a cluster, are one of these C: the error is sqrt(Σ_C (Σ_of C (x - mean))²) / N with the factor
 sqrt(C/(C-1)) (Miller 2024, arXiv 2411.00640, section 2.2). Where values are not only 0 and 1 they
-may be skewed, as scores of rubrics are: then each end is the outer one of this interval and of that
-of Hall (1992, J. R. Stat. Soc. B 54, 221-228, transformation g1 with the quantiles of Student's t),
-which covers skewed means but not samples in which all are equal. A twentieth of an answer, with the
-value 0 for the lower end and 1 for the upper one, stands for those rare ones that small samples
-lack. Other means have Student's interval.
+may be skewed, as scores of rubrics are, and have the interval of Hall (1992, J. R. Stat. Soc. B 54,
+221-228, transformation g1 with the quantiles of Student's t). Small samples may lack rare values:
+the ends are at least where the mean would be if the largest share of answers of which a sample has
+none with a probability of 6 % were worth half the scale. Other means have Student's interval.
 Perplexities and bits per byte are bootstrapped. Pairs: exact McNemar if each item is independent
 and has one binary value, else the t test of the difference. p-values of one report are
 Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals cover.
@@ -26,7 +25,9 @@ import numpy as np
 CONFIDENCE = 0.95
 POWER = 0.8
 BOOTSTRAP_DRAWS = 2_000
-UNSEEN = 0.05  # answers at either end of the scale, beside those of skewed shares
+UNSEEN = 0.06  # probability that a sample has none of the rare values that are allowed for
+RARE = 0.5  # such a value
+ROUNDING = 1e-12  # a smaller standard error of a share is that of equal values
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,15 @@ def share_interval(share: float, parts: np.ndarray, binary: bool, method: str) -
     clusters, whose sum is 0; as many answers are independent at least."""
     clusters, t = len(parts), t_value(len(parts) - 1)
     variance = float(parts @ parts) / (clusters - 1) / clusters
-    n = max(share * (1 - share) / variance if variance > 0 else 0.0, clusters)
-    symmetric = agresti_coull(share, n, t, method)
-    if binary or variance == 0 or not parts.std():
-        return symmetric
+    equal = variance < ROUNDING**2
+    if binary or equal:
+        n = clusters if equal else max(share * (1 - share) / variance, clusters)
+        return agresti_coull(share, n, t, method)
     low, high = hall_ends(share, parts, t)
-    low, high = max(0.0, min(low, symmetric.low)), min(1.0, max(high, symmetric.high))
-    whole = clusters + UNSEEN
-    low, high = low * clusters / whole, (high * clusters + UNSEEN) / whole
-    return Interval(share, low, high, method.replace("agresti_coull_t", "agresti_coull_t_and_hall"))
+    moved = (1 - UNSEEN ** (1 / clusters)) * (RARE - share)
+    low, high = min(low, share + min(moved, 0.0)), max(high, share + max(moved, 0.0))
+    method = method.replace("agresti_coull_t", "hall")
+    return Interval(share, max(0.0, low), min(1.0, high), method)
 
 
 def hall_ends(mean: float, parts: np.ndarray, quantile: float) -> tuple[float, float]:
@@ -167,7 +168,7 @@ def mean_interval(
     own = np.arange(len(x)) if clusters is None else clusters
     count, mean = len(np.unique(own)), float(x.mean())
     grouped = count < len(x)
-    binary = bool(np.isin(x, (0.0, 1.0)).all())
+    binary = bool(((x == 0) | (x == 1)).all())
     if binary and not grouped:
         return agresti_coull(mean, len(x), z_value())
     ending = "_clustered" if grouped else ""
