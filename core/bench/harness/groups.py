@@ -83,7 +83,11 @@ class Folder:
     def _entries(self) -> dict[str, tuple[Mapping[str, Any], str]]:
         made: dict[str, tuple[Mapping[str, Any], str]] = {}
         for path in sorted(p for p in self.path.rglob("*") if is_yaml(p)):
-            keys = read_yaml(path, True, self.option)
+            try:
+                keys = read_yaml(path, True, self.option)
+            except UsageError as error:  # of a file that need not be the named one
+                notes.note(f"a file is passed over: {error}")
+                continue
             name = keys["group"] if is_group(keys) else keys.get("task")
             if isinstance(name, str):
                 made.setdefault(name, (keys, str(path)))

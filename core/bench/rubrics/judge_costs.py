@@ -94,7 +94,7 @@ def answer_figure(
     used = Usage(prompts, replies)
     return (
         f"{calls:,} calls at most, {used.prompt_tokens:,} and {used.completion_tokens:,} tokens of "
-        f"prompts and replies, {_dollars(model, used, prices)}"
+        f"prompts and replies, {_dollars(model, used, prices, '--prices')}"
     )
 
 
@@ -113,13 +113,13 @@ def judge_figures(
             f"{round(calls * share):,} calls at most, {used.prompt_tokens:,} and "
             f"{used.completion_tokens:,} tokens of prompts and replies, "
         )
-        text += _dollars(server.model, used, prices)
+        text += _dollars(server.model, used, prices, "--prices or --judge")
         figures[f"{task.name} judged by {server.name}"] = text
     return figures
 
 
-def _dollars(model: str, used: Usage, prices: Mapping[str, Price]) -> str:
+def _dollars(model: str, used: Usage, prices: Mapping[str, Price], places: str) -> str:
     price = prices.get(model)
     if price is None:
-        return f"dollars unknown (no price of {model or 'a judge'} in --prices)"
+        return f"dollars unknown (no price of {model or 'a judge'} in {places})"
     return f"{format_money(price.cost_usd(used))} at most"

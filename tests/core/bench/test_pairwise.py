@@ -110,4 +110,6 @@ def test_a_dry_run_says_calls_and_dollars(tmp_path: Path, capsys: pytest.Capture
     usd = float(text.partition("of prompts and replies, $")[2].partition(" ")[0])
     assert usd == pytest.approx((prompts + 24 * 50 * 10) / 1e6, abs=0.005)
     stage("eval", **given, judge_url=("http://127.0.0.1:9/v1",), dry_run=True)
-    assert "dollars unknown (no price of j" in " ".join("".join(capsys.readouterr()).split())
+    assert "dollars unknown (no price of j in --prices or --judge)" in " ".join(
+        "".join(capsys.readouterr()).split()
+    )

@@ -157,7 +157,9 @@ def test_the_schema_of_the_harness(folder: Path, tiny_model: Path, capsys: Any) 
                 assert theirs["configs"][name][key] == value, (name, key)
 
 
-def test_names_of_tasks_groups_and_tags_in_a_folder(folder: Path) -> None:
+def test_names_of_tasks_groups_and_tags_in_a_folder(
+    folder: Path, capsys: pytest.CaptureFixture
+) -> None:
     def names(*given: str) -> tuple[list[str], list[str]]:
         tasks, groups = load_groups([str(folder / name) for name in given])
         return [task.name for task in tasks], [group.name for group in groups]
@@ -171,6 +173,11 @@ def test_names_of_tasks_groups_and_tags_in_a_folder(folder: Path) -> None:
     deeper.mkdir()
     (folder / "b.yaml").rename(deeper / "b.yaml")
     assert names("easy") == (["a", "b"], [])
+    (folder / "a_list.yaml").write_text("- one\n- two\n")
+    (folder / "broken.yaml").write_text("task: [\n")
+    assert names("easy", "outer")[0] == ["a", "b", "a", "b", "c", "s"]
+    passed = " ".join(capsys.readouterr().err.split())
+    assert "a file is passed over" in passed and "a_list.yaml" in passed and "not YAML" in passed
     with pytest.raises(UsageError, match=r"no task, group or tag .* such as easy"):
         names("eazy")
     with pytest.raises(UsageError, match="is no file, no folder"):
