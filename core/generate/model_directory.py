@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
-from sabia.core.model.storage.peft_adapters import load_adapter
+from sabia.core.model.storage.peft_adapters import CONFIG, load_adapter
 from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.options.shared import NGRAM, Drafting
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
@@ -105,6 +105,14 @@ def weights_fingerprint(directory: str | Path) -> str:
     root = _root(directory, "--model")
     digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
     return _with_weights(digest, root)
+
+
+def adapter_fingerprint(directory: str | Path) -> str:
+    """The same of a LoRA adapter in the format of peft."""
+    root = Path(directory)
+    if not (root / CONFIG).is_file():
+        raise UsageError(f"--adapter: {directory}: not an adapter (expected {CONFIG} in it)")
+    return _with_weights(hashlib.blake2b((root / CONFIG).read_bytes(), digest_size=16), root)
 
 
 def _root(directory: str | Path, option: str) -> Path:

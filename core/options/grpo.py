@@ -18,6 +18,7 @@ from sabia.core.options.shared import Drafting, Trainer
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
     Adapters,
+    AdapterStart,
     Guards,
     Logging,
     Optimizer,
@@ -191,7 +192,7 @@ class PolicyLoss(Options, group="Loss"):
 
 class GrpoOptions(
     Trainer, Reward, Rollouts, OnPolicyTeacher, PolicyLoss, Schedule, Optimizer, Adapters,
-    RunOptions, JudgeOptions, ChatTemplate,
+    AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
               "weight_decay": 0.0},

@@ -18,6 +18,7 @@ from sabia.core.options.option import (
 from sabia.core.options.shared import Call, InputOptions, Output, Redo, Trainer, Workers
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
+    AdapterStart,
     Checkpoints,
     DistillationOptions,
     Logging,
@@ -103,6 +104,7 @@ class PreferenceOptions(Options, group="Loss"):
 class SftOptions(
     Trainer,
     Training,
+    AdapterStart,
     DistillationOptions,
     PreferenceOptions,
     ChatTemplate,
@@ -142,7 +144,7 @@ class SftOptions(
         """The learning rate depends on the loss; preferences move no biases of experts."""
         super().complete()
         if self.lr is None:
-            adapters = PAIRS_LORA_LR if self.lora_rank else PAIRS_LR
+            adapters = PAIRS_LORA_LR if self.lora_rank or self.adapter else PAIRS_LR
             self.lr = adapters if self.loss in BETA else LR
         if self.loss in PAIRS:
             self.bias_rate = 0.0

@@ -175,6 +175,18 @@ class Adapters(Options, group="Adapters"):
     """It is searched in names such as `layers.0.attn.q`; `attn.[qv]$` adapts queries and values."""
 
 
+class AdapterStart(Options, group="Adapters"):
+    """An adapter that training starts from."""
+
+    adapter: str = text(
+        "LoRA adapter in the format of peft to start from, on top of --model", "DIR",
+        recorded=False,
+    )  # fmt: skip
+    """Training goes on with the matrices of the adapter, which decides rank, alpha and targets; its
+    modules have one rank and one scale. The starting model, which losses compare with, contains the
+    adapter. An adapter that sabia trained on other weights than those of `--model` is an error."""
+
+
 class DistillationOptions(Options, group="Loss"):
     """A teacher whose predictions are learned."""
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
+from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.ops import kernel_report
@@ -364,7 +365,8 @@ def _export_adapter(directory: RunDirectory, made: Made, reader: Reader, lora: L
         notes.note("no adapter/: an adapted matrix is part of a fused one in the model's files")
         return
     params = {t.name: np.asarray(reader[f"param/{t.name}"]) for t in lora_tensors(spec, lora)}
-    save_adapter(directory.path / "adapter", spec, params, lora, made.model)
+    base = weights_fingerprint(made.model) if made.model else ""
+    save_adapter(directory.path / "adapter", spec, params, lora, made.model, base)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from sabia.core.train.token_rows import TokenRows
 def run(job: Job, options: SftOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
     directory, world = open_run(job, options)
+    options = training_config.with_adapter(options)
     prefers = options.loss in PAIRS
     kind, what = ("preference", "preferences") if prefers else ("chat", "conversations")
     sources = open_inputs(job, kind)
@@ -54,6 +55,7 @@ def run(job: Job, options: SftOptions) -> None:
         "seed": job.seed,
         **training_config.identity(options),
         **training_config.teacher_identity(options),
+        **training_config.adapter_identity(options),
         **options.preference(),
     }
     recorded = {} if job.force else directory.recorded_identity()

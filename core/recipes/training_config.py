@@ -5,20 +5,30 @@ save or report are not part of it, so that a run can be resumed on other hardwar
 """
 
 import math
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from sabia.core import units
 from sabia.core.errors import UsageError
-from sabia.core.generate.model_directory import weights_fingerprint
-from sabia.core.model.lora import LoraConfig
+from sabia.core.generate.model_directory import adapter_fingerprint, weights_fingerprint
+from sabia.core.model.lora import LoraConfig, targeted
 from sabia.core.model.storage import hub
+from sabia.core.model.storage.peft_adapters import base_fingerprint, start_adapter
 from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
 from sabia.core.ops.precision import precision_named
 from sabia.core.options.table import Options
-from sabia.core.options.training import Adapters, DistillationOptions, RunOptions, Training
+from sabia.core.options.training import (
+    Adapters,
+    AdapterStart,
+    DistillationOptions,
+    RunOptions,
+    Training,
+)
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec, load_spec
@@ -166,6 +176,53 @@ def lora_config(options: Adapters) -> LoraConfig | None:
         return None
     alpha = options.lora_alpha or 2.0 * options.lora_rank
     return LoraConfig(options.lora_rank, alpha, options.lora_targets)
+
+
+def with_adapter(options: Any) -> Any:
+    """The options with the rank, alpha and targets of --adapter, if there is one.
+
+    Raises UsageError where other ones are given, and where the adapter is of another model.
+    """
+    if not options.adapter:
+        return options
+    spec = load_spec(options.model)
+    config, _ = start_adapter(options.adapter, spec)
+    base = base_fingerprint(options.adapter)
+    if base and base != weights_fingerprint(options.model):
+        raise UsageError(
+            f"--adapter: {options.adapter} was trained on other weights than those of "
+            f"{options.model} (expected its own model as --model)"
+        )
+    if options.lora_rank not in (0, config.rank):
+        raise _other("lora_rank", options, config.rank)
+    if options.lora_alpha not in (0, config.alpha):
+        raise _other("lora_alpha", options, config.alpha)
+    given = replace(config, targets=options.lora_targets)
+    if options.lora_targets and targeted(spec, given) != targeted(spec, config):
+        raise _other("lora_targets", options, config.targets)
+    return options.replace(
+        lora_rank=config.rank, lora_alpha=config.alpha, lora_targets=config.targets
+    )
+
+
+def _other(name: str, options: Any, expected: Any) -> UsageError:
+    flag, value = options.table[name].flag, getattr(options, name)
+    return UsageError(f"{flag}: {value} (expected that of {options.adapter}: {expected})")
+
+
+def adapter_identity(options: AdapterStart) -> dict[str, Any]:
+    """The entries of a run's identity; {} without an adapter to start from."""
+    return {"adapters": adapter_fingerprint(options.adapter)} if options.adapter else {}
+
+
+def start_params(
+    options: Any, spec: ModelSpec, params: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+    """The parameters of a model, with those of the adapter that training starts from."""
+    if not getattr(options, "adapter", ""):
+        return params
+    layers: list[Any] = [start_adapter(options.adapter, spec)[1], params]
+    return ChainMap(*layers)
 
 
 def check_experts(options: Training, spec: ModelSpec) -> None:

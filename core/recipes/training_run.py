@@ -205,7 +205,7 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
     return make_stepper(
         job.backend,
         task.spec,
-        task.load_params(),
+        training_config.start_params(options, task.spec, task.load_params()),
         loss_of(task, options),
         training_config.optimizer_config(options, task.spec),
         precision=plan.precision,

@@ -121,6 +121,15 @@ def test_adapters_start_at_the_reference(folder: Path, tmp_path: Path, sabia: Co
     with torch.no_grad():
         gap = (adapted(ids).logits - merged(ids).logits).abs().max()
     assert gap <= 1e-5
+    # the reference is the model with the adapter, so that a run from it begins at log 2 again
+    done = run(sabia, folder, "dpo", tmp_path / "more", "--adapter", tmp_path / "run" / "adapter")
+    assert done.returncode == 0, done.stderr
+    first, *_ = [row for row in metrics(tmp_path / "more") if "validation_accuracy" in row]
+    assert first["validation_loss"] == pytest.approx(np.log(2), abs=1e-6)
+    assert first["validation_logp_chosen"] == pytest.approx(last["validation_logp_chosen"], 1e-4)
+    other = run(sabia, folder, "dpo", tmp_path / "other", "--adapter", tmp_path / "more" / "adapter",
+                "--lora-rank", "8")  # fmt: skip
+    assert other.returncode == 2 and "--lora-rank: 8 (expected that of" in other.stderr.decode()
 
 
 @pytest.mark.parametrize(

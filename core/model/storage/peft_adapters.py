@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model.lora import LoraConfig, adaptable, lora_tensors, targeted
+from sabia.core.model.lora import A, B, LoraConfig, adaptable, lora_tensors, targeted
 from sabia.core.model.storage.fused_tensors import read_part
-from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
+from sabia.core.model.storage.safetensors_file import read_header, read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileName, FusedPart, TensorSpec
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_weights"  # in the metadata of WEIGHTS
 
 
 def save_adapter(
@@ -31,8 +32,12 @@ def save_adapter(
     params: Mapping[str, np.ndarray],
     config: LoraConfig,
     base_model: str = "",
+    base_fingerprint: str = "",
 ) -> None:
-    """Write the adapters in `params` for peft; base_model: name or path of the model itself."""
+    """Write the adapters in `params` for peft; base_model: name or path of the model itself.
+
+    base_fingerprint: of its weights, kept in the metadata of the file ('': not known).
+    """
     tensors = lora_tensors(spec, config)
     fused_matrix = next((t for t in targeted(spec, config) if not isinstance(t.hf, str)), None)
     if fused_matrix is not None:
@@ -58,7 +63,8 @@ def save_adapter(
         text = json.dumps(settings, indent=2) + "\n"
         (temporary / CONFIG).write_text(text, encoding="utf-8")
         arrays = {str(t.hf): np.asarray(params[t.name]) for t in tensors}
-        write_tensors(temporary / WEIGHTS, arrays, {"format": "pt"})
+        known = {BASE: base_fingerprint} if base_fingerprint else {}
+        write_tensors(temporary / WEIGHTS, arrays, {"format": "pt", **known})
 
 
 def load_adapter(
@@ -70,7 +76,44 @@ def load_adapter(
     of single modules, and rsLoRA. Raises UsageError for what is not LoRA of this model, BadData for
     damaged files.
     """
-    root = Path(directory)
+    pairs = _pairs(Path(directory), spec)
+    return {name: (a, np.float32(scale) * b) for name, (a, b, scale) in pairs.items()}
+
+
+def start_adapter(
+    directory: str | Path, spec: ModelSpec
+) -> tuple[LoraConfig, dict[str, np.ndarray]]:
+    """(configuration, tensors by name) to go on training an adapter; raises as `load_adapter`.
+
+    Raises UsageError besides where its modules have several ranks or scales.
+    """
+    pairs = _pairs(Path(directory), spec)
+    kinds = {(len(a), scale) for a, _, scale in pairs.values()}
+    if len(kinds) != 1:
+        raise UsageError(
+            f"adapter: {directory} has modules of {len(kinds)} ranks and scales (expected one: "
+            "merge it instead)"
+        )
+    ((rank, scale),) = kinds
+    tensors = {name + A: a for name, (a, *_) in pairs.items()}
+    tensors |= {name + B: b for name, (_, b, _) in pairs.items()}
+    last = sorted({name.split(".", 2)[-1] for name in pairs})
+    for ends in (f"layers\\.\\d+\\.({'|'.join(map(re.escape, last))})$",
+                 f"^({'|'.join(map(re.escape, pairs))})$"):  # fmt: skip
+        config = LoraConfig(rank, scale * rank, ends)
+        if {t.name for t in targeted(spec, config)} == pairs.keys():
+            break
+    return config, tensors
+
+
+def base_fingerprint(directory: str | Path) -> str:
+    """The fingerprint of the weights that an adapter was trained on; '' if it has none."""
+    metadata = read_header(Path(directory) / WEIGHTS)[0].get("__metadata__") or {}
+    return str(metadata.get(BASE, ""))
+
+
+def _pairs(root: Path, spec: ModelSpec) -> dict[str, tuple[np.ndarray, np.ndarray, float]]:
+    """(A[rank, in], B[out, rank], scale) by the name of their matrix; see load_adapter."""
     settings = _settings(root)
     tensors = {
         re.sub(r"(^base_model\.model\.|\.weight$)", "", name): np.asarray(tensor, np.float32)
@@ -88,13 +131,13 @@ def load_adapter(
             b = b[_rows(matrix.hf, matrix.shape[0])] if len(b) == matrix.hf.shape[0] else b[:0]
         if (len(b), a.shape[1], b.shape[1]) != (*matrix.shape, len(a)):
             raise UsageError(
-                f"adapter: {directory} is of another model: {names[0]} {list(a.shape)} (expected "
+                f"adapter: {root} is of another model: {names[0]} {list(a.shape)} (expected "
                 f"{matrix.shape[1]} columns)"
             )
-        pairs[matrix.name] = a, _scale(settings, module, len(a)) * b
+        pairs[matrix.name] = a, b, _scale(settings, module, len(a))
     if unknown := sorted(tensors.keys() - used):
         raise UsageError(
-            f"adapter: {directory}: {unknown[0]} changes no matrix of this model that can have an "
+            f"adapter: {root}: {unknown[0]} changes no matrix of this model that can have an "
             f"adapter ({len(unknown)} of {len(tensors)} tensors; merge it instead)"
         )
     return pairs

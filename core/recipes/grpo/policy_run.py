@@ -19,7 +19,7 @@ from sabia.core.generate.model_directory import load_draft, weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
-from sabia.core.model.lora import init_lora
+from sabia.core.model.lora import init_lora, merged
 from sabia.core.ops.base import Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
@@ -75,6 +75,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         raise UsageError(
             f"--prompts: {options.prompts} (expected a multiple of {world.size} processes)"
         )
+    options = training_config.with_adapter(options)
     sources = open_inputs(job, "prompt")
     model = weights_fingerprint(options.model)
     tokenizer = load_tokenizer(options.model, "--model")
@@ -86,6 +87,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         "tokenizer": tokenizer.fingerprint,
         "seed": job.seed,
         **policy_config.identity(options),
+        **training_config.adapter_identity(options),
     }
     recorded = {} if job.force else directory.recorded_identity()
     if variables := template_variables(options.chat, tokenizer, recorded.get("chat")):
@@ -198,7 +200,8 @@ def _training(
         policy_config.schedule_config(options),
     )
     loss = partial(grpo_loss, options=options, remat=cast(Remat, options.remat))
-    layers: list[Any] = [params] if lora is None else [params, init_lora(spec, lora, job.seed)]
+    start = training_config.start_params(options, spec, params)
+    layers: list[Any] = [start] if lora is None else [start, init_lora(spec, lora, job.seed)]
     setup = Setup(
         spec, loss, optimizer, PrecisionSchedule(precision, options.steps), lora=lora,
         seed=job.seed, world=world, compiled=options.compile,
@@ -211,7 +214,9 @@ def _training(
         options, engine, PromptSchedule(prompts, options.prompts, job.seed), grader,
         NullGuard(options.max_null), _journal(call, options), world, job.seed,
     )  # fmt: skip
-    reference = engine.ops.to_device(params, "float32") if options.beta else None
+    reference = None
+    if options.beta:
+        reference = engine.ops.to_device(merged(start, lora) if lora else start, "float32")
     teacher = OnPolicyTeacher.load(options.teacher) if options.teacher else None
     source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens

@@ -17,7 +17,13 @@ from sabia.core.model.lora import (
     targeted,
 )
 from sabia.core.model.storage import hub
-from sabia.core.model.storage.peft_adapters import CONFIG, WEIGHTS, save_adapter
+from sabia.core.model.storage.peft_adapters import (
+    CONFIG,
+    WEIGHTS,
+    base_fingerprint,
+    save_adapter,
+    start_adapter,
+)
 from sabia.core.model.storage.safetensors_file import read_tensors
 from sabia.core.ops import backend
 from sabia.core.parallel.build_ops import build_ops
@@ -233,6 +239,64 @@ def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) ->
     np.testing.assert_allclose(their_scores(adapted), ours, atol=2e-5)
     merged = array(ops, scores(ops, spec, ops.to_device(merge(spec, params, config))))
     np.testing.assert_allclose(their_scores(adapted.merge_and_unload()), merged, atol=2e-5)
+
+
+@pytest.mark.parametrize("scaled_by_root", [False, True])
+def test_training_starts_from_an_adapter_of_peft(
+    peft: Any, model: Any, tmp_path: Path, scaled_by_root: bool
+) -> None:
+    """Equal scores at the start, and after our files are read back."""
+    import torch
+
+    spec, path = model
+    config = peft.LoraConfig(
+        r=3, lora_alpha=7, target_modules=["q_proj", "up_proj"], use_rslora=scaled_by_root,
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    theirs = peft.get_peft_model(reference(path), config)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, tensors = start_adapter(tmp_path / "theirs", spec)
+    assert (ours.rank, ours.targets) == (3, r"layers\.\d+\.(attn\.q|mlp\.up)$")
+    ops = backend.load_ops("torch")
+    held = ops.to_device(perturbed(spec) | tensors)
+    found = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=ours)))
+    np.testing.assert_allclose(found, their_scores(theirs), atol=1e-5)
+    save_adapter(tmp_path / "ours", spec, tensors, ours, str(path))
+    again = peft.PeftModel.from_pretrained(reference(path), tmp_path / "ours")
+    np.testing.assert_allclose(found, their_scores(again), atol=1e-5)
+
+
+def test_adapters_of_single_layers_start_as_they_are(tmp_path: Path) -> None:
+    spec, config = SPECS["qwen3"], LoraConfig(4, 6.5, r"(layers\.1\.attn\.q|layers\.0\.mlp\.up)$")
+    params = adapters(spec, config)
+    save_adapter(tmp_path / "a", spec, params, config, base_fingerprint="1f")
+    ours, tensors = start_adapter(tmp_path / "a", spec)
+    assert targeted(spec, ours) == targeted(spec, config)
+    assert (ours.rank, ours.alpha) == (4, pytest.approx(6.5))
+    assert all(np.array_equal(tensors[name], array) for name, array in params.items())
+    assert tensors.keys() == params.keys()
+    assert base_fingerprint(tmp_path / "a") == "1f"
+
+
+def test_adapters_that_cannot_be_the_start(tmp_path: Path) -> None:
+    spec = SPECS["qwen3"]
+    config = LoraConfig(4, 6.0, r"attn\.[qo]$")
+    save_adapter(tmp_path / "a", spec, adapters(spec, config), config)
+    settings = json.loads((tmp_path / "a" / CONFIG).read_text())
+    settings["alpha_pattern"] = {"q_proj": 12}
+    (tmp_path / "a" / CONFIG).write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match="modules of 2 ranks and scales"):
+        start_adapter(tmp_path / "a", spec)
+    wider = from_config(CONFIGS["qwen3"] | {"hidden_size": 80})
+    with pytest.raises(UsageError, match="is of another model: "):
+        start_adapter(tmp_path / "a", wider)
+    with pytest.raises(UsageError, match="adapter: .*none has no adapter_config.json"):
+        start_adapter(tmp_path / "none", spec)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
 """What grpo has from the common training run: guards, validation, adapters, services."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
-from sabia.core.errors import Failed
+from sabia.core.errors import Failed, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
+from sabia.core.model.storage.peft_adapters import WEIGHTS
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes import run_call
 from sabia.core.recipes.grpo import policy_run
@@ -44,7 +47,7 @@ def folder(tmp_path_factory):
 def run(folder, out, **changes):
     values = {"reward": "regex", "steps": 4, "prompts": 2, "group": 8, "max_new_tokens": 3,
               "warmup": "1", "peak_flops": 1e12} | changes  # fmt: skip
-    options = GrpoOptions(model=str(folder / "model"), **values)
+    options = GrpoOptions(**{"model": str(folder / "model")} | values)
     policy_run.run(
         Job("grpo", inputs=(str(folder / "prompts.jsonl"),), out=str(out), to="jsonl"), options
     )
@@ -160,6 +163,39 @@ def test_only_adapters_are_trained_and_sampled_from(folder, tmp_path):
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
     assert changed == {"layers.0.attn.q", "layers.0.attn.v"}
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_training_goes_on_from_an_adapter(folder, tmp_path):
+    """The policy, and the reference of the divergence, begin as the model with the adapter."""
+    run(folder, tmp_path / "first", lora_rank=2, lora_alpha=3.0, lr=5e-2)
+    adapter = str(tmp_path / "first" / "adapter")
+    rows = run(folder, tmp_path / "run", adapter=adapter, beta=1.0, updates=2, lr=1e-9, steps=1)
+    assert abs(rows[0]["kl"]) <= 1e-9
+    first, second = (load_file(tmp_path / name / "adapter" / WEIGHTS) for name in ("first", "run"))
+    assert first.keys() == second.keys() and len(first) == 14
+    assert all(np.abs(first[name] - second[name]).max() <= 1e-7 for name in first)
+    ends = [hub.load_model(tmp_path / name / "final")[1] for name in ("first", "run")]
+    assert max(np.abs(ends[0][name] - ends[1][name]).max() for name in ends[0]) <= 1e-6
+    for words, message in (
+        ({"lora_rank": 3}, "--lora-rank: 3 (expected that of"),
+        ({"lora_rank": 2, "lora_targets": "mlp"}, "--lora-targets: mlp (expected that of"),
+        ({"model": str(tmp_path / "first" / "final")}, "was trained on other weights than those"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            run(folder, tmp_path / "other", adapter=adapter, **words)
+
+
+def test_peft_reads_the_adapter(folder, tmp_path):
+    peft = pytest.importorskip("peft", reason="the reader of adapters")
+    transformers = pytest.importorskip("transformers", reason="the model that is adapted")
+    run(folder, tmp_path / "run", lora_rank=2, lr=5e-2)
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    adapted = peft.PeftModel.from_pretrained(read(folder / "model"), tmp_path / "run" / "adapter")
+    ids = torch.arange(20)[None] + 7
+    with torch.no_grad():
+        scores = [m(ids).logits for m in (adapted, read(tmp_path / "run/final"))]
+        start = read(folder / "model")(ids).logits
+    assert (scores[0] - scores[1]).abs().max() <= 1e-5 < 1e-3 < (scores[0] - start).abs().max()
 
 
 def test_metrics_have_what_those_of_pretrain_have(folder, tmp_path):
