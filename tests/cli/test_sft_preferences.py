@@ -127,8 +127,8 @@ def test_adapters_start_at_the_reference(folder: Path, tmp_path: Path, sabia: Co
     first, *_ = [row for row in metrics(tmp_path / "more") if "validation_accuracy" in row]
     assert first["validation_loss"] == pytest.approx(np.log(2), abs=1e-6)
     assert first["validation_logp_chosen"] == pytest.approx(last["validation_logp_chosen"], 1e-4)
-    other = run(sabia, folder, "dpo", tmp_path / "other", "--adapter", tmp_path / "more" / "adapter",
-                "--lora-rank", "8")  # fmt: skip
+    words = ("--adapter", tmp_path / "more" / "adapter", "--lora-rank", "8")
+    other = run(sabia, folder, "dpo", tmp_path / "other", *words)
     assert other.returncode == 2 and "--lora-rank: 8 (expected that of" in other.stderr.decode()
 
 

@@ -293,9 +293,9 @@ def test_adapters_that_cannot_be_the_start(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="modules of 2 ranks and scales"):
         start_adapter(tmp_path / "a", spec)
     wider = from_config(CONFIGS["qwen3"] | {"hidden_size": 80})
-    with pytest.raises(UsageError, match="is of another model: "):
+    with pytest.raises(UsageError, match="is of another model"):
         start_adapter(tmp_path / "a", wider)
-    with pytest.raises(UsageError, match="adapter: .*none has no adapter_config.json"):
+    with pytest.raises(UsageError, match="none has no adapter_config"):
         start_adapter(tmp_path / "none", spec)
 
 
