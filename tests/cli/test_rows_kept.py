@@ -22,6 +22,11 @@ from sabia.core.shards.outputs import open_file
 
 SABIA = Command("classify", "--no-quality")
 REFUSED = (2, 65, 69, 123)  # 123: xargs, of which a call was refused
+REASONS = (  # why a generated call may be refused
+    "rows of other inputs", "rows cannot be added", "--append: ", "slice of the shards",
+    "one of the tasks of a Slurm step", "expected a file ending in",
+    "empty input (its producer failed?)",  # `cat` of a folder
+)  # fmt: skip
 LONG = 'len(text) > 14'  # fmt: skip
 
 
@@ -215,7 +220,7 @@ def check(seed: int, folder: Path) -> int:
     about = f"seed {seed}: {line}\n{done.stderr}"
     assert "internal error" not in done.stderr and "Traceback" not in done.stderr, about
     if done.returncode:
-        assert done.returncode in REFUSED, about
+        assert done.returncode in REFUSED and any(r in done.stderr for r in REASONS), about
         return done.returncode
     out = next(p for p in folder.glob("out*") if ".rejects" not in p.name)
     removed = [row for p in folder.glob("removed*") for row in rows_in(p)]
@@ -226,9 +231,9 @@ def check(seed: int, folder: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("seed", [3])
+@pytest.mark.parametrize("seed", [36])
 def test_rows_are_kept(seed: int, tmp_path: Path) -> None:
-    check(seed, tmp_path / "case")
+    assert check(seed, tmp_path / "case") == 0
 
 
 @pytest.mark.slow

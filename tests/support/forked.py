@@ -3,8 +3,9 @@
 `[*Command("dedup"), …]` takes the place of `python -m sabia.cli.main dedup …` in subprocess.run and
 saves the imports, about half a second of CPU a call. What subprocess starts is a small program: it
 passes its streams, variables and folder to a server, which forks a child that becomes the command;
-signals are passed on, and exit codes and deaths by signal come back. Resource limits and process
-groups are not passed on: tests of those, and of the start itself, call the command plainly.
+descriptors that are words (/dev/fd/63, as `<(…)` and `>(…)` of a shell are) are passed too. Signals
+are passed on, and exit codes and deaths by signal come back. Resource limits and process groups are
+not passed on: tests of those, and of the start itself, call the command plainly.
 
 usage: forked.py SOCKET WORD…    runs the command by the server
        forked.py --serve SOCKET  is the server, until stdin ends
@@ -74,8 +75,10 @@ def call(path: str, words: list[str]) -> None:
 
     line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     line.connect(path)
-    said = marshal.dumps((words, dict(os.environ), os.getcwd()))
-    descriptors = b"".join(i.to_bytes(4, sys.byteorder) for i in (0, 1, 2))
+    named = [word.removeprefix("/dev/fd/") for word in words if word.startswith("/dev/fd/")]
+    numbers = sorted({0, 1, 2, *(int(name) for name in named if name.isdigit())})
+    said = marshal.dumps((words, dict(os.environ), os.getcwd(), numbers))
+    descriptors = b"".join(i.to_bytes(4, sys.byteorder) for i in numbers)
     rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)
     line.sendmsg([len(said).to_bytes(8, "big")], [rights])
     line.sendall(said)
@@ -160,16 +163,16 @@ def start(line, own: dict[str, str]) -> int:
     """The child of one call; 0 if its variables need a process of its own."""
     import socket
 
-    length, descriptors, _, _ = socket.recv_fds(line, 8, 3)
+    length, descriptors, _, _ = socket.recv_fds(line, 8, 64)
     size, said = int.from_bytes(length, "big"), b""
     while len(said) < size:
         said += line.recv(size - len(said))
-    words, variables, folder = marshal.loads(said)
+    words, variables, folder, numbers = marshal.loads(said)
     child = 0
     if at_import(variables) == own:
         child = os.fork()
         if not child:
-            become(words, variables, folder, descriptors)
+            become(words, variables, folder, dict(zip(numbers, descriptors, strict=True)))
     for descriptor in descriptors:
         os.close(descriptor)
     line.sendall(b"%d" % child)
@@ -178,10 +181,14 @@ def start(line, own: dict[str, str]) -> int:
     return child
 
 
-def become(words: list[str], variables: dict, folder: str, descriptors: list[int]) -> None:
+def become(words: list[str], variables: dict, folder: str, descriptors: dict[int, int]) -> None:
     """The command, in this process; never returns."""
-    os.closerange(3, min(descriptors))  # of the server and of other calls
-    for number, descriptor in enumerate(descriptors):
+    import fcntl
+
+    above = max(*descriptors, *descriptors.values()) + 1
+    kept = [(n, fcntl.fcntl(d, fcntl.F_DUPFD, above)) for n, d in descriptors.items()]
+    os.closerange(3, above)  # of the server and of other calls
+    for number, descriptor in kept:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
