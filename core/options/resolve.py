@@ -65,7 +65,8 @@ def variable_of(command: str, option: Option) -> str:
 def check_environment(
     cls: type[Options], command: str, calls: Sequence[str], environment: Mapping[str, str]
 ) -> None:
-    """Raise UsageError for a variable that looks like one of the command's but names no option.
+    """Raise UsageError for a variable that looks like one of the command's but names no option, and
+    for one that lacks the name of the command ('SABIA_JOBS').
 
     calls: all commands; a variable that begins with the name of another one is that command's.
     """
@@ -76,6 +77,7 @@ def check_environment(
     table = cls.table.values()
     known = {*OTHER_VARIABLES, *(variable_of(command, one) for one in table)}
     known |= {option.variable for option in table if option.variable}
+    short = {variable_of("", one).replace("__", "_"): variable_of(command, one) for one in table}
     own = prefix(command)
     others = tuple(prefix(name) for name in calls if name != command)
     for name in sorted(name for name, value in environment.items() if value):
@@ -84,6 +86,7 @@ def check_environment(
         if not name.startswith("SABIA_") or name in known or foreign:
             continue
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)
+        near = [short[name]] if name in short else near
         if near or name.startswith(own):
             hint = f"; did you mean {near[0]}?" if near else ""
             raise UsageError(f"${name}: sabia {command} has no such option{hint}")

@@ -273,8 +273,8 @@ class Source:
         or if there is another column of that name."""
         names = [TEXT if name == self.text_column else name for name in stored]
         for name in schemas.REQUIRED[self.kind]:
-            if name not in names:
-                name = self.text_column or name
+            name = self.text_column or name
+            if name not in stored:
                 others = ", ".join(stored[:SHOWN]) + ", …" * (len(stored) > SHOWN)
                 raise BadData(f"no column {name!r} among {others} (expected {self.kind} records)"
                               + TEXT_HINT * (self.kind == "document"))  # fmt: skip

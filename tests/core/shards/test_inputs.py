@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -194,6 +195,9 @@ def test_the_text_may_be_in_another_column(name: str, tmp_path: Path) -> None:
         with pytest.raises(BadData, match="no column 'body' among content, n"):
             list(open_inputs(Job("classify", inputs=job.inputs, text_column="body"),
                              "document")[0].batches())  # fmt: skip
+        with pytest.raises(BadData, match="no column 'content' among id, text"):
+            list(open_inputs(replace(job, inputs=(str(tmp_path / "out.parquet"),)), "document")[0]
+                 .batches())  # fmt: skip
 
 
 def test_process_substitution_and_lists_of_arguments(tmp_path: Path) -> None:
@@ -216,6 +220,7 @@ def test_a_url_without_its_package_names_it(monkeypatch) -> None:
 @pytest.mark.parametrize(("variable", "near"), [
     ("SABIA_CLASSIFY_WERE", "SABIA_CLASSIFY_WHERE"), ("SABIA_CLASIFY_PII", "SABIA_CLASSIFY_PII"),
     ("SABIA_PIP", "SABIA_PIPE"), ("SABIA_CLASSIFY_NOTHING_LIKE_IT", ""),
+    ("SABIA_JOBS", "SABIA_CLASSIFY_JOBS"),
 ])  # fmt: skip
 def test_a_misspelt_variable_is_reported(variable: str, near: str) -> None:
     from sabia.core.options.classify import ClassifyOptions
