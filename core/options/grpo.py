@@ -203,8 +203,9 @@ class GrpoOptions(
 
     model: str = text("Model directory to train", "DIR", required=True, common=True)
     """Its tokenizer needs a chat template."""
-    backend: str = changed(Trainer.backend, choices=("torch",))
-    """The sampling engine runs on torch only."""
+    backend: str = Trainer.backend
+    """With `jax` one process uses all of its devices, the first of them for sampling; rows,
+    lengths and numbers of samples are filled up to powers of two, for which it compiles."""
     mesh: str = Trainer.mesh
     """The axes are those of `sabia pretrain`. Each process samples its share of the prompts with
     the whole policy, which it gathers before each step: a mesh splits the memory of training, not

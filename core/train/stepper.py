@@ -15,6 +15,7 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.ops.precision import Precision, PrecisionSchedule
+from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -83,6 +84,7 @@ class Stepper(Protocol):
     """What `stepper_factory.make_stepper` returns."""
 
     spec: ModelSpec
+    mesh: Mesh
     row_part: tuple[int, int]  # (index, count): which part of a batch's rows this process passes
     fixed_shapes: bool  # rows have one length: the step is compiled for it, or processes divide it
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
@@ -114,6 +116,10 @@ class Stepper(Protocol):
 
     def pieces(self) -> Iterator[Piece]:
         """This process's pieces of the state by the names of core.train.optimizer.config."""
+
+    def whole_params(self) -> dict[str, Any]:
+        """All parameters, unsharded, on this process's device, current until the next step; every
+        process calls it."""
 
     def state(self) -> Mapping[str, np.ndarray]:
         """The whole state, on a mesh that does not shard it."""

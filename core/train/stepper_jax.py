@@ -179,6 +179,14 @@ class JaxStepper:
             self._jitted[name, precision] = jax.jit(getattr(run, name), **options)
         return self._jitted[name, precision]
 
+    def whole_params(self) -> Tree:
+        """All parameters on this process's first device; those of one device until the next step
+        only, which takes their memory."""
+        if self.mesh.size == 1:
+            return dict(self.params)
+        device = jax.local_devices()[0]
+        return {name: jax.device_put(array, device) for name, array in self.params.items()}
+
     # -- state
 
     def _arrays(self) -> Tree:

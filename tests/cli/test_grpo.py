@@ -134,7 +134,6 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
         (("--save-every", "often", "--dry-run"), "--save-every: 'often'"),
         (("--warmup", "much", "--dry-run"), "--warmup: 'much'"),
         (("--final-lr", "0.1"), "--final-lr: only with --schedule wsd or cosine"),
-        (("--backend", "jax"), "--backend: 'jax' (expected torch)"),
         (("--mesh", "fsdp=2"), "--mesh: fsdp=2"),
         (("--model", "/nope"), "--model: /nope: not a model directory"),
         (("--model", "PLAIN"), "has no chat template"),

@@ -107,6 +107,19 @@ def test_a_mesh_gives_the_run_of_one_process(folder, one, tmp_path, mesh, family
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=2", "tensor=2", "context=2"])
+def test_a_mesh_of_jax_gives_the_run_of_torch(folder, one, tmp_path, mesh) -> None:
+    out, alone = tmp_path / "run", one("qwen3")
+    done = sabia(*words(folder, out, "--backend", "jax", "--mesh", mesh))
+    assert done.returncode == 0, done.stderr
+    rows, wanted = (read_rows(metrics_path(run)) for run in (out, alone))
+    for row, expected in zip(rows, wanted, strict=True):
+        assert row["reward"] == expected["reward"]
+        assert abs(row["loss"] - expected["loss"]) <= 1e-5
+        assert row["logprob_gap_max"] <= 1e-4
+
+
+@pytest.mark.slow
 def test_killed_five_times_the_weights_are_equal(folder: Path, tmp_path: Path) -> None:
     """kill -9 to all processes of a mesh at random times, then a run to the end."""
     more = ("--mesh", "fsdp=2", "--save-every", 1)

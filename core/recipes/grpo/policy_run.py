@@ -7,10 +7,9 @@ old policy is the trainer's own, and the journal stores finished samples. A run 
 anywhere therefore ends with the same weights. Source: arXiv 2402.03300, 2503.14476.
 """
 
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat_variables import template_variables
@@ -19,7 +18,8 @@ from sabia.core.generate.model_directory import load_draft, weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
-from sabia.core.model.lora import init_lora, merged
+from sabia.core.model.lora import merged
+from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
@@ -61,8 +61,7 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
-from sabia.core.train.stepper import Setup
-from sabia.core.train.stepper_torch import TorchStepper
+from sabia.core.train.stepper_factory import make_stepper
 
 MOST_SOURCES = 32  # whose rewards are reported
 
@@ -71,6 +70,11 @@ def run(job: Job, options: GrpoOptions) -> None:
     """Train by the job and the options; raises what its parts raise."""
     policy_config.check_texts(options)
     directory, world = open_run(job)
+    if job.backend == "jax" and world.size > 1:
+        raise UsageError(
+            f"--backend: jax with {world.size} processes (expected one, which uses all its "
+            "devices, or torch)"
+        )
     if options.prompts % world.size:
         raise UsageError(
             f"--prompts: {options.prompts} (expected a multiple of {world.size} processes)"
@@ -201,15 +205,14 @@ def _training(
     )
     loss = partial(grpo_loss, options=options, remat=cast(Remat, options.remat))
     start = training_config.start_params(options, spec, params)
-    layers: list[Any] = [start] if lora is None else [start, init_lora(spec, lora, job.seed)]
-    setup = Setup(
-        spec, loss, optimizer, PrecisionSchedule(precision, options.steps), lora=lora,
-        seed=job.seed, world=world, compiled=options.compile,
+    stepper = make_stepper(
+        job.backend, spec, start, loss, optimizer, mesh=mesh, lora=lora, seed=job.seed,
+        precision=PrecisionSchedule(precision, options.steps), world=world,
+        compiled=options.compile,
     )  # fmt: skip
-    stepper = TorchStepper(setup, ChainMap(*layers), mesh)
-    engine = Engine(spec, stepper.params, tokenizer)
+    engine = Engine(spec, stepper.whole_params(), tokenizer, ops=load_ops(job.backend))
     dtype = "float32" if options.precision == "fp32" else "bfloat16"
-    engine.draft = load_draft(options, engine, dtype)
+    engine.draft = load_draft(options, engine, dtype, job.backend)
     sampler = Sampler(
         options, engine, PromptSchedule(prompts, options.prompts, job.seed), grader,
         NullGuard(options.max_null), _journal(call, options), world, job.seed,
@@ -217,7 +220,7 @@ def _training(
     reference = None
     if options.beta:
         reference = engine.ops.to_device(merged(start, lora) if lora else start, "float32")
-    teacher = OnPolicyTeacher.load(options.teacher) if options.teacher else None
+    teacher = OnPolicyTeacher.load(options.teacher, job.backend) if options.teacher else None
     source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
     meter = make_meter(

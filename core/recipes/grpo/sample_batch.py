@@ -9,19 +9,20 @@ equal, fewer than two valid) are left out, and so is their share of the denomina
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
+from sabia.core.spec import ModelSpec
 from sabia.core.train.losses import grpo
 
 WIDTH_STEP = 8
+LEAST_ROWS, LEAST_LENGTH = 8, 16  # of batches of few shapes
 MIN_SAVED = 0.25
 READ_BY_MODEL = ("input_ids", "completion_at", "prompt_ids", "prompt_length", "targets")
 Batch = dict[str, np.ndarray]
@@ -108,6 +109,30 @@ def own_rows(batch: Batch, part: int, parts: int, step: int) -> Batch:
         filled = np.pad(array, widths, constant_values=-1 if name == "targets" else 0)
         own[name] = filled[part::parts]
     return own
+
+
+def of_few_shapes(batch: Batch, parts: int, step: int) -> Batch:
+    """A batch of one sample a row, filled up to rows, tokens of a row and tokens of a sample that
+    are powers of two, or the next multiples of `parts` (rows) and `step` (tokens of a row).
+
+    Programs that are compiled for a shape (JAX) are few then; what is added has weight 0.
+    """
+    rows, length = batch["input_ids"].shape
+    narrow = batch["targets"].shape[-1]
+    rows, length = _rounded(rows, LEAST_ROWS, parts), _rounded(length, LEAST_LENGTH, step)
+    narrow, filled = _rounded(narrow, LEAST_LENGTH), {}
+    for name, array in batch.items():
+        wide = {"input_ids": (rows, length), "completion_at": (rows, narrow)}
+        by_sample = (rows, 1, 1 if array.shape[-1] == 1 and name != "targets" else narrow)
+        shape = wide.get(name, by_sample)
+        widths = [(0, n - have) for n, have in zip(shape, array.shape, strict=True)]
+        filled[name] = np.pad(array, widths, constant_values=-1 if name == "targets" else 0)
+    return filled
+
+
+def _rounded(count: int, least: int, multiple: int = 1) -> int:
+    size = max(least, 1 << (count - 1).bit_length())
+    return -(-size // multiple) * multiple
 
 
 def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions, most: int) -> Batch:
@@ -208,20 +233,24 @@ def split(batch: Batch, parts: int, seed: tuple[int, int]) -> list[Batch]:
     return [{name: array[rows] for name, array in batch.items()} for rows in chosen]
 
 
-@torch.no_grad()
 def score(
-    spec: Any, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float, rows: int
-) -> np.ndarray:
+    spec: ModelSpec, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float,
+    rows: int,
+) -> np.ndarray:  # fmt: skip
     """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
-    logprobs = partial(grpo.sample_logprobs, spec, params, ops=ops, temperature=temperature)
-    device = params["embed"].device
-    arrays = {
-        name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
-        for name in READ_BY_MODEL
-        if name in batch
-    }
-    parts = [
-        logprobs({name: array[start : start + rows] for name, array in arrays.items()})
-        for start in range(0, len(batch["targets"]), rows)
-    ]
-    return torch.cat(parts).float().cpu().numpy().reshape(batch["targets"].shape)
+    logprobs = _compiled(spec, ops, temperature) if ops.name == "jax" else None
+    logprobs = logprobs or partial(grpo.sample_logprobs, spec, ops=ops, temperature=temperature)
+    read = {name: batch[name] for name in READ_BY_MODEL if name in batch}
+    parts = []
+    for start in range(0, len(batch["targets"]), rows):
+        part = {k: np.ascontiguousarray(v[start : start + rows]) for k, v in read.items()}
+        scored = logprobs(params=params, batch=ops.to_device(part))
+        parts.append(ops.to_numpy({"x": ops.cast(scored, "float32")})["x"])
+    return np.concatenate(parts).reshape(batch["targets"].shape)
+
+
+@lru_cache(8)
+def _compiled(spec: ModelSpec, ops: Any, temperature: float) -> Any:
+    import jax
+
+    return jax.jit(partial(grpo.sample_logprobs, spec, ops=ops, temperature=temperature))

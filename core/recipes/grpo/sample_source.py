@@ -29,6 +29,7 @@ from sabia.core.recipes.grpo.sample_batch import (
     make_batch,
     micro_batches,
     micro_rows,
+    of_few_shapes,
     own_rows,
     row_tokens,
     score,
@@ -38,7 +39,7 @@ from sabia.core.recipes.grpo.sample_batch import (
 from sabia.core.recipes.grpo.sampler import Sampler
 from sabia.core.recipes.grpo.step_table import StepTable, step_sums
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher
-from sabia.core.train.stepper_torch import TorchStepper
+from sabia.core.train.stepper import Stepper
 
 
 @dataclass
@@ -46,7 +47,7 @@ class SampleSource:
     """See core.train.loop.Source; `reference`: the initial parameters, where --beta needs them."""
 
     options: GrpoOptions
-    stepper: TorchStepper
+    stepper: Stepper
     sampler: Sampler
     table: StepTable
     reference: dict[str, Any] | None
@@ -59,7 +60,9 @@ class SampleSource:
         mesh, self.world = self.stepper.mesh, self.sampler.world
         self.engine, self.step = self.sampler.engine, 0
         self.engine.on_step = self._on_step
-        self.shared = mesh.size > mesh.data  # processes must make the same passes
+        # processes must make the same passes
+        self.shared = self.world.size > 1 and mesh.size > mesh.data
+        self.compiled = self.engine.ops.name == "jax"
 
     def open(self, run: Any, leads: bool) -> None:
         """See Source."""
@@ -96,11 +99,14 @@ class SampleSource:
             every = gather_objects(self.world, groups)  # prompt n is of process n mod size
             groups = sorted((g for part in every for g in part), key=lambda group: group.position)
         # samples of a prompt share a row only where one process computes it in one pass
-        fan = 1 if self.shared or options.remat != "none" else 0
+        fan = 1 if self.shared or self.compiled or options.remat != "none" else 0
         empty = empty_batch(options)
         batch = make_batch(groups, options, fan) or empty
         if self.shared:
             batch = own_rows(batch, *self.stepper.row_part, self.stepper.mesh.context)
+        mesh, count = self.stepper.mesh, len(batch["targets"])
+        if self.compiled:
+            batch, empty = (of_few_shapes(x, mesh.rows, mesh.context) for x in (batch, empty))
         rows = self.stepper.micro_batch = micro_rows(batch, options)
         score_with = partial(
             score, self.stepper.spec, batch=batch, ops=ops, temperature=options.temperature,
@@ -116,24 +122,28 @@ class SampleSource:
             self._distance = self.teacher.distance(batch, share)
             del batch["teacher"]
             empty["advantage"] = np.repeat(empty["advantage"], empty["targets"].shape[-1], -1)
+        batch = {name: array[:count] for name, array in batch.items()}
         parts = split(batch, options.updates, (self.sampler.seed, step))
         # batches of weight 0 with the arrays of `batch`: all processes update equally often
         empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}
         parts += [empty] * (options.updates - len(parts))
+        if self.compiled:  # of all devices of this process
+            parts = [of_few_shapes(part, mesh.rows, mesh.context) for part in parts]
+            rows *= mesh.rows
         most = max(micro_batches(part, rows) for part in parts)
         width = max(gather_objects(self.world, most))  # sums over processes have one shape
         return [with_slots(part, rows, width) for part in parts]
 
     def sampling_params(self) -> dict[str, Any]:
         """The policy, whole, in the precision of its training, adapters merged."""
-        plain = not self.shared and self.lora is None
-        params = self.stepper.params if plain else self.stepper.whole_params()
+        params = self.stepper.whole_params()
         if self.lora is not None:
             params = merged(params, self.lora)
         if self.options.precision == "fp32":
             return params
         narrow = {t.name for t in self.stepper.spec.tensors() if t.dtype_class == "weight"}
-        return {k: p.detach().bfloat16() if k in narrow else p for k, p in params.items()}
+        cast = self.engine.ops.cast
+        return {k: cast(p, "bfloat16") if k in narrow else p for k, p in params.items()}
 
     def held_out_rewards(
         self, prompts: Sequence[Prompt], temperature: float

@@ -46,10 +46,10 @@ class OnPolicyTeacher:
     ops: Any
 
     @classmethod
-    def load(cls, path: str) -> "OnPolicyTeacher":
+    def load(cls, path: str, backend: str) -> "OnPolicyTeacher":
         """The teacher of a model directory, in fp32."""
         spec = load_spec(path)
-        ops = ops_as_served("torch", spec)
+        ops = ops_as_served(backend, spec)
         return cls(spec, ops.to_device(load_fp32(path), "float32"), ops)
 
     def advised(self, batch: Batch, options: GrpoOptions, rows: int) -> Batch:
