@@ -280,8 +280,7 @@ def test_refusals(config, prompts, tmp_path):
             policy_run.run(job_of(prompts, tmp_path / "run"), config.replace(**changes))
     with pytest.raises(BadData, match="no rubric"):
         policy_run.run(job_of(prompts, tmp_path / "run"), config.replace(reward="rubric"))
-    for name, value in (("group", "1"), ("overlong", "drop"), ("temperature", "0"),
-                        ("backend", "jax")):  # fmt: skip
+    for name, value in (("group", "1"), ("overlong", "drop"), ("temperature", "0")):
         with pytest.raises(UsageError, match=f"--{name}"):
             GrpoOptions.read({"model": config.model, name: value})
 
