@@ -39,11 +39,12 @@ SUBCOMMANDS: dict[str, dict[str, str]] = {
     },
     "sft": {
         "train": "Fine-tune a model on conversations or preferences (the default).",
+        "teacher": "Write a model's predictions of conversations as records to distil from.",
         "merge": "Merge models, or average the checkpoints of a run.",
     },
 }
 
-IN_MODULE = ("sft merge",)
+IN_MODULE = ("sft merge", "sft teacher")
 
 
 def find(name: str) -> Command:

@@ -1,7 +1,7 @@
-"""`sabia sft`: fine-tune a model on conversations or preferences; `sabia sft merge`."""
+"""`sabia sft`: fine-tune a model on conversations or preferences; its subcommands."""
 
 from sabia.cli.command import command
-from sabia.core.options.sft import MergeOptions, SftOptions
+from sabia.core.options.sft import MergeOptions, SftOptions, TeacherOptions
 from sabia.core.shards.job import Job
 
 
@@ -12,6 +12,7 @@ from sabia.core.shards.job import Job
     sabia sft chats/ --model base/ --lr 2e-5 --validation held-out.parquet -o run/
     sabia sft pairs.parquet --loss dpo --model run/final --validation held-out.parquet -o dpo/
     sabia sft pairs.parquet --loss reward --model run/final --lr 1e-5 -o reward/
+    sabia sft scored.parquet --loss distill --model small/ -o student/
     """,
 )
 def sft(job: Job, options: SftOptions) -> None:
@@ -24,6 +25,25 @@ def sft(job: Job, options: SftOptions) -> None:
     run again resumes an interrupted run and does nothing if the run is complete.
     """
     from sabia.core.recipes.sft import run
+
+    run(job, options)
+
+
+@command(
+    TeacherOptions,
+    examples="""
+    sabia sft teacher chats.jsonl --teacher big/ -o scored.parquet
+    sabia sft teacher chats/ --teacher big/ --top 50 -o scored/
+    """,
+)
+def sft_teacher(job: Job, options: TeacherOptions) -> None:
+    """Write the predictions of a model for conversations, as records for sabia sft --loss distill.
+
+    A record has the tokens of a conversation, rendered with the model's chat template, and at each
+    token of the assistant the model's likeliest tokens with their log-probabilities. The trained
+    model must have the same tokenizer.
+    """
+    from sabia.core.recipes.distillation.teacher_records import run
 
     run(job, options)
 

@@ -169,6 +169,9 @@ class Ops(ArrayFunctions, Protocol):
     def take_along(self, x: Array, indices: Array) -> Array:
         """The elements of x's last axis at indices[..., k]."""
 
+    def put_along(self, x: Array, indices: Array, value: float) -> Array:
+        """x with `value` in its last axis at indices[..., k]."""
+
     def logsumexp(self, x: Array) -> Array:
         """log Σ e^x over the last axis, fp32."""
 

@@ -199,6 +199,10 @@ class JaxOps(Ops):
         """See Ops.take_along."""
         return jnp.take_along_axis(x, indices, axis=-1)
 
+    def put_along(self, x: Array, indices: Array, value: float) -> Array:
+        """See Ops.put_along."""
+        return jnp.put_along_axis(x, indices, value, axis=-1, inplace=False)
+
     def grouped(self, rows: Array, matrix: Matrix, plan: Any) -> Array:
         """rows[M, in] of each expert times its matrix, plus its bias."""
         return biased(grouped(rows, matrix.weight, plan), matrix.bias, plan)

@@ -303,6 +303,10 @@ class TorchOps(Ops):
         """See Ops.take_along."""
         return x.gather(-1, indices)
 
+    def put_along(self, x: Tensor, indices: Tensor, value: float) -> Tensor:
+        """See Ops.put_along."""
+        return x.scatter(-1, indices, value)
+
     def kernel(self, product: Product) -> list[Tensor]:
         """See Ops.kernel."""
         x, matrices, plan = product

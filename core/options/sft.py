@@ -15,9 +15,19 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.shared import Call, InputOptions, Output, Redo, Trainer, Workers
+from sabia.core.options.shared import (
+    Backend,
+    Call,
+    InputOptions,
+    Output,
+    Redo,
+    RowOptions,
+    Trainer,
+    Workers,
+)
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
+    DISTILL,
     AdapterStart,
     Checkpoints,
     DistillationOptions,
@@ -28,8 +38,9 @@ from sabia.core.options.training import (
 )
 
 CHATS = ("next-token",)
+TOKENS = (*CHATS, DISTILL)
 PAIRS = ("dpo", "ipo", "kto", "orpo", "simpo", "reward")
-CHAT_LOSS = needs(loss=CHATS)
+CHAT_LOSS, TOKEN_LOSS = needs(loss=CHATS), needs(loss=TOKENS)
 BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 # peak learning rates, of whole models and of adapters
 LR, PAIRS_LR, PAIRS_LORA_LR = 2e-5, 1e-6, 1e-5
@@ -39,11 +50,14 @@ class PreferenceOptions(Options, group="Loss"):
     """What is learned: conversations, or which of two answers is better."""
 
     loss: str = choice(
-        "Loss: of the assistant's tokens, or of preferences", *CHATS, *PAIRS, common=True,
+        "Loss: of the assistant's tokens, or of preferences", *TOKENS, *PAIRS, common=True,
         recorded=False,
     )  # fmt: skip
-    """`next-token` imitates conversations. The others read preference records: a prompt with a
-    chosen and a rejected answer. With log-ratios to the starting model: `dpo` (arXiv 2305.18290),
+    """`next-token` imitates conversations. `distill` reads distillation records, which
+    `sabia sft teacher` makes: the loss of a token is KL(teacher ‖ model) over the teacher's
+    likeliest tokens and one more outcome, all other tokens together. The others read
+    preference records: a prompt with a chosen and a rejected answer. With log-ratios to the
+    starting model: `dpo` (arXiv 2305.18290),
     `ipo` (2310.12036) and `kto` (2402.01306), which needs no pairs: either answer may be null.
     Without them: `orpo` (2403.07691), whose loss contains the next-token loss of the chosen
     answers, and `simpo` (2405.14734). `reward` trains a model with a score in place of its head
@@ -135,10 +149,13 @@ class SftOptions(
         Schedule.lr, default=None,
         unset="2e-5; with dpo, ipo, kto, orpo and simpo 1e-6, with adapters 1e-5",
     )  # fmt: skip
-    z_loss: float = changed(Optimizer.z_loss, only=CHAT_LOSS)
-    balance: float = changed(Optimizer.balance, only=CHAT_LOSS)
-    router_z: float = changed(Optimizer.router_z, only=CHAT_LOSS)
-    bias_rate: float = changed(Optimizer.bias_rate, only=CHAT_LOSS)
+    teacher_share: float = changed(
+        DistillationOptions.teacher_share, only=needs("teacher", loss=DISTILL)
+    )
+    z_loss: float = changed(Optimizer.z_loss, only=TOKEN_LOSS)
+    balance: float = changed(Optimizer.balance, only=TOKEN_LOSS)
+    router_z: float = changed(Optimizer.router_z, only=TOKEN_LOSS)
+    bias_rate: float = changed(Optimizer.bias_rate, only=TOKEN_LOSS)
 
     def complete(self) -> None:
         """The learning rate depends on the loss; preferences move no biases of experts."""
@@ -152,8 +169,19 @@ class SftOptions(
     def check(self) -> None:
         """A teacher is for conversations."""
         super().check()
-        if self.loss in PAIRS and self.teacher:
+        if self.loss not in CHATS and self.teacher:
             raise UsageError("--teacher: only with --loss next-token")
+
+
+class TeacherOptions(RowOptions, ChatTemplate, Backend, group="Model"):
+    """Options of `sabia sft teacher`."""
+
+    teacher: str = text("Model directory whose predictions are written", "DIR", required=True,
+                        common=True)  # fmt: skip
+    top: int = integer("Number of the teacher's likeliest tokens at each token", 20, least=1,
+                       common=True)  # fmt: skip
+    length: int = quantity("length", "Maximum tokens of a conversation", "2k", group="Data")
+    """Longer conversations are rejected. `2k` is 2048."""
 
 
 class MergeOptions(InputOptions, Redo, Call, group="Model"):

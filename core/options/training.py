@@ -187,6 +187,9 @@ class AdapterStart(Options, group="Adapters"):
     adapter. An adapter that sabia trained on other weights than those of `--model` is an error."""
 
 
+DISTILL = "distill"  # the loss of predictions that the records have
+
+
 class DistillationOptions(Options, group="Loss"):
     """A teacher whose predictions are learned."""
 

@@ -148,7 +148,7 @@ def _make(
                 yield from records
 
         def write(source: str, window: Sequence[list[Rendered]]) -> int:
-            rows = _packed(source, window, length, pack)
+            rows, _ = packed_rows(source, window, length, pack)
             writer.add(rows)
             return max(len(documents) for documents in rows["document_lengths"])
 
@@ -205,10 +205,10 @@ def _render(
     return shard, records, rejected
 
 
-def _packed(
+def packed_rows(
     source: str, window: Sequence[list[Rendered]], length: int, pack: bool
-) -> pa.RecordBatch:
-    """The rows of a window of units, packed or one in each."""
+) -> tuple[pa.RecordBatch, list[list[int]]]:
+    """The rows of a window of units, packed or one in each, and which units each of them has."""
     units = [sum(len(ids) for ids, *_ in documents) for documents in window]
     bins = best_fit(units, length) if pack else [[i] for i in range(len(window))]
     rows = [[document for i in members for document in window[i]] for members in bins]
@@ -223,10 +223,10 @@ def _packed(
         _lists(counts, np.array([before for *_, before in flat], np.int32)),
     ]
     if not source:
-        return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+        return pa.RecordBatch.from_arrays(columns, schema=ROWS), bins
     of_source = pa.repeat(pa.scalar(source), len(rows))
     schema = ROWS.append(pa.field("source", of_source.type))
-    return pa.RecordBatch.from_arrays([*columns, of_source], schema=schema)
+    return pa.RecordBatch.from_arrays([*columns, of_source], schema=schema), bins
 
 
 def _lists(sizes: Iterable[int], values: np.ndarray | list[str]) -> pa.ListArray:

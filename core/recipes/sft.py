@@ -9,7 +9,7 @@ and none attends to another; those that cannot be used are rejected with a reaso
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
-from sabia.core.options.sft import PAIRS, SftOptions
+from sabia.core.options.sft import CHATS, PAIRS, SftOptions
+from sabia.core.options.training import DISTILL
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.chat_rows import CHAT, FOLDER, chat_rows
+from sabia.core.recipes.distillation.scored_rows import scored_rows
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.preferences.pair_rows import form_of
 from sabia.core.recipes.preferences.preference_run import preference_task, rows_of
@@ -31,6 +33,7 @@ from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.token_rows.row_file import RowFile
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.train.distilled_rows import DistilledRows
 from sabia.core.train.token_rows import TokenRows
 
 
@@ -39,7 +42,9 @@ def run(job: Job, options: SftOptions) -> None:
     directory, world = open_run(job, options)
     options = training_config.with_adapter(options)
     prefers = options.loss in PAIRS
-    kind, what = ("preference", "preferences") if prefers else ("chat", "conversations")
+    kind, what = "chat", "conversations"
+    if options.loss != CHATS[0]:
+        kind, what = ("preference", "preferences") if prefers else ("distillation", "records")
     sources = open_inputs(job, kind)
     model, tokenizer_path = weights_fingerprint(options.model), options.tokenizer or options.model
     flag = "--tokenizer" if options.tokenizer else "--model"
@@ -68,19 +73,25 @@ def run(job: Job, options: SftOptions) -> None:
     with contextlib.ExitStack() as stack:
         # a dry run writes nothing into the run directory
         folder = stack.enter_context(_temporary()) if job.dry_run else directory.path / FOLDER
-        read = partial(
+        read: Callable[..., RowFile] = partial(
             chat_rows, tokenizer=tokenizer_path, length=options.length, pack=options.pack,
             folder=folder, jobs=job.jobs, variables=variables,
             form=form_of(options.loss) if prefers else CHAT,
         )  # fmt: skip
+        if options.loss == DISTILL:
+            read = partial(
+                scored_rows, fingerprint=tokenizer.fingerprint, vocabulary=spec.vocab_size,
+                length=options.length, pack=options.pack, folder=folder,
+            )  # fmt: skip
         with opened_rejects(job, world, what) as rejects:
             made = read(sources, reject=rejects.add)
         index = made.index
         count, predicted = index.about["conversations"], index.about["predicted"]
         if not count:
-            expected = (
-                "a prompt and two answers" if prefers else "messages with an assistant's answer"
-            )
+            expected = {
+                "chat": "messages with an assistant's answer",
+                "preference": "a prompt and two answers",
+            }.get(kind, "well-formed ones")
             raise BadData(
                 f"no usable {what.removesuffix('s')}, {rejects.describe()} (expected {expected})"
             )
@@ -105,6 +116,8 @@ def run(job: Job, options: SftOptions) -> None:
 
 
 def _rows(file: RowFile, options: SftOptions) -> TokenRows:
+    if options.loss == DISTILL:
+        return DistilledRows((file,), int(file.index.about["top"]))
     return rows_of(file, options) if options.loss in PAIRS else TokenRows((file,))
 
 

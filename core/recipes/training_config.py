@@ -23,6 +23,7 @@ from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
 from sabia.core.ops.precision import precision_named
 from sabia.core.options.table import Options
 from sabia.core.options.training import (
+    DISTILL,
     Adapters,
     AdapterStart,
     DistillationOptions,
@@ -66,6 +67,8 @@ def simulation(precision: str) -> dict[str, Any]:
 
 def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
     """The entries of a run's identity; {} without a teacher."""
+    if getattr(options, "loss", "") == DISTILL:
+        return {"loss": DISTILL, "teacher_share": options.teacher_share}
     if not options.teacher:
         return {}
     return {
@@ -77,6 +80,8 @@ def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
 
 def distillation(options: Any) -> Distillation | None:
     """The settings of the loss; None without a teacher."""
+    if getattr(options, "loss", "") == DISTILL:
+        return Distillation(options.teacher_share)
     if not getattr(options, "teacher", ""):
         return None
     return Distillation(options.teacher_share, options.teacher_top)
@@ -84,6 +89,11 @@ def distillation(options: Any) -> Distillation | None:
 
 def check_teacher(options: DistillationOptions, spec: ModelSpec, length: int, mesh: str) -> None:
     """Raise UsageError for a teacher that does not fit the model, its rows or the mesh."""
+    distils = getattr(options, "loss", "") == DISTILL
+    axes = [axis for axis, n in parse_mesh(mesh).items() if n > 1 and axis not in ("data", "fsdp")]
+    if axes and (distils or options.teacher):
+        flag = "--loss: distill" if distils else "--teacher:"
+        raise UsageError(f"{flag} with the mesh axis {axes[0]} (expected data and fsdp only)")
     if not options.teacher:
         return
     other = load_spec(options.teacher)
@@ -97,9 +107,6 @@ def check_teacher(options: DistillationOptions, spec: ModelSpec, length: int, me
             f"--teacher: {options.teacher} has a context of {other.max_positions:,} (expected at "
             f"least the rows' length of {length:,})"
         )
-    axes = [axis for axis, n in parse_mesh(mesh).items() if n > 1 and axis not in ("data", "fsdp")]
-    if axes:
-        raise UsageError(f"--teacher: with the mesh axis {axes[0]} (expected data and fsdp only)")
 
 
 def load_teacher(options: DistillationOptions, backend: str) -> Teacher:

@@ -52,6 +52,13 @@ KINDS = {
     ),
     # a conversation with a better and a worse continuation, of which one may be null
     "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
+    # a text with a teacher's predictions: input_ids[T], loss_mask[T] (null: all tokens but the
+    # first count), and for each token that counts the teacher's K likeliest tokens and their
+    # log-probabilities (natural log) at it; the fingerprint of the tokenizer
+    "distillation": _schema(
+        id=_TEXT, input_ids=_INTS, loss_mask=pa.list_(pa.bool_()), teacher_ids=pa.list_(_INTS),
+        teacher_logprobs=pa.list_(pa.list_(pa.float32())), tokenizer=_TEXT,
+    ),
     # a row of tokens of fixed length: input_ids[T], the lengths of its documents, loss_mask[T]; for
     # each of these the id of the document, and the number of its first token in the document
     "tokens": _schema(
@@ -74,6 +81,7 @@ KINDS = {
 REQUIRED = {
     "document": ("text",), "chat": ("messages",), "prompt": ("messages",), "sample": ("tokens",),
     "tokens": ("input_ids", "document_lengths"), "score": ("task", "item_id", "value"),
+    "distillation": ("input_ids", "teacher_ids", "teacher_logprobs", "tokenizer"),
     "preference": ("prompt",), "any": (),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ Batch = Mapping[str, Array]
 Sums = tuple[Array, Array, dict[str, Array]]
 Loss = Callable[[ModelSpec, Params, Batch, Ops], Sums]
 
+_NEVER = -1e30  # the score of a token that is left out
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 
 
@@ -77,16 +78,27 @@ def next_token_loss(
 
 
 def _divergence(spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Ops) -> Array:
-    """KL(teacher ‖ model) of each token, fp32 [B, T]: Σ p log p + logsumexp(z) - Σ p z."""
-    scores = logits(spec, params, x, ops)  # z, [B, T, V]
+    """KL(teacher ‖ model) of each token, fp32 [B, T]; see `divergence`."""
+    return divergence(logits(spec, params, x, ops), batch, ops)
+
+
+def divergence(scores: Array, batch: Batch, ops: Any) -> Array:
+    """Σ p log p + logsumexp(z) - Σ p z of scores z[..., V], [...].
+
+    With teacher_ids the sums are over these tokens. With teacher_rest all other tokens together are
+    one more outcome, whose probability is the rest of the teacher's: for z in its place stands the
+    logsumexp of their scores.
+    """
     normalizer = ops.logsumexp(scores)
+    chosen, rest = scores, 0.0
     if "teacher_ids" in batch:
-        scores = ops.take_along(scores, ops.integers(batch["teacher_ids"], scores))
-    return (
-        batch["teacher_information"]
-        + normalizer
-        - (batch["teacher_probabilities"] * scores).sum(-1)
-    )
+        ids = ops.integers(batch["teacher_ids"], scores)
+        chosen = ops.take_along(scores, ids)
+        if "teacher_rest" in batch:
+            others = ops.logsumexp(ops.put_along(scores, ids, _NEVER))
+            rest = batch["teacher_rest"] * others
+    expected = (batch["teacher_probabilities"] * chosen).sum(-1)
+    return batch["teacher_information"] + normalizer - expected - rest
 
 
 def sum_by_source(figures: Array, source: Array, ops: Ops) -> Array:
