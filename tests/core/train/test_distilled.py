@@ -102,9 +102,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(files: Path, out: Path, *more: object) -> Any:
-    return sabia("sft", files / "scored.parquet", "--loss", "distill", "--model", files / "model",
-                 "--batch", 4, "--steps", 6, "--peak-flops", "1e12", "--lr", "5e-3", "--length", 256, "--validation",
-                 files / "scored.parquet", "-o", out, "--to", "jsonl", *more)  # fmt: skip
+    scored = files / "scored.parquet"
+    words = ("--loss", "distill", "--model", files / "model", "--batch", 4, "--steps", 6,
+             "--lr", "5e-3", "--length", 256, "--peak-flops", "1e12", "--to", "jsonl")  # fmt: skip
+    return sabia("sft", scored, *words, "--validation", scored, "-o", out, *more)
 
 
 def test_records_have_what_the_engine_gives(files: Path) -> None:
