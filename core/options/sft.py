@@ -56,7 +56,8 @@ class PreferenceOptions(Options, group="Loss"):
     """`next-token` imitates conversations. `distill` reads distillation records, which
     `sabia sft teacher` makes: the loss of a token is KL(teacher ‖ model) over the teacher's
     likeliest tokens and one more outcome, all other tokens together. The others read
-    preference records: a prompt with a chosen and a rejected answer. With log-ratios to the
+    preference records: a prompt with a chosen and a rejected answer, texts or lists of
+    messages. With log-ratios to the
     starting model: `dpo` (arXiv 2305.18290),
     `ipo` (2310.12036) and `kto` (2402.01306), which needs no pairs: either answer may be null.
     Without them: `orpo` (2403.07691), whose loss contains the next-token loss of the chosen

@@ -72,6 +72,8 @@ def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
     if pa.types.is_timestamp(wanted):
         return datetime.fromisoformat(value) if isinstance(value, str) else value
     if pa.types.is_list(wanted) and pa.types.is_struct(wanted.value_type):
+        if name == "prompt" and isinstance(value, str):
+            value = [{"role": "user", "content": value}]
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise ValueError(f"{name} is not a list of objects")
         kinds = {field.name: field.type for field in wanted.value_type}
@@ -91,7 +93,8 @@ def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
             continue
         column = batch.column(index)
         messages = pa.types.is_list(field.type) and pa.types.is_struct(field.type.value_type)
-        if column.type == field.type or not pa.types.is_nested(column.type):
+        is_prompt = messages and field.name == "prompt" and pa.types.is_string(column.type)
+        if column.type == field.type or not (is_prompt or pa.types.is_nested(column.type)):
             continue
         if not (messages or pa.types.is_string(field.type)):
             continue

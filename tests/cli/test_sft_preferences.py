@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from in_process import sabia as called
 from kills import through_kills
 from safetensors.numpy import load_file
 from training_cases import Commands, difference, make_tokens, torchrun
+
+from sabia.core.errors import BadData
 
 WORDS = ("--length", "256", "--batch", "4", "--lr", "2e-3", "--steps", "16", "-q")
 
@@ -132,6 +135,48 @@ def test_adapters_start_at_the_reference(folder: Path, tmp_path: Path, sabia: Co
     assert other.returncode == 2 and "--lora-rank: 8 (expected that of" in other.stderr.decode()
 
 
+def as_messages(row: dict, whole: bool) -> dict:
+    """The row with its answers as lists of messages, with `whole` after those of the prompt."""
+    lead = row["prompt"] if whole else []
+    made = {side: [*lead, {"role": "assistant", "content": row[side]}]
+            for side in ("chosen", "rejected")}  # fmt: skip
+    return {"prompt": row["prompt"][0]["content"] if whole else row["prompt"], **made}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_answers_may_be_lists_of_messages(tmp_path: Path, ending: str, whole: bool) -> None:
+    """They give the tokens of the same answers as texts; other lists are rejected."""
+    from sabia.core.recipes.preferences.pair_rows import form_of
+    from sabia.core.shards.inputs import from_path
+    from sabia.core.text.tokenize.tokenizer_training import train_bpe
+
+    tokenizer = train_bpe(["user assistant the owl said 0123456789 and make?"] * 9, 300)
+    texts = pairs(5, 0)
+    odd = as_messages(texts[0], whole)
+    odd["chosen"] = [odd["chosen"][-1], {"role": "user", "content": "?"}]
+    tables = {"texts": texts, "lists": [*(as_messages(row, whole) for row in texts), odd]}
+    made: dict[str, list] = {"texts": [], "lists": []}
+    reasons = []
+    for name, rows in tables.items():
+        path = tmp_path / f"{name}.{ending}"
+        write(path, rows) if ending == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), path)
+        form = form_of("dpo")
+        for source in from_path(str(path), "preference", "INPUT"):
+            for batch in source.batches(columns=form.columns):
+                for row in batch.to_pylist():
+                    try:
+                        ((_, documents),), _ = form.render(row, tokenizer, 512, {})
+                        made[name].append([(ids.tolist(), mask.tolist())
+                                           for ids, mask, *_ in documents])  # fmt: skip
+                    except BadData as error:
+                        reasons.append(str(error))
+    assert made["texts"] == made["lists"] and len(made["texts"]) == 5
+    assert (
+        len(reasons) == 1 and "the chosen messages have other turns than the prompt" in reasons[0]
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -184,7 +229,7 @@ def test_meshes_make_the_same_updates(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["dpo", "kto"])
+@pytest.mark.parametrize("loss", ["dpo", "kto", "reward"])
 def test_kills_change_no_weight(folder: Path, tmp_path: Path, sabia: Commands, loss: str) -> None:
     assert run(sabia, folder, loss, tmp_path / "one").returncode == 0
     words = (sys.executable, "-m", "sabia.cli.main", "sft", folder / "pairs.jsonl", "--model",

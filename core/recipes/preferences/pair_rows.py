@@ -6,6 +6,7 @@ before it (of the first record: of the second), cut off where the row would be t
 estimate of the divergence is a function of the data, whatever is computed together.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from sabia.core.recipes.chat_rows import Form, Rendered, Unit, document
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 ANSWERS = ("chosen", "rejected")
+FREE = ("tool_calls", "reasoning_content", "thinking")  # fields of an answer besides its content
 
 
 def _answers(
@@ -29,11 +31,12 @@ def _answers(
     given = [name for name in ANSWERS if row[name] is not None]
     if not given:
         raise BadData("neither a chosen nor a rejected answer")
-    if len(given) == 2 and row["chosen"].strip() == row["rejected"].strip():
+    turns = {name: _turn(row[name], prompt, name) for name in given}
+    bare = [turn | {"content": turn["content"].strip()} for turn in turns.values()]
+    if len(given) == 2 and bare[0] == bare[1]:
         raise BadData("the chosen and the rejected answer are equal")
     made: dict[str, Rendered] = {}
-    for name in given:
-        turn = {"role": "assistant", "content": row[name]}
+    for name, turn in turns.items():
         before = sum(len(ids) for ids, *_ in made.values())
         ids, mask = render_answer([*prompt, turn], tokenizer, **variables)
         if not any(mask[1:]):  # the first token is never predicted
@@ -42,6 +45,41 @@ def _answers(
     if len(given) == 2 and np.array_equal(made["chosen"][0], made["rejected"][0]):
         raise BadData("the chosen and the rejected answer have the same tokens")
     return made
+
+
+def _turn(answer: str, prompt: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The answer as a message: of a text, or of messages, which may begin with those of the prompt.
+
+    Messages are a list of objects with a role, as JSON; raises BadData if they do not end with one
+    of the assistant that is all that follows the prompt.
+    """
+    messages = _messages(answer)
+    if messages is None:
+        return {"role": "assistant", "content": answer}
+    *lead, last = messages
+    before = [(turn.get("role"), turn.get("content")) for turn in prompt]
+    if lead and [(turn.get("role"), turn.get("content")) for turn in lead] != before:
+        raise BadData(f"the {name} messages have other turns than the prompt before the last one")
+    if last["role"] != "assistant":
+        raise BadData(
+            f"the {name} messages end with the role {last['role']!r} (expected assistant)"
+        )
+    free = {k: v for k, v in last.items() if v is not None and k in FREE}
+    content = str(last.get("content") or "")
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in free.items()}
+    return {"role": "assistant", "content": content, **texts}
+
+
+def _messages(answer: str) -> list[dict[str, Any]] | None:
+    """The messages of a text that is a JSON list of them; None for any other text."""
+    if not answer.lstrip().startswith("[{"):
+        return None
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    is_list = all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in found)
+    return found if is_list else None
 
 
 def _render_pair(
