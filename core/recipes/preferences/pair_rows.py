@@ -75,11 +75,11 @@ def _messages(answer: str) -> list[dict[str, Any]] | None:
     if not answer.lstrip().startswith("[{"):
         return None
     try:
-        found = json.loads(answer)
+        parsed = json.loads(answer)
     except ValueError:
         return None
-    is_list = all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in found)
-    return found if is_list else None
+    is_list = all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in parsed)
+    return parsed if is_list else None
 
 
 def _render_pair(
