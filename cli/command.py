@@ -55,7 +55,13 @@ def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[
         options = resolve(command.options, name, flags, os.environ)
         as_json = options.json
         notes.configure(name, options.quiet, as_json)
-        command.run(make_job(name, options), options)
+        job = make_job(name, options)
+        if job.executor != "local" and not job.dry_run:
+            from sabia.core.shards.executors import on_ray
+
+            on_ray.run(job, options)
+        else:
+            command.run(job, options)
         sys.stdout.flush()
     except BrokenPipeError:
         close_stdout()

@@ -29,6 +29,7 @@ METHODS = {
     sabia dedup pages/ --method line --unit paragraph --min-copies 3 -o cut/
     sabia dedup crawls/ --method url --keep newest -o unique/
     sabia dedup unique/ --method semantic --model encoder/ --threshold 0.93 -o unlike/
+    sabia dedup pages/ --executor ray=auto --scratch scratch/ -o unique/
     sabia dedup unique/ --decontaminate enem.toml --decontaminate gsm8k.toml -o clean/
     """,
 )

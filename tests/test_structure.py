@@ -35,7 +35,7 @@ TOP = {
     "save_interval",
 }
 ALLOWED = {
-    "sandbox": set(), "shards": set(), "spec": set(), "numerics": set(), "grammar": set(),
+    "sandbox": set(), "shards": {"sandbox"}, "spec": set(), "numerics": set(), "grammar": set(),
     "plan": {"spec", "numerics"}, "ops": {"spec", "numerics"},
     "model": {"ops", "spec", "numerics", "shards"},
     "parallel": {"spec", "model", "ops"},

@@ -3,7 +3,7 @@
 from sabia.core.errors import UsageError
 from sabia.core.options.model_calls import ApiCalls, EndpointOptions
 from sabia.core.options.option import changed, choice, needs, quantity, several, switch, text
-from sabia.core.options.shared import Appending, Backend, RowOptions, TextColumn
+from sabia.core.options.shared import Appending, Backend, Executor, RowOptions, TextColumn
 from sabia.core.options.table import Options
 
 MODEL, ASK = needs("model"), needs("ask")
@@ -59,7 +59,7 @@ class AskOptions(EndpointOptions, Backend, group="Language model", only={ApiCall
 
 
 class ClassifyOptions(
-    RowOptions, TextColumn, Appending, ContentChecks, AskOptions, group="Scores",
+    RowOptions, Executor, TextColumn, Appending, ContentChecks, AskOptions, group="Scores",
     only={Backend: needs("model", "ask")},
 ):  # fmt: skip
     """Options of `sabia classify`."""

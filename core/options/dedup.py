@@ -13,7 +13,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Backend, RowOptions, TextColumn
+from sabia.core.options.shared import Backend, Executor, RowOptions, TextColumn
 from sabia.core.options.table import Options
 
 INDEXED = needs(method=("minhash", "exact"))
@@ -152,7 +152,7 @@ class Phases(Options, group="Parallelism"):
 
 
 class DedupOptions(
-    RowOptions, TextColumn, NearDuplicates, DuplicatedParts, Embeddings, BenchmarkItems,
+    RowOptions, Executor, TextColumn, NearDuplicates, DuplicatedParts, Embeddings, BenchmarkItems,
     IndexOptions, Phases,
     group="Method",
     only={

@@ -4,7 +4,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.model_calls import JUDGED, ApiCalls, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
-from sabia.core.options.shared import Appending, Backend, Drafting, RowOptions, TextColumn
+from sabia.core.options.shared import Appending, Backend, Drafting, Executor, RowOptions, TextColumn
 
 ENDPOINT = needs(engine="endpoint")
 LOCAL = needs(engine="local")
@@ -13,7 +13,8 @@ CALLS = needs("judge_url", "judge", engine="endpoint")
 
 
 class RewriteOptions(
-    RowOptions, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate, Drafting,
+    RowOptions, Executor, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate,
+    Drafting,
     group="Method", only={ApiCalls: CALLS, RubricJudge: MODEL, Drafting: LOCAL},
 ):  # fmt: skip
     """Options of `sabia rewrite`."""

@@ -136,6 +136,29 @@ class RowOptions(InputOptions, Output, Workers, Seeded, Redo, Call, group="Input
         self.check_format()
 
 
+class Executor(Options, group="Parallelism"):
+    """Who runs the slices of a data stage."""
+
+    executor: str = text("Where slices run: local, ray, or ray=ADDRESS of a Ray cluster",
+                         "local|ray|ray=ADDRESS", default="local", recorded=False)  # fmt: skip
+    """With `ray`, `-j` is the number of slices (default: the CPUs of the cluster, at most one for
+    each input shard), each of them a Ray task with one CPU that runs this command with `--shard
+    I/N`, and `sabia dedup` runs its three phases one after another. All nodes need sabia and the
+    same paths; outputs are directories. Ray runs the task of a worker that died again, three times
+    at most, and finished shards are not computed again. Without an address `RAY_ADDRESS` is used,
+    or Ray is started on this machine. Tasks get the variables that begin with `SABIA_`, `AWS_`,
+    `GOOGLE_`, `FSSPEC_` or `HF_`, and the API key."""
+
+    def check(self) -> None:
+        """Slices are chosen by the executor. Raises UsageError."""
+        super().check()
+        kind, _, address = self.executor.partition("=")
+        if kind not in ("local", "ray") or (address and kind == "local"):
+            raise UsageError(f"--executor: {self.executor!r} (expected local, ray or ray=ADDRESS)")
+        if kind == "ray" and self.values().get("shard"):
+            raise UsageError("--shard: ray gives each task its slice; use --executor local")
+
+
 class TextColumn(Options, group="Input and output"):
     """Where the text of documents is."""
 

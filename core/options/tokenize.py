@@ -11,7 +11,7 @@ from sabia.core.options.option import (
     text,
     unless,
 )
-from sabia.core.options.shared import Appending, RowOptions, TextColumn
+from sabia.core.options.shared import Appending, Executor, RowOptions, TextColumn
 from sabia.core.options.table import Options
 
 
@@ -51,7 +51,7 @@ class TokenizerTraining(VocabularyOptions, TokenizerKind):
 
 
 class TokenizeOptions(
-    RowOptions, TextColumn, Appending, TokenizerTraining, group="Tokenizer",
+    RowOptions, Executor, TextColumn, Appending, TokenizerTraining, group="Tokenizer",
     only={TokenizerKind: unless("extend"), TokenizerTraining: unless("tokenizer")},
 ):  # fmt: skip
     """Options of `sabia tokenize`."""

@@ -24,7 +24,7 @@ from sabia.core.generate.chat import render_rows
 from sabia.core.results import result_version
 from sabia.core.shards import schemas
 from sabia.core.shards.atomic import atomic_path
-from sabia.core.shards.executor import map_processes
+from sabia.core.shards.executors.processes import map_processes
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.row_file import ADDRESSES, RowFile
 from sabia.core.shards.token_rows.row_store import RejectRow, open_made

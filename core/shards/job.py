@@ -27,6 +27,7 @@ class Job:
     max_rejects: float | None = None  # share of the rows
     jobs: int = 1
     shard: tuple[int, int] | None = None  # (index from 0, count)
+    executor: str = "local"  # or ray, ray=ADDRESS
     force: bool = False
     append: bool | None = None  # None: the command has no such option
     part_names: tuple[str, ...] = ()  # of the parts in the directory; empty: by their numbers

@@ -25,7 +25,7 @@ from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.columns import unified, with_columns
 from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
-from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.executors.processes import run_tasks
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage.run_record import RUN, inputs_of
@@ -130,7 +130,9 @@ def run_map(
     work.sink.finish(len(sources))
     summary.seconds = working_s() - started
     if conclude is not None:
+        counted = set(summary.counters)
         conclude(summary)
+        summary.derived = sorted(summary.counters.keys() - counted)
     summary.report(job, next_step)
     summary.check_rejects()
     if lost_shards := summary.shards_lost:

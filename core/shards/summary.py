@@ -31,12 +31,15 @@ class Summary:
     counters: dict[str, float] = field(default_factory=dict)
     reject_path: str | None = None
     shards_lost: list[str] = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)  # counters computed from the others
 
     def add(self, other: "Summary") -> None:
         """Add the statistics of another shard."""
         for name in ("rows_in", "rows_out", "rejected", "shards_done", "shards_skipped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, value in other.counters.items():
+            if name in other.derived:
+                continue
             self.counters[name] = self.counters.get(name, 0) + value
         self.shards_lost += other.shards_lost
         self.reject_path = self.reject_path or other.reject_path

@@ -15,7 +15,7 @@ from sabia.core.options.kinds import FALSE
 from sabia.core.options.option import Option
 from sabia.core.options.table import Options
 
-HOW = {"jobs", "shard", "phase", "force", "dry_run", "json", "quiet", "debug", "config"}
+HOW = {"jobs", "shard", "executor", "phase", "force", "dry_run", "json", "quiet", "debug", "config"}
 # options that name files which a command writes besides its output
 WRITTEN = {"removed", "stats", "report", "plot", "save_tokenizer", "replaced", "index", "warc"}
 READ = {"focus", "lm", "decontaminate", "model"}  # besides those whose metavar names a file

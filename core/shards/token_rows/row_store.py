@@ -27,7 +27,7 @@ from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash, remembered
 from sabia.core.progress import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
-from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.executors.processes import run_tasks
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import NotInPlace
 from sabia.core.shards.token_rows.row_file import ADDRESSES, COLUMNS, RowFile

@@ -8,7 +8,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.progress import progress
-from sabia.core.shards.executor import map_threads
+from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.sources import Source, batches_of
 from sabia.kernels.minhash.definitions import ENGINES
 from sabia.kernels.runtime.dispatch import AUTO, numba_available

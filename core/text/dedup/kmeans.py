@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.shards.executor import map_threads
+from sabia.core.shards.executors.processes import map_threads
 
 BATCH = 4_096  # rows per step, or four per centroid if that is more
 STEPS = 60

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.executor import map_threads
+from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup.hash_partitions import HashPartitions
 from sabia.core.text.dedup.span_cuts import CUT, CutPolicy, Cuts

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.atomic import atomic_directory
-from sabia.core.shards.executor import map_threads
+from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.sources import Source, batches_of, rows_of
 from sabia.core.shards.spools import Spool
 from sabia.core.text.dedup import keep_rules, lsh, signature_files

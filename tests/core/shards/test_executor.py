@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 
 from sabia.core.errors import BadData, Failed
-from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.executors.processes import run_tasks
 
 
 def square(n: int) -> int:
@@ -65,7 +65,7 @@ def test_only_the_tasks_that_kill_their_worker_are_lost(tmp_path, fatal: tuple[i
 
 PARENT = """
 import time
-from sabia.core.shards.executor import run_tasks
+from sabia.core.shards.executors.processes import run_tasks
 if __name__ == "__main__":
     done = run_tasks(time.sleep, [(0.01,), (0.01,), (3600,)], 2)
     next(done), next(done)

@@ -2,7 +2,7 @@
 
 Results come back in the order of the tasks, whatever the order of the work. A stop signal or
 Ctrl-C reaches the workers, which leave no half-written file; a task whose worker dies is run once
-more. Larger executors (a Slurm array slices its shards before this, Ray) serve the same call.
+more. A Slurm array, or Ray, gives each of its tasks a slice of the shards before this.
 """
 
 import os
