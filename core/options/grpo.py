@@ -94,6 +94,25 @@ class Rollouts(Drafting, group="Rollouts"):
     metrics."""
 
 
+class ServedSampler(Options, group="Rollouts", recorded=False):
+    """A server that draws the samples."""
+
+    sampler_url: str = text(
+        "URL of a server that draws the samples, up to /v1", "URL", excludes=("draft",)
+    )
+    """`sabia serve` with the model and `--updates`; it may serve several processes. Before each
+    step it gets the weights of the policy, adapters merged. It must return token ids, their
+    log-probabilities and the version of the weights; the trainer scores some samples of each step
+    before it uses any, and stops where the server samples at another temperature or from other
+    weights. A server that does not answer is waited for 10 minutes; then the run exits with status
+    75. The environment variable `SABIA_API_KEY` has the server's token."""
+    sampler_folder: str = text(
+        "Folder through which the server gets weights: its --updates", "DIR",
+        only=needs("sampler_url"),
+    )  # fmt: skip
+    """It is shared by all machines. Weights are removed from it when they are loaded."""
+
+
 class OnPolicyTeacher(Options, group="Loss"):
     """A teacher that scores the samples of the policy."""
 
@@ -191,8 +210,8 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, OnPolicyTeacher, PolicyLoss, Schedule, Optimizer, Adapters,
-    AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
+    Trainer, Reward, Rollouts, ServedSampler, OnPolicyTeacher, PolicyLoss, Schedule, Optimizer,
+    Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
               "weight_decay": 0.0},
@@ -280,6 +299,8 @@ class GrpoOptions(
         super().check()
         if self.reward == "none" and not self.teacher:
             raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")
+        if self.sampler_url and not self.sampler_folder:
+            raise UsageError("--sampler-folder: is missing (expected DIR, with --sampler-url)")
         asks_model = "model" in [part.split("=")[0].strip() for part in self.reward.split(",")]
         if asks_model and not self.reward_model:
             raise UsageError("--reward-model: is missing (expected DIR, with --reward model)")

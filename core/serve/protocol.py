@@ -2,7 +2,8 @@
 
 A parameter that has no effect here is refused by name, except where the value asks for nothing
 (`"repetition_penalty": 1`) or names only the caller (`user`). `top_k`, `min_p`, `stop_token_ids`,
-`ignore_eos`, `chat_template_kwargs`, `return_token_ids` and `structured_outputs` are those of vLLM.
+`ignore_eos`, `chat_template_kwargs`, `return_token_ids` and `structured_outputs` are those of vLLM,
+and so is `request_id`, which with `seed` decides the random numbers of a plain completion.
 `thinking_budget` and `thinking_overflow` are our own.
 Source: https://platform.openai.com/docs/api-reference (chat/create, completions/create).
 """
@@ -10,7 +11,7 @@ Source: https://platform.openai.com/docs/api-reference (chat/create, completions
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -209,10 +210,14 @@ def parse_completion(
         raise Rejected(f"best_of: {best} is not supported (expected n)", "best_of")
     alternatives = None if count == -1 else _alternatives(count)
     guide = _guide(body, "structured_outputs", formats.of_structure)
-    return _asked(
+    name = body.take("request_id", str, "")
+    if name and len(prompts) > 1:
+        raise Rejected(f"request_id: with {len(prompts)} prompts (expected one)", "request_id")
+    asked = _asked(
         body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, guide, adapter,
         echo,
     )  # fmt: skip
+    return replace(asked, requests=[replace(request, id=name) for request in asked.requests])
 
 
 def _asked(

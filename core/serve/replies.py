@@ -158,6 +158,7 @@ class Reply:
             drawn = [] if self.asked.only_echo else made.tokens
             ids = {"token_ids": drawn, "prompt_token_ids": list(request.prompt),
                    "weight_versions": list(done.ended.versions[: len(drawn)]),
+                   "drawn_logprobs": list(made.logprobs[: len(drawn)]),
                    "forced_tokens": list(made.forced)}  # fmt: skip
         return {"index": self._number(done), **content, "logprobs": logs, "finish_reason": reason,
                 **ids}  # fmt: skip

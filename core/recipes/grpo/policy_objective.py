@@ -53,7 +53,7 @@ class PolicyObjective:
         """See Objective: the mean rewards of a greedy and of a sampled answer to each prompt."""
         if not self.held_out:
             return {}
-        self.source.engine.params = self.source.sampling_params()
+        self.source.use_policy(step)
         means, count = {}, 0
         for name, temperature in ((GREEDY, 0.0), (SAMPLED, self.source.options.temperature)):
             total, graded = self.source.held_out_rewards(self.held_out, temperature)

@@ -7,9 +7,11 @@ old policy is the trainer's own, and the journal stores finished samples. A run 
 anywhere therefore ends with the same weights. Source: arXiv 2402.03300, 2503.14476.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat_variables import template_variables
@@ -33,6 +35,7 @@ from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, read
 from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.sampler import Sampler, open_grader
+from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, check_teacher
 from sabia.core.recipes.model_source import load_fp32
@@ -192,6 +195,20 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
     )  # fmt: skip
 
 
+def _engine(
+    call: RunCall, options: GrpoOptions, spec: ModelSpec, params: Any, tokenizer: Tokenizer
+) -> Engine:
+    """What samples: the engine of this process, or a server."""
+    ops = load_ops(call.job.backend)
+    if not options.sampler_url:
+        return Engine(spec, params, tokenizer, ops=ops)
+    if not Path(options.sampler_folder).is_dir():
+        raise UsageError(f"--sampler-folder: {options.sampler_folder} is not a directory")
+    place = str(call.directory.path.resolve()).encode()
+    run = hashlib.blake2b(place, digest_size=6).hexdigest()
+    return ServedPolicy(spec, params, tokenizer, ops=ops, options=options, run=run)
+
+
 def _training(
     call: RunCall, options: GrpoOptions, spec: ModelSpec, mesh: Mesh, tokenizer: Tokenizer,
     prompts: list[Prompt], held_out: list[Prompt], grader: Grader, table: StepTable,
@@ -210,7 +227,7 @@ def _training(
         precision=PrecisionSchedule(precision, options.steps), world=world,
         compiled=options.compile,
     )  # fmt: skip
-    engine = Engine(spec, stepper.whole_params(), tokenizer, ops=load_ops(job.backend))
+    engine = _engine(call, options, spec, stepper.whole_params(), tokenizer)
     dtype = "float32" if options.precision == "fp32" else "bfloat16"
     engine.draft = load_draft(options, engine, dtype, job.backend)
     sampler = Sampler(

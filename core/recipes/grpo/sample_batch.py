@@ -83,13 +83,13 @@ def make_batch(groups: Sequence[Group], options: GrpoOptions, most: int = 0) -> 
         for g, group in enumerate(groups) if live[g]
     ]  # fmt: skip
     training = [(prompt, samples) for prompt, samples in training if samples]
-    return _arrays(training, options, most or options.group) if training else None
+    return arrays_of(training, options, most or options.group) if training else None
 
 
 def empty_batch(options: GrpoOptions) -> Batch:
     """One row of weight 0, for a process that has no training samples in a step."""
     completion = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = _arrays([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options, 1)
+    batch = arrays_of([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options, 1)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
@@ -135,7 +135,7 @@ def _rounded(count: int, least: int, multiple: int = 1) -> int:
     return -(-size // multiple) * multiple
 
 
-def _arrays(training: Sequence[TrainingSamples], options: GrpoOptions, most: int) -> Batch:
+def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: int) -> Batch:
     """The batch of (prompt, its samples with their advantages)."""
     narrow = max(2, *(len(sample.tokens) for _, samples in training for sample, _ in samples))
     width = max(len(prompt.ids) for prompt, _ in training)

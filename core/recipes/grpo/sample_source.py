@@ -37,6 +37,7 @@ from sabia.core.recipes.grpo.sample_batch import (
     with_slots,
 )
 from sabia.core.recipes.grpo.sampler import Sampler
+from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable, step_sums
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher
 from sabia.core.train.stepper import Stepper
@@ -71,7 +72,7 @@ class SampleSource:
         """See Source: --updates batches, all of the samples of one rollout."""
         started, before, self.step = time.monotonic(), self.sampler.grader.stats, step
         try:
-            self.engine.params = self.sampling_params()
+            self.use_policy(step)
             groups = self.sampler.groups(step)
         except BaseException:
             self.sampler.journal.close()
@@ -133,6 +134,12 @@ class SampleSource:
         most = max(micro_batches(part, rows) for part in parts)
         width = max(gather_objects(self.world, most))  # sums over processes have one shape
         return [with_slots(part, rows, width) for part in parts]
+
+    def use_policy(self, step: int) -> None:
+        """Sample from the policy before `step` from now on; every process calls it."""
+        self.engine.params = self.sampling_params()
+        if isinstance(self.engine, ServedPolicy):
+            self.engine.deliver(step, self.world)
 
     def sampling_params(self) -> dict[str, Any]:
         """The policy, whole, in the precision of its training, adapters merged."""

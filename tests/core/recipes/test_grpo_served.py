@@ -1,0 +1,287 @@
+"""`grpo --sampler-url`: samples from `sabia serve`, and from servers with faults."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from aiohttp import web
+from served import RowByRowEngine
+from training_cases import ENVIRONMENT
+
+from sabia.core.errors import Failed, Unavailable, UsageError
+from sabia.core.generate.model_directory import load_engine
+from sabia.core.model.storage import hub
+from sabia.core.options.grpo import GrpoOptions
+from sabia.core.recipes.grpo import policy_run, served_policy
+from sabia.core.recipes.grpo.served_policy import mismatch
+from sabia.core.serve.http_server import Server
+from sabia.core.shards.job import Job
+from sabia.core.spec import from_config, new_config
+from sabia.core.text.tokenize.tokenizer_training import train_bpe
+from sabia.core.train.telemetry import metrics_path, read_rows
+
+Change = Callable[[str, Any], Any]  # (path, the reply or request) → what is sent instead
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    place = tmp_path_factory.mktemp("served")
+    tokenizer = train_bpe(["user assistant which digit? 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
+    tokenizer.save(place / "t")
+    config = new_config(hidden=32, layers=1, vocab=tokenizer.vocab_size, heads=2, context=64)
+    spec = from_config(config)
+    hub.save_model(place / "model", spec, hub.init_params(spec, 0), tokenizer_from=place / "t")
+    record = {"messages": [{"role": "user", "content": "which digit?"}], "answer": "[0-9a-m]"}
+    rows = [json.dumps({**record, "id": f"p{i}"}) for i in range(6)]
+    (place / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    return place
+
+
+def nothing(_: str, value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def serving(
+    folder: Path, updates: Path, reply: Change = nothing, ask: Change = nothing
+) -> Iterator[str]:
+    """The URL of a server of the model in a thread; `ask` changes requests, `reply` replies."""
+    updates.mkdir(exist_ok=True)
+    made = load_engine(folder / "model")
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    ports: list[int] = []
+
+    @web.middleware
+    async def changed(request: web.Request, handler: Any) -> web.StreamResponse:
+        raw = await request.read()
+        if raw:
+            body = ask(request.path, json.loads(raw))
+            request._read_bytes = json.dumps(body).encode()
+        answer = await handler(request)
+        if answer.status != 200:
+            return answer
+        value = reply(request.path, json.loads(answer.body))
+        return value if isinstance(value, web.Response) else web.json_response(value)
+
+    def started(port: int) -> None:
+        ports.append(port)
+        ready.set()
+
+    async def run() -> None:
+        engine = RowByRowEngine(made.spec, made.params, made.tokenizer)
+        server = Server(engine, "m", 64, 64, 1000, updates=updates)
+        plain = server.application
+
+        def application() -> web.Application:
+            app = plain()
+            app.middlewares.insert(0, changed)
+            return app
+
+        server.application = application  # type: ignore[method-assign]
+        await server.run("127.0.0.1", 0, started)
+
+    task = loop.create_task(run())
+
+    def work() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{ports[0]}/v1"
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(30)
+
+
+VALUES = {"reward": "regex", "steps": 3, "prompts": 2, "group": 8, "max_new_tokens": 3,
+          "warmup": "1", "peak_flops": 1e12, "lr": 5e-3}  # fmt: skip
+
+
+def run(folder: Path, out: Path, **changes: Any) -> list[dict[str, Any]]:
+    options = GrpoOptions(model=str(folder / "model"), **(VALUES | changes))
+    inputs = (str(folder / "prompts.jsonl"),)
+    policy_run.run(Job("grpo", inputs=inputs, out=str(out), to="jsonl"), options)
+    return read_rows(metrics_path(out))
+
+
+def served(folder: Path, out: Path, url: str, **changes: Any) -> list[dict[str, Any]]:
+    updates = out.parent / "updates"
+    return run(folder, out, sampler_url=url, sampler_folder=str(updates), **changes)
+
+
+def test_the_run_is_that_of_the_engine_in_the_process(folder: Path, tmp_path: Path) -> None:
+    more = {"temperature": 0.8, "validation": str(folder / "prompts.jsonl")}
+    expected = run(folder, tmp_path / "own", **more)
+    with serving(folder, tmp_path / "updates") as url:
+        rows = served(folder, tmp_path / "run", url, **more)
+    assert [row.get("reward") for row in rows] == [row.get("reward") for row in expected]
+    for row, other in zip(rows, expected, strict=True):
+        assert row.get("validation_reward") == other.get("validation_reward")
+        if "loss" in row:
+            assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
+            assert row["logprob_gap_max"] <= 1e-4
+    one, two = (hub.load_model(tmp_path / name / "final")[1] for name in ("own", "run"))
+    assert max(np.abs(one[name] - two[name]).max() for name in one) <= 1e-4
+    assert not list((tmp_path / "updates").iterdir())
+
+
+def of_choices(change: Callable[[dict[str, Any]], None]) -> Change:
+    def reply(path: str, value: Any) -> Any:
+        for choice in value.get("choices", ()) if path.endswith("completions") else ():
+            change(choice)
+        return value
+
+    return reply
+
+
+def forget(name: str) -> Change:
+    return of_choices(lambda choice: choice.pop(name))
+
+
+def hotter(path: str, body: Any) -> Any:
+    return body | {"temperature": 1.5} if path.endswith("completions") else body
+
+
+@pytest.mark.parametrize(("reply", "ask", "said"), [
+    (forget("token_ids"), nothing, "gives no token ids with log-probabilities"),
+    (forget("logprobs"), nothing, "gives no token ids with log-probabilities"),
+    (forget("weight_versions"), nothing, "weights of version None"),
+    (of_choices(lambda choice: choice.update(weight_versions=[7])), nothing, "version 7"),
+    (nothing, hotter, r"another temperature, about 1\.5 \(expected --temperature 1\)"),
+])  # fmt: skip
+def test_servers_of_other_samples_are_refused(
+    folder: Path, tmp_path: Path, reply: Change, ask: Change, said: str
+) -> None:
+    with (
+        serving(folder, tmp_path / "updates", reply, ask) as url,
+        pytest.raises((UsageError, Failed), match=said),
+    ):
+        served(folder, tmp_path / "run", url)
+    assert not list((tmp_path / "run" / "samples").glob("*"))
+
+
+def test_other_weights_are_named(folder: Path, tmp_path: Path) -> None:
+    """A server that says that it has the weights, and keeps those of the start."""
+    calls: list[str] = []
+
+    def ask(path: str, body: Any) -> Any:
+        if path.endswith("update_weights"):
+            calls.append(path)
+            if len(calls) > 1:  # those of the first step again
+                spec, params = hub.load_model(folder / "model")
+                hub.save_model(tmp_path / "updates" / "old", spec, params)
+                return body | {"path": "old"}
+        return body
+
+    with (
+        serving(folder, tmp_path / "updates", ask=ask) as url,
+        pytest.raises(Failed, match="other weights or experts"),
+    ):
+        served(folder, tmp_path / "run", url, lr=5e-2)
+    assert [row["step"] for row in read_rows(metrics_path(tmp_path / "run"))] == [1]
+
+
+def test_the_cause_of_a_mismatch() -> None:
+    assert mismatch(lambda t: abs(t - 1.0), 1.0, 1e-3) == ""
+    assert "about 0.7" in mismatch(lambda t: abs(t - 0.7), 1.0, 1e-3)
+    assert "other weights" in mismatch(lambda t: 0.5 + abs(t - 0.7), 1.0, 1e-3)
+
+
+def test_an_outage_is_waited_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    failing = iter(range(1000))
+    busy = web.Response(status=503, text="later")
+
+    def reply(path: str, value: Any) -> Any:
+        return busy_again() if 3 <= next(failing) < 7 else value
+
+    def busy_again() -> web.Response:
+        return web.Response(status=busy.status, text="later")
+
+    expected = run(folder, tmp_path / "own")
+    with serving(folder, tmp_path / "updates", reply) as url:
+        rows = served(folder, tmp_path / "run", url)
+    assert [row["reward"] for row in rows] == [row["reward"] for row in expected]
+    assert "503" in capsys.readouterr().err
+    monkeypatch.setattr(served_policy, "OUTAGE_S", 0.2)
+    failing = iter(range(1000))
+    down = iter([False] * 5)  # the server answers five times
+
+    def gone(path: str, value: Any) -> Any:
+        return value if next(down, True) is False else busy_again()
+
+    with serving(folder, tmp_path / "updates", gone) as url, pytest.raises(Unavailable):
+        served(folder, tmp_path / "later", url)
+    assert Unavailable.exit_code == 75
+    with serving(folder, tmp_path / "updates") as url:
+        rows = served(folder, tmp_path / "later", url)
+    assert [row["reward"] for row in rows] == [row["reward"] for row in expected]
+
+
+@pytest.mark.slow
+def test_kills_while_weights_are_sent_change_nothing(folder: Path, tmp_path: Path) -> None:
+    sending = threading.Event()
+
+    def ask(path: str, body: Any) -> Any:
+        if path.endswith("update_weights"):
+            sending.set()
+            time.sleep(0.05)
+        return body
+
+    names = [f"--{k.replace('_', '-')}" for k in VALUES]
+    call = [
+        sys.executable,
+        "-m",
+        "sabia.cli.main",
+        "grpo",
+        str(folder / "prompts.jsonl"),
+        "--model",
+        str(folder / "model"),
+        "--save-every",
+        "1",
+        "--sampler-folder",
+        str(tmp_path / "updates"),
+    ]
+    for name, value in zip(names, VALUES.values(), strict=True):
+        call += [name, str(value)]
+    call += ["--steps", "12"]
+    with serving(folder, tmp_path / "updates", ask=ask) as url:
+        call += ["--sampler-url", url]
+        done = subprocess.run([*call, "-o", str(tmp_path / "whole")], env=ENVIRONMENT,
+                              stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        draw, out = np.random.default_rng(3), str(tmp_path / "killed")
+        for number in range(6):
+            sending.clear()
+            run = subprocess.Popen([*call, "-o", out], env=ENVIRONMENT, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)  # fmt: skip
+            for _ in range(1 + number % 2):  # at the first or second sending
+                assert sending.wait(60) or run.poll() is not None
+                sending.clear()
+            time.sleep(draw.uniform(0, 0.1))
+            os.kill(run.pid, signal.SIGKILL)
+            run.wait()
+        done = subprocess.run(
+            [*call, "-o", out], env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, done.stderr
+    name = "final/model.safetensors"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list((tmp_path / "updates").iterdir())
