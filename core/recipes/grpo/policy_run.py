@@ -204,8 +204,8 @@ def _engine(
         return Engine(spec, params, tokenizer, ops=ops)
     if not Path(options.sampler_folder).is_dir():
         raise UsageError(f"--sampler-folder: {options.sampler_folder} is not a directory")
-    place = str(call.directory.path.resolve()).encode()
-    run = hashlib.blake2b(place, digest_size=6).hexdigest()
+    path = str(call.directory.path.resolve()).encode()
+    run = hashlib.blake2b(path, digest_size=6).hexdigest()
     return ServedPolicy(spec, params, tokenizer, ops=ops, options=options, run=run)
 
 

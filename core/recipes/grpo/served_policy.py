@@ -68,13 +68,13 @@ class ServedPolicy(Engine):
         """Write the weights and have them loaded; their version."""
         for old in self.folder.glob(f"policy-{self.run}-*"):
             shutil.rmtree(old, ignore_errors=True)  # of a process that was killed
-        place = self.folder / f"policy-{self.run}-{step}"
-        hub.save_model(place, self.spec, self.ops.to_numpy(self.params))
+        written = self.folder / f"policy-{self.run}-{step}"
+        hub.save_model(written, self.spec, self.ops.to_numpy(self.params))
         root = self.url.removesuffix("/v1")
         try:
-            (reply,) = self._answers([(f"{root}/update_weights", {"path": place.name})])
+            (reply,) = self._answers([(f"{root}/update_weights", {"path": written.name})])
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(written, ignore_errors=True)
         if not isinstance(version := reply.get("version"), int):
             raise UsageError(f"--sampler-url: {self.url} gives its weights no version")
         return version
