@@ -94,6 +94,19 @@ class Rollouts(Drafting, group="Rollouts"):
     metrics."""
 
 
+class Curriculum(Options, group="Rollouts"):
+    """Which prompts are drawn."""
+
+    curriculum: float = quantity(
+        "share", "How often prompts are drawn that were solved always or never", 1.0, later=True,
+        unset="as often as others",
+    )  # fmt: skip
+    """A prompt whose last group had equal rewards is drawn with this share of the frequency of the
+    others, such as 25%; its place goes to another prompt. The decision is a function of `--seed`,
+    the step and the rewards so far, which checkpoints contain, so that a resumed run draws the same
+    prompts."""
+
+
 class ServedSampler(Options, group="Rollouts", recorded=False):
     """A server that draws the samples."""
 
@@ -210,8 +223,8 @@ class PolicyLoss(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, ServedSampler, OnPolicyTeacher, PolicyLoss, Schedule, Optimizer,
-    Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
+    Trainer, Reward, Rollouts, Curriculum, ServedSampler, OnPolicyTeacher, PolicyLoss, Schedule,
+    Optimizer, Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
               "weight_decay": 0.0},

@@ -230,8 +230,9 @@ def _training(
     engine = _engine(call, options, spec, stepper.whole_params(), tokenizer)
     dtype = "float32" if options.precision == "fp32" else "bfloat16"
     engine.draft = load_draft(options, engine, dtype, job.backend)
+    schedule_of_prompts = PromptSchedule(prompts, options.prompts, job.seed, options.curriculum)
     sampler = Sampler(
-        options, engine, PromptSchedule(prompts, options.prompts, job.seed), grader,
+        options, engine, schedule_of_prompts, grader,
         NullGuard(options.max_null), _journal(call, options), world, job.seed,
     )  # fmt: skip
     reference = None

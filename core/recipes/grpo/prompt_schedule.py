@@ -17,11 +17,12 @@ from sabia.core.errors import BadData
 from sabia.core.generate.chat import render
 from sabia.core.judge.rewards import Grader
 from sabia.core.judge.rubric import Rubric
-from sabia.core.shards.order import DataOrder
+from sabia.core.shards.order import DataOrder, key64
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 RejectRow = Callable[[dict[str, Any], str, str], None]
+ATTEMPTS, FURTHER = 16, 1000  # to draw a prompt that is not dull; draws between two of them
 COLUMNS = ("id", "messages", "tools", "rubric", "answer", "source")
 
 
@@ -90,18 +91,36 @@ def _prompt(
 @dataclass(frozen=True)
 class PromptSchedule:
     """The prompts of step s are numbers s·count … (s+1)·count - 1 of the run's order; those of a
-    later draw for the same places have the same numbers in an order of their own."""
+    later draw for the same places have the same numbers in an order of their own.
+
+    A prompt that is `dull` is kept with probability `keep` and gives way to another otherwise: a
+    function of (seed, step, number, draw) and of the numbers in `dull`, which the owner changes.
+    """
 
     prompts: Sequence[Prompt]
     count: int
     seed: int
+    keep: float = 1.0
+    dull: set[int] = field(default_factory=set)
 
     def of_step(self, step: int, draw: int = 0) -> list[Prompt]:
         """The prompts of a step, or of another draw of it (both from 0)."""
+        chosen = numbers = self._numbers(step, draw)
+        for attempt in range(1, ATTEMPTS if self.keep < 1 else 1):
+            dull = np.isin(chosen, list(self.dull))
+            if not dull.any():
+                break
+            for n in np.flatnonzero(dull).tolist():
+                dull[n] = key64(self.seed, step, n, draw, attempt) / 2**64 >= self.keep
+            numbers = np.where(dull, self._numbers(step, draw + attempt * FURTHER), numbers)
+            # where a prompt was kept, it stays
+            chosen = np.where(dull, numbers, -1)
+        return [self.prompts[n] for n in numbers.tolist()]
+
+    def _numbers(self, step: int, draw: int) -> np.ndarray:
         seed = self.seed
         if draw:
             text = f"{self.seed} draw {draw}".encode()
             seed = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little")
         order = DataOrder((len(self.prompts),), seed=seed)
-        numbers = order.rows(step * self.count, self.count)
-        return [self.prompts[n] for n in np.asarray(numbers).tolist()]
+        return np.asarray(order.rows(step * self.count, self.count))

@@ -58,6 +58,11 @@ def trained_rewards(group: Group, options: GrpoOptions) -> np.ndarray:
     return group.rewards - np.clip(beyond / options.overlong_buffer, 0, 1)
 
 
+def is_dull(group: Group) -> bool:
+    """Whether all samples with a reward have the same one: solved always, or never."""
+    return not grpo.informative_groups(group.rewards[None])[0]
+
+
 def is_informative(group: Group, options: GrpoOptions) -> bool:
     """Whether the group's samples have different rewards, or a teacher, so that it trains."""
     if options.teacher:

@@ -26,6 +26,7 @@ from sabia.core.recipes.grpo.sample_batch import (
     Batch,
     Group,
     empty_batch,
+    is_dull,
     make_batch,
     micro_batches,
     micro_rows,
@@ -63,6 +64,9 @@ class SampleSource:
         self.engine.on_step = self._on_step
         # processes must make the same passes
         self.shared = self.world.size > 1 and mesh.size > mesh.data
+        prompts = self.sampler.schedule.prompts
+        self._numbers = {id(prompt): number for number, prompt in enumerate(prompts)}
+        self._outcomes: dict[int, bool] = {}  # of the last step: whether a prompt was dull
         self.compiled = self.engine.ops.name == "jax"
 
     def open(self, run: Any, leads: bool) -> None:
@@ -73,10 +77,12 @@ class SampleSource:
         started, before, self.step = time.monotonic(), self.sampler.grader.stats, step
         try:
             self.use_policy(step)
+            self._settle()
             groups = self.sampler.groups(step)
         except BaseException:
             self.sampler.journal.close()
             raise
+        self._note(groups)
         seconds = time.monotonic() - started
         updates = self._updates(groups, step)
         computed = 1.0 * sum(len(part["targets"]) * row_tokens(part) for part in updates)
@@ -135,6 +141,21 @@ class SampleSource:
         width = max(gather_objects(self.world, most))  # sums over processes have one shape
         return [with_slots(part, rows, width) for part in parts]
 
+    def _note(self, groups: Sequence[Group]) -> None:
+        """Remember which prompts of a step were solved always or never."""
+        if self.sampler.schedule.keep < 1:
+            own = {self._numbers[id(group.prompt)]: is_dull(group) for group in groups}
+            self._outcomes = {
+                n: d for part in gather_objects(self.world, own) for n, d in part.items()
+            }
+
+    def _settle(self) -> None:
+        """Let the outcomes of the last step decide about the prompts of the next ones."""
+        dull = self.sampler.schedule.dull
+        for number, is_one in self._outcomes.items():
+            (dull.add if is_one else dull.discard)(number)
+        self._outcomes = {}
+
     def use_policy(self, step: int) -> None:
         """Sample from the policy before `step` from now on; every process calls it."""
         self.engine.params = self.sampling_params()
@@ -181,12 +202,18 @@ class SampleSource:
         """See Source."""
         data = {"prompts": step * self.options.prompts, "samples": self.table.samples}
         checks = {"window": self.table.checks.window, "warned": sorted(self.table.checks.warned)}
-        return {"data": data, "rewards": self.table.rewards, "checks": checks}
+        self._settle()
+        dull = sorted(self.sampler.schedule.dull)
+        more = {"dull_prompts": dull} if dull else {}
+        return {"data": data, "rewards": self.table.rewards, "checks": checks, **more}
 
     def load(self, name: str, manifest: Mapping[str, Any], step: int) -> None:
         """See Source."""
         self.table.samples = int(manifest["data"]["samples"])
         self.table.rewards = list(manifest["rewards"])
+        self._outcomes = {}
+        self.sampler.schedule.dull.clear()
+        self.sampler.schedule.dull.update(manifest.get("dull_prompts", ()))
         if checks := manifest.get("checks"):  # absent in earlier versions
             self.table.checks = RewardChecks(checks["window"], set(checks["warned"]))
 

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 pytest.importorskip("torch")
 
+from sabia.core import stop
 from sabia.core.generate.requests import Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.model.storage import hub
@@ -146,3 +147,47 @@ def test_teachers_with_other_tokens_are_refused(folder: Path, tmp_path: Path) ->
         done = sabia("grpo", folder / "prompts.jsonl", "--model", folder / "policy", *WORDS,
                      *words, "-o", tmp_path / "out")  # fmt: skip
         assert done.exit_code == 2 and message in done.output, done.output
+
+
+def test_dull_prompts_are_drawn_less_often() -> None:
+    prompts = [Prompt(str(n), (), (1,), "", None) for n in range(20)]
+    plain = PromptSchedule(prompts, 4, 3)
+    schedule = PromptSchedule(prompts, 4, 3, keep=0.25)
+    assert all(plain.of_step(n) == schedule.of_step(n) for n in range(9))  # none is dull yet
+    schedule.dull.update(range(10))
+    drawn = [int(one.id) for step in range(150) for one in schedule.of_step(step)]
+    assert np.mean(np.array(drawn) < 10) == pytest.approx(0.25 / 1.25, abs=0.06)
+    assert schedule.of_step(5) == schedule.of_step(5)
+    schedule.dull.update(range(20))
+    assert len(schedule.of_step(5)) == 4
+
+
+def test_a_curriculum_is_repeated_after_a_stop(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (folder / "prompts.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    never = [{**record, "id": f"x{n}", "answer": "NEVER"} for n, record in enumerate(records)]
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in (*records, *never))
+    )
+    (tmp_path / "policy").symlink_to(folder / "policy")
+    words = ("--reward", "regex", "--curriculum", "0%", "--steps", 12, "--group", 8)
+    run(tmp_path, tmp_path / "whole", *words)
+    samples = pq.read_table(tmp_path / "whole" / "samples").to_pylist()
+    shares = [
+        np.mean(
+            [row["prompt_id"][0] == "x" for row in samples if row["policy_version"] // 6 == half]
+        )
+        for half in (0, 1)
+    ]
+    assert shares[0] > 0.3 and shares[1] < 0.1
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(stop, "requested", lambda: next(calls) == 5)
+        model = ("--model", folder / "policy", *WORDS, "-o", tmp_path / "stopped")
+        done = sabia("grpo", tmp_path / "prompts.jsonl", *model, *words)
+        assert done.exit_code == 75, done.output
+    run(tmp_path, tmp_path / "stopped", *words)
+    name = "final/model.safetensors"
+    assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
