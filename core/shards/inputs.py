@@ -58,22 +58,54 @@ def open_inputs(job: Job, kind: str, once: bool = False) -> list[Source]:
     """
     once = once and job.inputs in ((), ("-",)) and not _needs_fingerprint_first(job)
     sources: list[Source] = []
+    written = _written(job)
     for given in job.inputs or ("-",):
-        sources += from_stdin(kind, once) if given == "-" else from_path(given, kind)
+        sources += from_stdin(kind, once) if given == "-" else from_path(given, kind, "", written)
+    own = [source.name for source in sources if _is_part_of(source.name, written)]
+    if 0 < len(own) < len(sources):
+        raise UsageError(f"{own[0]}: an input among the outputs of this call; leave it out")
     if kind == "document" and job.text_column:
         return [replace(source, text_column=job.text_column) for source in sources]
     return sources
 
 
-def from_path(given: str, kind: str, flag: str = "") -> list[Source]:
+def _written(job: Job) -> list[str]:
+    """The files and directories that a job writes, as `_real_path` gives them."""
+    paths = (job.out, job.rejects, job.scratch, *job.call.get("writes", ()))
+    return [_real_path(path) for path in paths if path and path != "-" and not is_stream(path)]
+
+
+def _real_path(path: str) -> str:
+    return path.rstrip("/") if is_url(path) else os.path.realpath(path)
+
+
+def _is_below(path: str, outputs: Sequence[str]) -> bool:
+    """Whether a path is one of the outputs or lies below one."""
+    real = f"{_real_path(path)}/" if outputs else ""
+    return any(real.startswith(f"{one}/") for one in outputs)
+
+
+def _is_part_of(path: str, outputs: Sequence[str]) -> bool:
+    """Whether a file is one of the outputs or a part in such a directory."""
+    real = _real_path(path) if outputs else ""
+    parent, _, name = real.rpartition("/")
+    return real in outputs or (parent in outputs and name.startswith("part-"))
+
+
+def from_path(given: str, kind: str, flag: str = "", written: Sequence[str] = ()) -> list[Source]:
     """Sources of a file, a directory, a glob, an fsspec URL, or a FIFO or pipe such as bash passes
-    for `<(…)`, given by the option `flag`."""
+    for `<(…)`, given by the option `flag`. What a directory or glob has of the outputs `written` is
+    left out, so that a second call does not read what the first one wrote."""
     if is_stream(given):
         return _from_stream(spool(given), given, kind)
     try:
         names = expand(given)
     except UsageError as error:
         raise UsageError(f"{flag}: {error}" if flag else str(error)) from None
+    if not _is_below(given, written):
+        own = {name for name in names if _is_below(name, written)}
+        names = [name for name in names if name not in own]
+        say_left_out(given, sorted(own))
     return [
         Source(name, kind, sniff(partial(open_binary, name), name), partial(open_binary, name),
                keys_of(name))

@@ -33,6 +33,7 @@ class Job:
     part_names: tuple[str, ...] = ()  # of the parts in the directory; empty: by their numbers
     dry_run: bool = False
     stats: str | None = None
+    scratch: str | None = None  # directory of intermediate results
     seed: int = 0
     json: bool = False
     backend: str = "torch"

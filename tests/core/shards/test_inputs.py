@@ -200,6 +200,28 @@ def test_the_text_may_be_in_another_column(name: str, tmp_path: Path) -> None:
                  .batches())  # fmt: skip
 
 
+def test_outputs_in_an_input_folder_are_no_inputs_of_the_next_call(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n{{"broken\n')
+    out, below = tmp_path / "good" / "out", str(tmp_path / "**" / "*")
+    for given in (str(tmp_path), str(tmp_path), below):
+        job = Job("classify", inputs=(given,), out=str(out), rejects=str(tmp_path / "bad.jsonl"))
+        assert run_map(job, keep).rows_out == 2
+    assert [p.name for p in sorted(out.glob("part*"))] == [
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
+    part, line = str(out / "part-00000.parquet"), str(tmp_path / "a.jsonl")
+    with pytest.raises(UsageError, match="an input among the outputs"):
+        run_map(Job("classify", inputs=(line, part), out=str(out)), keep)
+    # a call that replaces its input, and an output above an input
+    assert (
+        run_map(Job("classify", inputs=(str(out),), out=str(out), force=True), keep).rows_out == 2
+    )
+    named = Job("classify", inputs=(line, str(out)), out=str(tmp_path))
+    assert run_map(named, keep).rows_out == 3
+
+
 def test_process_substitution_and_lists_of_arguments(tmp_path: Path) -> None:
     for name, data in (("a.jsonl", b'{"text": "a"}\n'), ("b.json", b'[{"text": "b"}]')):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(data))
