@@ -358,6 +358,7 @@ def _environment() -> Any:
         finalize=_not_null,
     )  # fmt: skip
     environment.filters["shuffled"] = _shuffled
+    environment.filters["regex_escape"] = re.escape
     return environment
 
 

@@ -4,11 +4,11 @@ What many questions begin with (fixed examples, a description) is run once; see
 core/generate/prefixes.py. The options of a question share all tokens up to where they first differ:
 in torch these are run once too, and then the remaining tokens of one option after another, in the
 same cache. JAX scores the options apart, padded to a few shapes so that few programs are compiled.
-All caches together take `cache_bytes` at most, unless one row needs more. Logits are computed only
-at the positions that predict a scored token. Tokens of a continuation are
-tokens(context + continuation) after the first len(tokens(context)); rows too long for the model are
-truncated on the left; documents are scored in windows that overlap by one token, as in
-lm-evaluation-harness.
+Over a mesh of devices all rows are scored whole, without caches. All caches together take
+`cache_bytes` at most, unless one row needs more. Logits are computed only at the positions that
+predict a scored token. Tokens of a continuation are tokens(context + continuation) after the first
+len(tokens(context)); rows too long for the model are truncated on the left; documents are scored in
+windows that overlap by one token, as in lm-evaluation-harness.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,11 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.errors import BadData
+from sabia.core.errors import BadData, Interrupted
 from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, prefix_tree
 from sabia.core.model import forward
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.parallel.build_ops import ops_as_served
+from sabia.core.parallel.split_model import SplitModel
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
@@ -157,15 +158,21 @@ class Scorer:
         dtype: str = "float32",
         batch_tokens: int = BATCH_TOKENS,
         cache_bytes: int | None = None,
+        split: SplitModel | None = None,
     ) -> None:
         """`batch_tokens` are run together, fewer where their caches would need more than
-        `cache_bytes` (None: see cache_limit)."""
+        `cache_bytes` (None: see cache_limit). split: over the devices of a mesh; its processes make
+        the same calls."""
         check_predicts(spec)
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
-        self.ops = ops_as_served(backend, spec)
+        self.split = split
+        self.ops = split.ops if split else ops_as_served(backend, spec)
         self.params: dict[str, Any] = {}
         for name, array in params.items():
-            self.params |= self.ops.to_device({name: array}, dtype)
+            if split:
+                self.params[name] = split.place(name, array, dtype)
+            else:
+                self.params |= self.ops.to_device({name: array}, dtype)
             if isinstance(array, np.ndarray):
                 release_pages(array)  # of the file: else all weights are in memory twice
         self.dtype = dtype
@@ -202,9 +209,12 @@ class Scorer:
             )
         values = known_units(fitted, self.shares, kept, greedy)
         every = list(values)
+        if self.split:  # the same units are left for all processes that score them
+            values = dict(zip(every, self.split.agreed(list(values.values())), strict=True))
+            kept = kept if self.split.leads else None
         with progress(sum(map(len, every)), "score", "texts") as bar:
             for batch in self._batches(every):
-                stop.check()
+                self._check_stop()
                 new = [every[number] for number in batch.units if not values[every[number]]]
                 if new:
                     score = self._score_shared if len(new[0]) > 1 else self._score_rows
@@ -217,14 +227,23 @@ class Scorer:
         of_units = ([values[unit] for unit in units(rows, self.shares)] for rows in fitted)
         return [np.array([value for part in parts for value in part]) for parts in of_units]
 
+    def _check_stop(self) -> None:
+        """Raise Interrupted where this process was asked to stop, or the leading one of those that
+        make the same calls: all stop before the same batch."""
+        if self.split is None:
+            stop.check()
+        elif self.split.agreed(stop.requested()):
+            stop.check()
+            raise Interrupted("stopped with the first process of the mesh; run again to resume")
+
     @property
     def shares(self) -> bool:
         """Whether tokens that the options of a question share are run once."""
-        return shares_options(self.spec, self.backend)
+        return shares_options(self.spec, self.backend) and not self.split
 
     @property
     def _caches(self) -> bool:
-        return has_fixed_rotations(self.spec)
+        return has_fixed_rotations(self.spec) and not self.split
 
     def _batches(self, every: Sequence[Unit]) -> Iterator[Batch]:
         """The units in batches of similar length, so that padding is small, prefix by prefix."""
@@ -325,6 +344,8 @@ class Scorer:
         if self.backend == "jax":
             length = LENGTH_STEP * _power(-(-length // LENGTH_STEP))
             count, scored = _power(count), _power(scored)
+            if self.split:
+                count = -(-count // self.split.rows) * self.split.rows
         ids = np.zeros((count, length), np.int32)
         index = np.zeros((count, scored), np.int32)
         targets = np.full((count, scored), -1, np.int32)
@@ -334,10 +355,12 @@ class Scorer:
             index[number, : row.scored] = np.arange(last - row.scored, last)
             targets[number, : row.scored] = row.ids[len(row.ids) - row.scored :]
         # so that rotations that depend on the length of a text do not count its padding
-        apart = None if self._caches else (np.arange(length) <= index.max(1, keepdims=True)) + 0
+        apart = None
+        if not has_fixed_rotations(self.spec):
+            apart = (np.arange(length) <= index.max(1, keepdims=True)) + 0
         if self.backend == "jax":
             if greedy not in self._flat:
-                self._flat[greedy] = _compiled(self.spec, self.ops, greedy)
+                self._flat[greedy] = _compiled(self.spec, self.ops, greedy, self.split)
             begun = self._prefixes.of(batch.prefix) if start else None
             losses, hits = self._flat[greedy](self.params, begun, ids, index, targets, apart)
             return [[v] for v in _values(np.asarray(losses), hits, len(rows))]
@@ -359,7 +382,8 @@ class Scorer:
         cache: forward.KVCache | None,
         segments: np.ndarray | None = None,
     ) -> Any:
-        stop.check()
+        if self.split is None:
+            stop.check()
         given: Any = {"positions": positions, "cache": cache, "segments": segments}
         return forward.hidden(self.spec, self.params, ids, self.ops, **given)
 
@@ -384,7 +408,8 @@ class Scorer:
         return full, hits if greedy else None
 
     def _logits(self, hidden: Any) -> Any:
-        return forward.logits(self.spec, self.params, hidden, self.ops)
+        scores = forward.logits(self.spec, self.params, hidden, self.ops)
+        return self.split.whole_vocabulary(scores) if self.split else scores
 
 
 def _values(losses: np.ndarray, hits: Any, count: int | None = None) -> list[Value]:
@@ -428,7 +453,9 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
+def _compiled(
+    spec: ModelSpec, ops: Any, greedy: bool, split: SplitModel | None
+) -> Callable[..., Any]:
     """A jitted (params, begun, ids[B, T], index[B, S], targets[B, S], segments[B, T]) →
     losses[B, S], and if `greedy` whether the targets are the likeliest tokens, true where there is
     none. begun: the cache of the prefix that ids continue, of one row, or None; segments: None, or
@@ -451,7 +478,7 @@ def _compiled(spec: ModelSpec, ops: Any, greedy: bool) -> Callable[..., Any]:
         best = forward.logits(spec, params, picked, ops).argmax(-1)
         return losses, (best == targets) | (targets < 0)
 
-    return jax.jit(scored)
+    return split.compiled(scored) if split else jax.jit(scored)
 
 
 def _compiled_prefix(spec: ModelSpec, ops: Any) -> Callable[..., forward.KVCache]:

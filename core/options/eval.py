@@ -95,9 +95,9 @@ class EvalOptions(
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
     by model. The names are `bluex`, `capabilities`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
     `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,
-    `oab_bench`, `pcdt_qa`, `ruler`, `tiebe` and `xstest`: definitions that come with sabia, without
-    data; give the authors' file by `--data`. `capabilities` (function calls, maths, and a code in a
-    long context, for models with a chat template) has its data."""
+    `oab_bench`, `pcdt_qa`, `ruler`, `ruler_qa`, `tiebe` and `xstest`: definitions that come with
+    sabia, without data; give the authors' file by `--data`. `capabilities` (function calls, maths,
+    and a code in a long context, for models with a chat template) has its data."""
     data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)
     """For a TOML task or a NAME: the file in place of its `data`, or the folder of one so named.
     For a YAML task: a Parquet or JSON lines file that has the rows of each split, or a folder with
@@ -137,12 +137,16 @@ class EvalOptions(
     file's name."""
     backend: str = changed(Backend.backend, recorded=True, only=needs("model"), group="Model")
     mesh: str = text(
-        "Processes that share the items, as data=N; started by torchrun or srun", "data=N",
+        "Devices per mesh axis, such as data=4 or fsdp=2,tensor=2", "AXIS=N,…",
         only=needs("model"), recorded=False, group="Model",
     )  # fmt: skip
-    """`torchrun --nproc-per-node N -m sabia.cli.main eval --mesh data=N …`: each process has one
-    device, a whole model and every Nth item; the first one calls judges and endpoints and writes
-    the rows, which are those of one process. All must have the same `--judge-cache`."""
+    """The axes are `data` (each replica of the model has its own items), `fsdp` and `tensor`
+    (models that need several devices: their weights are split as in training) and `expert`.
+    torch: one process per device (`torchrun --nproc-per-node N -m sabia.cli.main eval
+    --mesh data=N …`); the first one calls judges and endpoints and writes the rows, which are those
+    of one process. All must have the same `--judge-cache`. JAX: one process; a CPU is presented as
+    virtual devices. Answers in words are generated with --mesh data=N under torch only, since
+    each device needs a whole model for them."""
     dtype: str = choice(
         "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
         group="Model",

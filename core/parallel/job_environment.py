@@ -50,14 +50,16 @@ def keep_offline(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault(name, value)
 
 
-def limit_jax_threads(environment: MutableMapping[str, str] = os.environ) -> None:
+def limit_jax_threads(environment: MutableMapping[str, str] = os.environ, devices: int = 1) -> None:
     """Let XLA start OMP_NUM_THREADS threads on a CPU, as torch does; NPROC is its own variable.
 
-    XLA reads it when JAX's first computation starts.
+    At least two for each of several virtual `devices`: one that waits in a collective holds its
+    thread, and with fewer all wait for ever. XLA reads it when JAX's first computation starts.
     """
     threads = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if threads.isdecimal() and int(threads):
-        environment.setdefault("NPROC", threads)
+        least = 2 * devices if devices > 1 else 1
+        environment.setdefault("NPROC", str(max(int(threads), least)))
 
 
 def keep_caches_apart(

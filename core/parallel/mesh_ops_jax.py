@@ -15,19 +15,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sabia.core.errors import UsageError
 from sabia.core.ops.axes import check_sizes
 from sabia.core.ops.base import Stage
 from sabia.core.ops.device_jax import JaxOps
 from sabia.core.ops.experts_jax import biased, combine, dispatch
 from sabia.core.ops.product import Matrix
-from sabia.core.parallel.mesh import ROW_AXES, TOKEN_AXES, Mesh
+from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, TOKEN_AXES, Mesh
 from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
+from sabia.core.parallel.world import World
 from sabia.core.spec.tensors import TensorSpec
 
 Array = jax.Array
+
+
+def device_mesh(mesh: Mesh, world: World) -> JaxMesh:
+    """The devices of JAX as a mesh. UsageError if there are too few."""
+    devices = jax.devices()
+    if mesh.size > len(devices) or (world.size > 1 and mesh.size != len(devices)):
+        there = f"{len(devices)}, {devices[0].platform}"
+        raise UsageError(f"--mesh: {mesh} needs {mesh.size} devices (there are {there})")
+    return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
 
 
 def partition(split: Split) -> PartitionSpec:

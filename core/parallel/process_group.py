@@ -137,7 +137,7 @@ def join_jax(
     if devices > 1 and world.size == 1 and _is_cpu():
         with contextlib.suppress(RuntimeError):  # JAX is initialised; its devices stay
             jax.config.update("jax_num_cpu_devices", devices)
-    job_environment.limit_jax_threads()
+    job_environment.limit_jax_threads(devices=devices if world.size == 1 else 1)
     with _watched(world, config or WatchdogConfig()) as stack:
         # JAX read the environment when it was imported
         jax.config.update("jax_compilation_cache_dir", os.environ.get(job_environment.JAX_CACHE))

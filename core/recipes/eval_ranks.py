@@ -1,5 +1,9 @@
-"""`eval --mesh data=N`: N processes, each of which computes what models in directories are asked
-about its part of the items.
+"""`eval --mesh`: devices that compute what models in directories are asked about the items.
+
+Under torch each process along `data` computes its part of the items, with a whole model or one that
+is split over the processes along the other axes, which compute the same items together. In JAX the
+rows of each batch are split too. Log-likelihoods can be computed on any of these; generation needs
+a whole model on each device.
 
 Each process keeps its results where all find them (`--judge-cache`), as a run does that may be
 killed. When all have ended, the first one reads them, calls judges and servers, and writes the
@@ -17,26 +21,40 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import parse_mesh
+from sabia.core.parallel.split_model import AXES, split_model
 from sabia.core.parallel.world import detect
-from sabia.core.recipes.evaluated_models import EvaluatedModel, LocalModel
+from sabia.core.recipes.evaluated_models import EvaluatedModel, LocalModel, divides
 from sabia.core.recipes.run_call import joined
 from sabia.core.shards.job import Job
 
 LONGEST = timedelta(days=30)  # that a process waits for the others, which may have slower items
 
 
-def check_mesh(options: EvalOptions, models: Sequence[EvaluatedModel]) -> None:
-    """UsageError for a mesh that divides more than the items, or has nothing to divide."""
-    axes = [axis for axis, size in parse_mesh(options.mesh).items() if size > 1 and axis != "data"]
-    if axes:
-        raise UsageError(
-            f"--mesh: axis {axes[0]} (expected data=N: each process has a whole model and a part "
-            "of the items; a model that needs several devices can be evaluated through a server)"
-        )
-    if options.backend != "torch":
-        raise UsageError(f"--mesh: only with --backend torch, not {options.backend}")
+def check_mesh(
+    options: EvalOptions, tasks: Sequence[Task], models: Sequence[EvaluatedModel]
+) -> None:
+    """UsageError for a mesh that cannot compute the tasks, or has nothing to divide."""
+    axes = [axis for axis, size in parse_mesh(options.mesh).items() if size > 1]
+    if others := [axis for axis in axes if axis not in AXES]:
+        raise UsageError(f"--mesh: axis {others[0]} (expected {', '.join(AXES)})")
     if not any(isinstance(model, LocalModel) for model in models):
         raise UsageError("--mesh: only with a model directory as --model")
+    if not divides(options):
+        return
+    works = "--mesh data=N with --backend torch"
+    if generating := [task.name for task in tasks if task.generates]:
+        raise UsageError(
+            f"--mesh: {options.mesh}: {generating[0]} is answered in words, which one device "
+            f"generates (expected {works}; or run a server and give its URL)"
+        )
+    if options.min_k:
+        raise UsageError(f"--min-k: not with --mesh {options.mesh} (expected {works})")
+    for model in models:
+        if isinstance(model, LocalModel) and model.spec.config.get("quantization_config"):
+            raise UsageError(
+                f"--mesh: {options.mesh}: {model.name} is quantized, and its stored matrices are "
+                f"not split (expected {works})"
+            )
 
 
 def compute(
@@ -45,21 +63,27 @@ def compute(
 ) -> bool:  # fmt: skip
     """Compute the results of all items, each process its part; whether this process goes on to
     write the rows."""
-    import torch
-
     world = detect()
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr([(name, [item.id for item in of]) for name, of in items.items()]).encode())
     config = WatchdogConfig({"items": digest.hexdigest()}, hang_timeout_s=LONGEST.total_seconds())
-    with process_group.library_output_to_stderr(world), joined(job, world, config):
-        if world.size == 1:
+    with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:
+        if mesh.size == 1:
             return True
         for model in models:
             if isinstance(model, LocalModel):
+                part = (world.rank, world.size)
+                if divides(options):
+                    model.split = split_model(options.backend, model.spec, mesh, world)
+                    part = model.split.part
                 with model:
                     for task in tasks:
-                        part = part_of(items[task.name], world.rank, world.size)
-                        model.compute(task, part, options)
-                model.anew = False
-        torch.distributed.barrier(torch.distributed.new_group(timeout=LONGEST, backend="gloo"))
+                        model.compute(task, part_of(items[task.name], *part), options)
+                model.anew, model.split = False, None
+        if options.backend == "torch":
+            import torch
+
+            torch.distributed.barrier(torch.distributed.new_group(timeout=LONGEST, backend="gloo"))
+        else:
+            process_group.barrier(world, options.backend, "all results are kept")
     return world.leads

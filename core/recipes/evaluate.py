@@ -87,7 +87,7 @@ def run(job: Job, options: EvalOptions) -> None:
     budget = open_budget(options, job)
     models = open_models(options, budget)
     if options.mesh:
-        eval_ranks.check_mesh(options, models)
+        eval_ranks.check_mesh(options, tasks, models)
     if job.dry_run:
         _plan(job, options, tasks, items, models, budget)
         return

@@ -65,10 +65,20 @@ from sabia.core.judge.opened_judges import note_calls
 from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
+from sabia.core.parallel.mesh import parse_mesh
+from sabia.core.parallel.split_model import SplitModel
 from sabia.core.recipes.eval_judging import Judging, score_missing
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.count import training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
+
+
+def divides(options: EvalOptions) -> bool:
+    """Whether a mesh divides models, and not the items alone."""
+    of_model = [
+        axis for axis, size in parse_mesh(options.mesh).items() if size > 1 and axis != "data"
+    ]
+    return bool(options.mesh) and (bool(of_model) or options.backend == "jax")
 
 
 class EvaluatedModel(ABC):
@@ -177,6 +187,7 @@ class LocalModel(EvaluatedModel):
         self.backend, self.dtype = options.backend, options.dtype
         self._files = model_fingerprint(directory)
         self.anew = options.force  # whether what is kept is computed again
+        self.split: SplitModel | None = None  # over the devices of a mesh, while it is computed
 
     def __exit__(self, *_: object) -> None:
         if "kept" in vars(self):
@@ -223,6 +234,8 @@ class LocalModel(EvaluatedModel):
         """What the model has computed, in this run or an earlier one."""
         folder = Path(self.options.judge_cache or default_cache()) / "models"
         identity = f"{self._files} {self.backend} {self.dtype}"
+        if divides(self.options):
+            identity += f" {self.options.mesh}"
         draft = draft_fingerprint(self.options)
         return KeptResults(folder, identity, anew=self.anew, draft=draft)
 
@@ -230,7 +243,7 @@ class LocalModel(EvaluatedModel):
     def scorer(self) -> Scorer:
         """The model, loaded when first used."""
         spec, params = load_stored(self.directory)
-        return Scorer(spec, params, self.backend, self.dtype)
+        return Scorer(spec, params, self.backend, self.dtype, split=self.split)
 
     @cached_property
     def engine(self) -> Any:
@@ -297,9 +310,9 @@ class LocalModel(EvaluatedModel):
         """Of each question's rows; the model is loaded unless all are kept."""
         context = self.spec.max_positions
         fitted = [[row.fitting(context) for row in rows] for rows in questions]
-        shares = shares_options(self.spec, self.backend)
+        shares = shares_options(self.spec, self.backend) and not divides(self.options)
         values = known_units(fitted, shares, self.kept, greedy)
-        if not all(values.values()):
+        if self.split or not all(values.values()):
             return self.scorer.score(fitted, self.kept, greedy)
         return [np.concatenate([values[u] for u in units(rows, shares)]) for rows in fitted]
 

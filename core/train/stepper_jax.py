@@ -15,14 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sabia.core.errors import UsageError
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, Mesh
-from sabia.core.parallel.mesh_ops_jax import MeshOps, partition
+from sabia.core.parallel.mesh import ROW_AXES, Mesh
+from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
 from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.parallel.world import World
 from sabia.core.train.balancing import balanced_bias, bias_names
@@ -66,7 +65,7 @@ class JaxStepper:
         if mesh.pipe > 1:
             raise UsageError(f"--mesh: pipe={mesh.pipe} (expected 1: pipelines run on torch only)")
         self.setup, self.spec, self.config, self.mesh = setup, setup.spec, setup.optimizer, mesh
-        self.micro_batch, self.devices = setup.micro_batch, _device_mesh(mesh, setup.world)
+        self.micro_batch, self.devices = setup.micro_batch, device_mesh(mesh, setup.world)
         self.table, self.rules = setup.table(), setup.rules()
         self._biases = bias_names(setup.spec) if setup.bias_rate else ()
         layout = self._layout()
@@ -308,14 +307,6 @@ def _whole(array: Array, name: str) -> np.ndarray:
 
         whole = multihost_utils.process_allgather(array, tiled=True)
     return whole.astype(np.int64) if name == COUNT else whole
-
-
-def _device_mesh(mesh: Mesh, world: World) -> JaxMesh:
-    devices = jax.devices()
-    if mesh.size > len(devices) or (world.size > 1 and mesh.size != len(devices)):
-        there = f"{len(devices)}, {devices[0].platform}"
-        raise UsageError(f"--mesh: {mesh} needs {mesh.size} devices (there are {there})")
-    return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
 
 
 def _sum_over_processes(extra_sums: np.ndarray, world: World) -> np.ndarray:

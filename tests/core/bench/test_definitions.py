@@ -86,10 +86,14 @@ GENERATED |= {
         {"input": "Text. The numbers are", "outputs": ["41", "42"], "length": 4000},
         "41 and 42", "42",
     ),
+    "ruler_qa": (
+        "validation.jsonl", {"input": "Text. Answer:", "outputs": ["Dr. No", "No (1962)"]},
+        "it is dr. no", "No, doctor",
+    ),
 }  # fmt: skip
 IDS = {"ifeval": "key", "mmlu_pro": "question_id", "healthbench_br": "pergunta_id",
        "gpqa": "Record ID", "math": "unique_id", "humaneval": "task_id", "mbpp": "task_id",
-       "ruler": "index", "pcdt_qa": "title", "xstest": "id_v2",
+       "ruler": "index", "ruler_qa": "index", "pcdt_qa": "title", "xstest": "id_v2",
        "harmbench": "BehaviorID"}  # fmt: skip
 FIRST_ID = {"mbpp": 11}
 # values of the headline metric where three of eight answers are right, if it is another
@@ -299,7 +303,7 @@ def test_the_files_of_enem_and_gsm8k_are_read(tiny_model: Path, tmp_path: Path) 
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:
-    assert len(definitions()) == 20
+    assert len(definitions()) == 21
     for name in definitions().keys() - {"capabilities"}:
         with pytest.raises(UsageError, match=f"--data {name}=PATH"):
             load_tasks([name])

@@ -10,6 +10,10 @@ from training_cases import sabia as run_processes
 from training_cases import torchrun
 
 pytest.importorskip("torch")
+from hybrid_models import hybrid
+
+from sabia.core.model.storage import hub
+from sabia.core.spec import load_spec
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +159,82 @@ def test_processes_of_a_mesh_give_the_rows_of_one(
     assert again.returncode == 0 and ours.stat().st_mtime_ns == before
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A model of three gated delta nets to one attention, with experts, and the tokenizer."""
+    root = tmp_path_factory.mktemp("mixture")
+    sizes = {"vocab_size": load_spec(tiny_model).vocab_size, "num_experts": 4,
+             "linear_num_value_heads": 4}  # fmt: skip
+    spec, params = hybrid("qwen3-next", **sizes)
+    hub.save_model(root / "mixture", spec, params, tokenizer_from=tiny_model)
+    return root / "mixture"
+
+
+def scores_of_mesh(
+    tasks: Path, model: Path, folder: Path, *mesh: str, processes: int, kinds: str = "mc few prose"
+) -> None:
+    """Compare the rows of a mesh with those of one device."""
+    asked = [word for name in kinds.split() for word in ("--task", tasks / f"{name}.toml")]
+    (folder / "greedy.yaml").write_text(
+        "task: greedy\ndataset_path: json\ndataset_kwargs: {data_files: {test: "
+        f"{tasks / 'rows.jsonl'}}}}}\ntest_split: test\noutput_type: loglikelihood\n"
+        "doc_to_text: text\ndoc_to_target: answer\n"
+        "metric_list: [{metric: acc}, {metric: perplexity}]\n"
+    )
+    asked = ["eval", *asked, "--task", folder / "greedy.yaml", "--model", model]
+    one, ours = folder / "one.parquet", folder / "ours.parquet"
+    done = sabia(*asked, "--judge-cache", folder / "a", "-o", one)
+    assert done.exit_code == 0, done.output
+    words = [*asked, "--judge-cache", folder / "b", "-o", ours, *mesh]
+    launcher = {"launcher": torchrun(processes)} if processes > 1 else {}
+    done = run_processes(*words, **launcher)
+    assert done.returncode == 0, done.stderr.decode()
+    for row, other in zip(*(pq.read_table(path).to_pylist() for path in (one, ours)), strict=True):
+        assert other.pop("value") == pytest.approx(row.pop("value"), rel=1e-4, abs=1e-4)
+        row.pop("detail"), other.pop("detail")
+        assert row == other
+    log = "".join(path.read_text(errors="replace") for path in (folder / "b").rglob("*.log"))
+    assert "nats" in log
+    # what is kept is not computed again
+    again = run_processes(*words, **launcher)
+    assert again.returncode == 0 and "holds these scores already" in again.stderr.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=2", "tensor=2", "data=2,tensor=2"])
+def test_scores_over_a_mesh_of_processes(
+    mesh: str, tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    processes = 4 if "," in mesh else 2
+    scores_of_mesh(tasks, tiny_model, tmp_path, "--mesh", mesh, processes=processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["fsdp=2,tensor=2", "data=3"])
+def test_scores_over_a_mesh_in_jax(
+    mesh: str, tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    words = ("--mesh", mesh, "--backend", "jax")
+    scores_of_mesh(tasks, tiny_model, tmp_path, *words, processes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["expert=2", "tensor=2", "expert=2,fsdp=2 --backend jax"])
+def test_scores_of_a_mixture_over_a_mesh(
+    words: str, tasks: Path, mixture: Path, tmp_path: Path
+) -> None:
+    processes = 1 if "jax" in words else 2
+    given = ["--mesh", *words.split()]
+    scores_of_mesh(tasks, mixture, tmp_path, *given, processes=processes, kinds="few prose")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mesh", "tensor=2"], "axis tensor (expected data=N"),
-        (["--mesh", "data=2", "--backend", "jax"], "only with --backend torch"),
+        (["--mesh", "pipe=2"], "axis pipe (expected data, fsdp, expert, tensor)"),
+        (["--mesh", "tensor=2", "--task", "SAID"], "said is answered in words"),
+        (["--mesh", "data=2", "--backend", "jax", "--task", "SAID"], "said is answered in words"),
+        (["--mesh", "fsdp=2", "--min-k", "20%"], "--min-k: not with --mesh fsdp=2"),
         (["--mesh", "data=2"], "torchrun --nproc-per-node 2"),
         (["--mesh", "rows=2"], "--mesh: 'rows=2'"),
     ],
@@ -168,5 +243,6 @@ def test_a_mesh_that_cannot_be_is_refused(
     words: list[str], message: str, tasks: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     given = ["--task", tasks / "few.toml", "--model", tiny_model, "-o", tmp_path / "s.parquet"]
+    words = [str(tasks / "said.toml") if word == "SAID" else word for word in words]
     done = sabia("eval", *given, *words)
     assert done.exit_code == 2 and message in " ".join(done.output.split())

@@ -99,6 +99,12 @@ def test_jax_has_the_threads_of_openmp(given: dict[str, str], threads: str | Non
     assert environment.get("NPROC") == threads
 
 
+def test_virtual_devices_have_threads_for_collectives() -> None:
+    environment = {"OMP_NUM_THREADS": "1"}
+    limit_jax_threads(environment, devices=4)
+    assert environment["NPROC"] == "8"
+
+
 JAX_PROCESS = """
 import os
 import jax

@@ -1,0 +1,53 @@
+"""A model over the devices of a mesh, for passes without gradients and without caches.
+
+Weights are split as in training: over `fsdp`, gathered for each layer; over `tensor` and `expert`,
+with split products. torch has one process per device: those along `data` have items of their own,
+and the others compute the same rows together. In JAX rows are split over data, fsdp and expert, and
+every process makes the same calls.
+"""
+
+from typing import Any, Protocol
+
+from sabia.core.errors import UsageError
+from sabia.core.ops.base import Ops
+from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.world import World
+from sabia.core.spec.model import ModelSpec
+
+AXES = ("data", "fsdp", "expert", "tensor")
+
+
+class SplitModel(Protocol):
+    """What differs between a model on one device and one over a mesh."""
+
+    ops: Ops
+    rows: int  # of which the rows of a batch are a multiple
+    part: tuple[int, int]  # which part of the items this process has, and their number
+    leads: bool  # among the processes that compute the same items
+
+    def place(self, name: str, whole: Any, dtype: str) -> Any:
+        """What this process holds of a NumPy array of the model."""
+
+    def agreed(self, value: Any) -> Any:
+        """The value that the leading process gives; every process of the same items calls it."""
+
+    def whole_vocabulary(self, logits: Any) -> Any:
+        """Logits[..., V] of this process's part of the vocabulary."""
+
+    def compiled(self, function: Any) -> Any:
+        """`jax.jit` of a function whose results every process reads (JAX only)."""
+
+
+def split_model(backend: str, spec: ModelSpec, mesh: Mesh, world: World) -> SplitModel:
+    """A model over the mesh. UsageError where it does not fit."""
+    if others := [a for a in ("context", "pipe") if mesh.along(a) > 1]:
+        raise UsageError(f"--mesh: axis {others[0]} (expected {', '.join(AXES)})")
+    check_fits(spec, mesh)
+    if backend == "jax":
+        from sabia.core.parallel.split_model_jax import JaxSplit
+
+        return JaxSplit(spec, mesh, world)
+    from sabia.core.parallel.split_model_torch import TorchSplit
+
+    return TorchSplit(spec, mesh, world)

@@ -1,0 +1,57 @@
+"""A model over the processes of a torch mesh; see core.parallel.split_model."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.collectives_torch import Groups, gathered
+from sabia.core.parallel.mesh import AXES, Mesh
+from sabia.core.parallel.mesh_ops_torch import OPS_GROUPS, MeshOps
+from sabia.core.parallel.sharding_rules import shard_slices, weight_split
+from sabia.core.parallel.world import World
+from sabia.core.spec.model import ModelSpec
+
+TOGETHER = tuple(axis for axis in AXES if axis != "data")  # of processes with the same items
+
+
+class TorchSplit:
+    """See SplitModel."""
+
+    rows = 1
+
+    def __init__(self, spec: ModelSpec, mesh: Mesh, world: World) -> None:
+        self.mesh, self.rank, self.vocabulary = mesh, world.rank, spec.vocab_size
+        table = {tensor.name: tensor for tensor in spec.tensors()}
+        self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
+        self.groups = Groups(mesh, world.rank, (*OPS_GROUPS, TOGETHER))
+        self.ops = build_ops("torch", spec, mesh=partial(MeshOps, table, self.groups))
+        self.part = (mesh.coordinates(world.rank)["data"], mesh.data)
+        self.first = next(min(ranks) for ranks in mesh.peers(TOGETHER) if world.rank in ranks)
+        self.leads = world.rank == self.first
+
+    def place(self, name: str, whole: Any, dtype: str) -> Any:
+        """See SplitModel."""
+        cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
+        return load_ops("torch").to_device({name: np.ascontiguousarray(cut)}, dtype)[name]
+
+    def agreed(self, value: Any) -> Any:
+        """See SplitModel."""
+        values = [value]
+        group = self.groups.along(*TOGETHER)
+        if group is not None:
+            torch.distributed.broadcast_object_list(values, self.first, group)
+        return values[0]
+
+    def whole_vocabulary(self, logits: Any) -> Any:
+        """See SplitModel."""
+        if logits.shape[-1] == self.vocabulary:
+            return logits
+        return gathered(logits, logits.ndim - 1, self.groups.along("tensor"))
+
+    def compiled(self, function: Any) -> Any:
+        """See SplitModel."""
+        raise NotImplementedError("torch compiles nothing here")
