@@ -170,7 +170,7 @@ class Scorer:
         self.params: dict[str, Any] = {}
         for name, array in params.items():
             if split:
-                self.params[name] = split.place(name, array, dtype)
+                self.params[name] = split.to_mesh(name, array, dtype)
             else:
                 self.params |= self.ops.to_device({name: array}, dtype)
             if isinstance(array, np.ndarray):

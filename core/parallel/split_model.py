@@ -26,7 +26,7 @@ class SplitModel(Protocol):
     part: tuple[int, int]  # which part of the items this process has, and their number
     leads: bool  # among the processes that compute the same items
 
-    def place(self, name: str, whole: Any, dtype: str) -> Any:
+    def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """What this process holds of a NumPy array of the model."""
 
     def agreed(self, value: Any) -> Any:

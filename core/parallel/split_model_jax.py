@@ -32,7 +32,7 @@ class JaxSplit:
         self.ops = build_ops("jax", spec, mesh=partial(MeshOps, table, mesh, self.devices))
         self.rows, self.leads, self.size = mesh.rows, world.leads, world.size
 
-    def place(self, name: str, whole: Any, dtype: str) -> Any:
+    def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
 
         def piece(index: Any) -> Any:

@@ -33,7 +33,7 @@ class TorchSplit:
         self.first = next(min(ranks) for ranks in mesh.peers(TOGETHER) if world.rank in ranks)
         self.leads = world.rank == self.first
 
-    def place(self, name: str, whole: Any, dtype: str) -> Any:
+    def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
         cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
         return load_ops("torch").to_device({name: np.ascontiguousarray(cut)}, dtype)[name]
