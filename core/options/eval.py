@@ -95,9 +95,10 @@ class EvalOptions(
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
     by model. The names are `bluex`, `capabilities`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
     `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,
-    `oab_bench`, `pcdt_qa`, `ruler`, `ruler_qa`, `tiebe` and `xstest`: definitions that come with
-    sabia, without data; give the authors' file by `--data`. `capabilities` (function calls, maths,
-    and a code in a long context, for models with a chat template) has its data."""
+    `oab_bench`, `pcdt_qa`, `poeta` (six tasks of PoETa v2), `ruler`, `ruler_qa`, `tiebe` and
+    `xstest`: definitions that come with sabia, without data; give the authors' file by `--data`.
+    `capabilities` (function calls, maths, and a code in a long context, for models with a chat
+    template) has its data."""
     data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)
     """For a TOML task or a NAME: the file in place of its `data`, or the folder of one so named.
     For a YAML task: a Parquet or JSON lines file that has the rows of each split, or a folder with

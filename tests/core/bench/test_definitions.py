@@ -303,7 +303,7 @@ def test_the_files_of_enem_and_gsm8k_are_read(tiny_model: Path, tmp_path: Path) 
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:
-    assert len(definitions()) == 21
+    assert len(definitions()) == 22
     for name in definitions().keys() - {"capabilities"}:
         with pytest.raises(UsageError, match=f"--data {name}=PATH"):
             load_tasks([name])
@@ -322,3 +322,35 @@ def test_the_beginning_of_the_answer_is_part_of_the_prompt_of_ruler(tmp_path: Pa
     (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (task,) = load_tasks(["ruler"], [f"ruler={tmp_path}"])
     assert {item.text for item in items_of(task)} == {rows[0]["input"]}
+
+
+def test_the_tasks_of_poeta_ask_as_its_authors_do(tmp_path: Path) -> None:
+    """Prompts and answers as `doc_to_text` and `doc_to_target` of PoETaV2/PoETaV2 write them."""
+    rows: dict[str, tuple[str, dict[str, Any], str, str]] = {
+        "agnews_pt": ("agnews_pt/test-0.parquet", {"title": "t", "text": "x", "label": 2},
+                      "Título: t\nTexto: x\nCategoria:", "Negócios"),
+        "assin_rte": ("assin2/test-0.parquet",
+                      {"premise": "p", "hypothesis": "h", "entailment_judgment": 1},
+                      'Pergunta: Dado que "p", é verdade que "h"?\nResposta:', "Sim"),
+        "boolq_pt": ("boolq_pt/validation-0.parquet",
+                     {"question": "q", "passage": "p" * 2000, "answer": False},
+                     f"Pergunta: q\nContexto: {'p' * 1169}\nResposta:", "não"),
+        "hatebr": ("hatebr/test-0.parquet", {"instagram_comments": "c", "offensive_language": True},
+                   'Mensagem: "c".\nResposta:', "ofensiva"),
+        "imdb_pt": ("imdb_pt/test-0.parquet", {"text": "a<br />b", "label": 1},
+                    "Crítica: a b\nAvaliação:", "positiva"),
+        "sst2_pt": ("sst2_pt/validation-0.parquet", {"text": "s", "label": 0},
+                    "Crítica: s\nAvaliação:", "negativa"),
+    }  # fmt: skip
+    for file, row, *_ in rows.values():
+        (tmp_path / file).parent.mkdir()
+        made = [row | {"id": number} for number in range(40)]
+        pq.write_table(pa.Table.from_pylist(made), tmp_path / file)
+    tasks = load_tasks(["poeta"], [f"poeta={tmp_path}"])
+    assert [task.name.removeprefix("poeta_") for task in tasks] == [*rows]
+    for task, (_, _, prompt, answer) in zip(tasks, rows.values(), strict=True):
+        item = items_of(task)[0]
+        assert item.choices[int(item.answer or 0)] == answer
+        turns = item.text.split("\n\n")
+        assert turns[-1] == prompt and set(turns[1:-1]) == {f"{prompt} {answer}"}
+        assert len(turns) == task.shots + 2 and turns[0] == task.system.strip()
