@@ -147,6 +147,51 @@ def test_jax_has_the_gradient_of_the_formula() -> None:
     test_losses_and_gradients_are_the_formulas("jax", o, seeds=1)
 
 
+TRL = {"sigmoid": PreferenceLoss("dpo", 0.3),
+       "sigmoid_norm": PreferenceLoss("dpo", 3.0, length_norm=True),
+       "ipo": PreferenceLoss("ipo", 0.3, length_norm=True)}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TRL)
+def test_trl_computes_the_same_from_equal_log_probabilities(kind: str) -> None:
+    """Its DPOTrainer's loss and gradient, with a model that gives our log-probabilities."""
+    trainer = pytest.importorskip("trl.trainer.dpo_trainer", reason="the other implementation")
+    from collections import defaultdict
+    from types import SimpleNamespace
+
+    import torch
+
+    def same(value: Any) -> Any:
+        return value
+
+    x, o = drawn(3), TRL[kind]
+    given = {k: torch.from_numpy(v) for k, v in x.items()}
+    policy = {k: given[k].clone().requires_grad_() for k in ("chosen", "rejected")}
+    ours({**policy, "kl": given["kl"]}, given, o, load_ops("torch")).backward()
+    logps = torch.cat([given["chosen"], given["rejected"]]).clone().requires_grad_()
+    mask = torch.cat([given["chosen_mask"], given["rejected_mask"]]).long()
+    completion = torch.cat([torch.zeros_like(mask[:, :1]), mask], 1)
+    zeros = torch.zeros(mask.shape)
+    made = SimpleNamespace(log_probs=logps * mask, entropy=zeros, mean_logits=zeros,
+                           is_top1=zeros.bool())  # fmt: skip
+    reference = {f"ref_{s}_logps": (given[f"{s}_ref"] * given[f"{s}_mask"]).sum(1)
+                 for s in ("chosen", "rejected")}  # fmt: skip
+    state = SimpleNamespace(
+        model=SimpleNamespace(training=False), aux_loss_enabled=False, ld_alpha=None,
+        accelerator=SimpleNamespace(device="cpu", gather=same, gather_for_metrics=same),
+        precompute_ref_logps=True, f_divergence_type="reverse_kl", loss_types=[kind],
+        loss_weights=[1.0], beta=o.beta, label_smoothing=0.0, use_weighting=False,
+        _metrics={"eval": defaultdict(list)}, _total_train_tokens=0, _tp_size=1,
+    )  # fmt: skip
+    inputs = {"input_ids": completion, "attention_mask": torch.ones_like(completion),
+              "completion_mask": completion, **reference}  # fmt: skip
+    loss = trainer.DPOTrainer._compute_loss(state, lambda **_: made, inputs, False)
+    loss.backward()
+    assert loss.item() == pytest.approx(formula(x, o), abs=1e-12)
+    gradient = torch.cat([policy["chosen"].grad, policy["rejected"].grad])
+    np.testing.assert_allclose(logps.grad.numpy(), gradient.numpy(), atol=1e-12)
+
+
 # -- rows of a model
 
 
@@ -254,6 +299,8 @@ def test_packing_and_micro_batches_change_nothing(backend: str, o: PreferenceLos
         given = PreferenceBatches(o, stepper, World()).complete(batch)
         assert stepper.evaluate(given).loss == pytest.approx(by_hand(o.kind, o), rel=2e-5)
         gradients.append(stepper.gradients(given))
+    # XLA rounds a program of another shape differently: 2e-4 in its own gradients of equal rows
+    bound = 5e-4 if backend == "jax" else 2e-5
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
-            assert np.abs(other[name] - gradient).max() <= 2e-5 * np.abs(gradient).max(), name
+            assert np.abs(other[name] - gradient).max() <= bound * np.abs(gradient).max(), name
