@@ -13,7 +13,7 @@ from typing import Any
 RESULTS = {
     "crawl": 2,
     "classify": 1,
-    "classify train": 1,
+    "classify train": 2,
     "classify threshold": 1,
     "dedup": 1,
     "rewrite": 2,

@@ -1,12 +1,15 @@
 """`classify train`: train a fastText model on labelled documents and evaluate it.
 
-A hash of the id chooses the documents that are held out; training uses the others. `MODEL.json`,
+A hash of the id chooses the documents that are held out; training uses the others, in a random
+order, as the steps of SGD need it: files are often sorted by label. `MODEL.json`,
 beside the model, holds the provenance, the settings and the metrics on the held-out documents, in
 all and by language. A model with the same provenance is not trained again.
 """
 
 import json
+import mmap
 import os
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -147,7 +150,7 @@ def _write_rows(
 ) -> tuple[Counter[str], int]:
     """Write training lines and held-out rows; (documents by label, bytes of text) of training."""
     counts: Counter[str] = Counter()
-    size = 0
+    size, lengths = 0, array("q")
     with open(lines, "wb") as file, pa.ipc.new_stream(held, _HELD) as writer:
         for source in sources:
             for batch in source.batches():
@@ -164,8 +167,29 @@ def _write_rows(
                 writer.write_batch(rows.filter(pc.and_(labelled, held_out)).cast(_HELD))
                 rows = rows.filter(pc.and_not(labelled, held_out))
                 counts.update(rows.column("label").to_pylist())
-                size += _write_lines(file, rows.column("label"), rows.column("text"))
+                text_bytes, written = _write_lines(file, rows.column("label"), rows.column("text"))
+                size += text_bytes
+                lengths.extend(written)
+    _shuffle(lines, np.asarray(lengths), seed)
     return counts, size
+
+
+def _shuffle(path: str, lengths: np.ndarray, seed: int) -> None:
+    """Put the lines of a file, of so many bytes each, into a random order."""
+    if not len(lengths):
+        return
+    ends = np.cumsum(lengths)
+    order = np.random.default_rng(seed).permutation(len(ends))
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        open(f"{path}.shuffled", "wb") as shuffled,
+    ):
+        for part in np.array_split(order, -(-len(order) // 10_000)):
+            stop.check()
+            at = zip((ends - lengths)[part].tolist(), ends[part].tolist(), strict=True)
+            shuffled.writelines(data[begin:end] for begin, end in at)
+    os.replace(f"{path}.shuffled", path)
 
 
 def _labels(batch: pa.RecordBatch, options: LabelOptions, out: str, where: str) -> pa.Array:
@@ -196,8 +220,8 @@ def _one_word(label: str) -> str:
     return "_".join(label.replace("\0", " ").split())
 
 
-def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> int:
-    """Append `__label__x text` lines; returns the bytes of text.
+def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> tuple[int, list[int]]:
+    """Append `__label__x text` lines; returns the bytes of text, and of each line.
 
     Words of a text that look like a label are removed, as in scoring.
     """
@@ -205,9 +229,9 @@ def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> int:
     if pc.any(pc.match_substring(texts, PREFIX)).as_py():
         texts = pc.replace_substring_regex(texts, _MARKED, r"\1")
     lines = pc.binary_join_element_wise(pc.binary_join_element_wise(PREFIX, labels, ""), texts, " ")
-    for line in lines.to_pylist():
-        file.write(line.encode() + b"\n")
-    return pc.sum(pc.binary_length(texts)).as_py() or 0
+    encoded = [line.encode() + b"\n" for line in lines.to_pylist()]
+    file.writelines(encoded)
+    return pc.sum(pc.binary_length(texts)).as_py() or 0, [len(line) for line in encoded]
 
 
 def _evaluate(out: str, held: str) -> dict[str, Any]:

@@ -169,3 +169,18 @@ def test_what_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--quantize-model"):
         train(two, out, label="label", quantize_model=True, ngrams=1)
     assert not out.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_files_with_the_labels_in_turn_train_as_shuffled_ones(tmp_path: Path) -> None:
+    rows = [(f"label {i % 1500}", f"w{i % 1500} v{i % 1500}") for i in range(9000)]
+    accuracy = []
+    for name, order in (
+        ("turn", range(9000)),
+        ("mixed", random.Random(5).sample(range(9000), 9000)),
+    ):
+        labels, texts = zip(*(rows[i] for i in order), strict=True)
+        table = pa.table({"id": [str(i) for i in order], "text": texts, "l": labels})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        given, model = str(tmp_path / f"{name}.parquet"), tmp_path / f"{name}.bin"
+        accuracy.append(train(given, model, label="l", epochs=5)["accuracy"])
+    assert abs(accuracy[0] - accuracy[1]) < 0.05 and min(accuracy) > 0.4, accuracy
