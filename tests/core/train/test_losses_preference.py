@@ -199,7 +199,7 @@ def model(kind: str) -> tuple[Any, dict[str, np.ndarray]]:
     spec = from_config(new_config(hidden=32, layers=2, heads=4, vocab=VOCABULARY))
     if kind == "reward":
         spec = with_classifier(spec, classifier_config(spec.config, ("reward",), "regression", 0))
-    return spec, {k: np.array(4 * v) for k, v in hub.init_params(spec, 1).items()}
+    return spec, {k: np.array(2 * v) for k, v in hub.init_params(spec, 1).items()}
 
 
 def units(kto: bool, count: int = 7) -> list[list[tuple[list[int], list[bool]]]]:
@@ -299,8 +299,8 @@ def test_packing_and_micro_batches_change_nothing(backend: str, o: PreferenceLos
         given = PreferenceBatches(o, stepper, World()).complete(batch)
         assert stepper.evaluate(given).loss == pytest.approx(by_hand(o.kind, o), rel=2e-5)
         gradients.append(stepper.gradients(given))
-    # XLA rounds a program of another shape differently: 2e-4 in its own gradients of equal rows
-    bound = 5e-4 if backend == "jax" else 2e-5
+    # XLA rounds a program of another shape differently; float64 differs from both by up to 4e-5
+    bound = 5e-5 if backend == "jax" else 2e-5
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
             assert np.abs(other[name] - gradient).max() <= bound * np.abs(gradient).max(), name
