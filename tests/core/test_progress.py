@@ -31,7 +31,7 @@ def test_compiling_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, termi
             listener("html.numba_impl._scan")
             listener("minhash.numba_impl._sketch")
             listener("text.utf8_numba.mix")
-    shown = "compiling kernel minhash, once per machine: 2 of 21 functions, about 0 s left"
+    shown = "compiling kernel minhash, once per machine: 2 of 16 functions, about 0 s left"
     assert (shown in stderr.getvalue()) is terminal
     assert bool(stderr.getvalue()) is terminal
     assert compile_listeners == before

@@ -93,7 +93,7 @@ def test_later_prompts_go_on_after_earlier_ones(name: str, monkeypatch: pytest.M
     assert sum(tokens) == 180 + 7  # pages of other weights are not used
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_the_next_turn_goes_on_after_the_reply(
     backend: str,
 ) -> None:
