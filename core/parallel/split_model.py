@@ -36,7 +36,7 @@ class SplitModel(Protocol):
         """Logits[..., V] of this process's part of the vocabulary."""
 
     def compiled(self, function: Any) -> Any:
-        """`jax.jit` of a function whose results every process reads (JAX only)."""
+        """In JAX `jax.jit` of a function whose results every process reads; in torch the same."""
 
 
 def split_model(backend: str, spec: ModelSpec, mesh: Mesh, world: World) -> SplitModel:

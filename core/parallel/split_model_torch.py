@@ -54,4 +54,4 @@ class TorchSplit:
 
     def compiled(self, function: Any) -> Any:
         """See SplitModel."""
-        raise NotImplementedError("torch compiles nothing here")
+        return function

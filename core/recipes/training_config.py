@@ -65,9 +65,14 @@ def simulation(precision: str) -> dict[str, Any]:
     return {"qat": 2} if precision_named(precision).qat else {}
 
 
+def _distils(options: Any) -> bool:
+    """Whether the loss compares with predictions that the records have."""
+    return getattr(options, "loss", "") == DISTILL
+
+
 def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
     """The entries of a run's identity; {} without a teacher."""
-    if getattr(options, "loss", "") == DISTILL:
+    if _distils(options):
         return {"loss": DISTILL, "teacher_share": options.teacher_share}
     if not options.teacher:
         return {}
@@ -80,7 +85,7 @@ def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
 
 def distillation(options: Any) -> Distillation | None:
     """The settings of the loss; None without a teacher."""
-    if getattr(options, "loss", "") == DISTILL:
+    if _distils(options):
         return Distillation(options.teacher_share)
     if not getattr(options, "teacher", ""):
         return None
@@ -89,7 +94,7 @@ def distillation(options: Any) -> Distillation | None:
 
 def check_teacher(options: DistillationOptions, spec: ModelSpec, length: int, mesh: str) -> None:
     """Raise UsageError for a teacher that does not fit the model, its rows or the mesh."""
-    distils = getattr(options, "loss", "") == DISTILL
+    distils = _distils(options)
     axes = [axis for axis, n in parse_mesh(mesh).items() if n > 1 and axis not in ("data", "fsdp")]
     if axes and (distils or options.teacher):
         flag = "--loss: distill" if distils else "--teacher:"

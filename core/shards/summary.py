@@ -38,9 +38,8 @@ class Summary:
         for name in ("rows_in", "rows_out", "rejected", "shards_done", "shards_skipped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, value in other.counters.items():
-            if name in other.derived:
-                continue
-            self.counters[name] = self.counters.get(name, 0) + value
+            if name not in other.derived:
+                self.counters[name] = self.counters.get(name, 0) + value
         self.shards_lost += other.shards_lost
         self.reject_path = self.reject_path or other.reject_path
 

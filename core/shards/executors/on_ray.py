@@ -29,7 +29,7 @@ from sabia.core.errors import (
     SabiaError,
     UsageError,
 )
-from sabia.core.options.shared import Call as Called
+from sabia.core.options.shared import Call
 from sabia.core.progress import progress, working_s
 from sabia.core.sandbox.kernel import end_with_parent
 from sabia.core.shards.inputs import open_inputs
@@ -38,18 +38,17 @@ from sabia.core.shards.summary import Summary
 
 # variables of this process that the tasks get too: options, and access to stores and models
 PASSED_ON = ("SABIA_", "AWS_", "GOOGLE_", "FSSPEC_", "HF_")
-PHASES = ("sketch", "compare", "write")
 LINES = 50  # of what a slice writes to stderr, the last ones
 LOOK_S = 0.2  # interval at which this process looks for a stop signal
 END_S = 10.0  # for tasks that are cancelled
 RETRIES = 3  # of a task whose worker has died
 # codes that end all: the others would fail in the same way
-HOPELESS = (ExitCode.USAGE, ExitCode.MISSING)
+FATAL = (ExitCode.USAGE, ExitCode.MISSING)
 # codes of a slice whose rows are all there: what all slices together come to is decided here
 RATES = (ExitCode.INFEASIBLE, ExitCode.BAD_DATA)
 
 
-class Call(NamedTuple):
+class CommandLine(NamedTuple):
     """The words of a call of sabia before and after the options that this module adds; the
     folder where it runs and variables that it gets."""
 
@@ -67,7 +66,7 @@ class Ended(NamedTuple):
     messages: list[str]
 
 
-def run(job: Job, options: Called) -> None:
+def run(job: Job, options: Call) -> None:
     """Run a call of a command on Ray. Raises UsageError, MissingBackend without Ray, Interrupted,
     and the error of a slice."""
     values, address = options.values(), job.executor.partition("=")[2]
@@ -103,7 +102,7 @@ def run(job: Job, options: Called) -> None:
     total.check_rejects()
 
 
-def run_slice(call: Call, added: Sequence[str]) -> Ended:
+def run_slice(call: CommandLine, added: Sequence[str]) -> Ended:
     """Run one slice in a process of its own; it stops if this worker dies or is interrupted."""
     if not Path(call.folder).is_dir():
         message = f"{call.folder}: no such folder on node {os.uname().nodename}"
@@ -143,7 +142,7 @@ def _object(line: str) -> dict[str, Any]:
         return {}
 
 
-def _phases(job: Job, options: Called) -> tuple[str, ...]:
+def _phases(job: Job, options: Call) -> tuple[str, ...]:
     """The phases to run: '' for a command without them."""
     values = options.values()
     if not options.needs_all_shards():
@@ -154,10 +153,11 @@ def _phases(job: Job, options: Called) -> tuple[str, ...]:
         raise UsageError(
             f"--executor: ray runs {job.command} in phases; give --scratch DIR that all nodes share"
         )
-    return (values["phase"],) if values["phase"] else PHASES
+    every = tuple(filter(None, options.table["phase"].choices))
+    return (values["phase"],) if values["phase"] else every
 
 
-def _call(job: Job, values: Mapping[str, Any]) -> Call:
+def _call(job: Job, values: Mapping[str, Any]) -> CommandLine:
     arguments, inputs = list(job.call["arguments"]), [str(one) for one in job.inputs]
     del arguments[len(arguments) - len(inputs) :]
     if arguments[-1:] == ["--"]:
@@ -166,14 +166,15 @@ def _call(job: Job, values: Mapping[str, Any]) -> Call:
     named = values.get("api_key_env")
     variables = {name: value for name, value in os.environ.items()
                  if name.startswith(PASSED_ON) or name == named}  # fmt: skip
-    return Call([*job.command.split(), *arguments, *flags], inputs, os.getcwd(), variables)
+    return CommandLine([*job.command.split(), *arguments, *flags], inputs, os.getcwd(), variables)
 
 
 def _runs_a_model(values: Mapping[str, Any]) -> bool:
     """Whether the call runs a language model or an encoder, on an accelerator if there is one."""
+    given = values.get("model") or ()
+    paths = [one.rpartition("=")[2] for one in ((given,) if isinstance(given, str) else given)]
     asks = bool(values.get("ask")) and not values.get("url")
-    encodes = values.get("method") == "semantic" and bool(values.get("model"))
-    return asks or encodes or values.get("engine") == "local"
+    return asks or any(map(os.path.isdir, paths))
 
 
 def _connected(address: str) -> Any:
@@ -204,7 +205,7 @@ def _wait(ray: Any, tasks: dict[Any, str], title: str, total: Summary) -> None:
     left, failed = dict(tasks), dict[str, Ended]()
     try:
         with progress(len(tasks), title, "slices") as bar:
-            while left and not any(one.code in HOPELESS for one in failed.values()):
+            while left and not any(one.code in FATAL for one in failed.values()):
                 stop.check()
                 for task in ray.wait(list(left), timeout=LOOK_S)[0]:
                     name = left.pop(task)

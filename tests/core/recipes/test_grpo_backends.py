@@ -1,12 +1,12 @@
 """`grpo --backend jax`: the run of torch, also after a stop."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from digit_policy import write_policy
 
 from sabia.core import stop
 from sabia.core.errors import Interrupted
@@ -19,9 +19,7 @@ from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.sample_batch import Group, make_batch, of_few_shapes
 from sabia.core.shards.job import Job
-from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.core.train.telemetry import metrics_path, read_rows
 
 pytest.importorskip("jax")
@@ -31,14 +29,7 @@ pytest.importorskip("jax")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("backends")
-    tokenizer = train_bpe(["user assistant which digit? 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
-    tokenizer.save(place / "t")
-    config = new_config(hidden=32, layers=1, vocab=tokenizer.vocab_size, heads=2, context=64)
-    spec = from_config(config)
-    hub.save_model(place / "model", spec, hub.init_params(spec, 0), tokenizer_from=place / "t")
-    rows = [{"id": f"p{n}", "messages": [{"role": "user", "content": "which digit?" * (1 + n % 3)}],
-             "answer": "[0-9a-m]"} for n in range(6)]  # fmt: skip
-    (place / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_policy(place, 3)
     return place
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+from digit_policy import write_policy
 from served import RowByRowEngine
 from training_cases import ENVIRONMENT
 
@@ -28,8 +29,6 @@ from sabia.core.recipes.grpo import policy_run, served_policy
 from sabia.core.recipes.grpo.served_policy import mismatch
 from sabia.core.serve.http_server import Server
 from sabia.core.shards.job import Job
-from sabia.core.spec import from_config, new_config
-from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.core.train.telemetry import metrics_path, read_rows
 
 Change = Callable[[str, Any], Any]  # (path, the reply or request) → what is sent instead
@@ -39,14 +38,7 @@ Change = Callable[[str, Any], Any]  # (path, the reply or request) → what is s
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("served")
-    tokenizer = train_bpe(["user assistant which digit? 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
-    tokenizer.save(place / "t")
-    config = new_config(hidden=32, layers=1, vocab=tokenizer.vocab_size, heads=2, context=64)
-    spec = from_config(config)
-    hub.save_model(place / "model", spec, hub.init_params(spec, 0), tokenizer_from=place / "t")
-    record = {"messages": [{"role": "user", "content": "which digit?"}], "answer": "[0-9a-m]"}
-    rows = [json.dumps({**record, "id": f"p{i}"}) for i in range(6)]
-    (place / "prompts.jsonl").write_text("\n".join(rows) + "\n")
+    write_policy(place)
     return place
 
 
