@@ -9,11 +9,12 @@
     python tests/gpu/run.py --carry WHEELS               what a machine without a network lacks
 
 The parts run in the order of the table PARTS, each in a process of its own that is ended at its
-limit. DIR gets results.jsonl (a row per case, on disk after each), report.md, log.txt, the block
-sizes of the device (DEVICE.json) and one profiler trace. A case that fails, hangs or ends its
-process is reported with its message and does not stop the rest. Nothing has to be installed beyond
-torch and NumPy: a part that needs more is skipped, and says what is missing. Without a GPU the
-kernels run interpreted at tiny sizes, and all other parts as a dry run on the CPU.
+limit; those that measure no time run at the same time (--jobs). DIR gets results.jsonl (a row per
+case, on disk after each), report.md, log.txt, the block sizes of the device (DEVICE.json) and one
+profiler trace. A case that fails, hangs or ends its process is reported with its message and does
+not stop the rest. Nothing has to be installed beyond torch and NumPy: a part that needs more is
+skipped, and says what is missing. Without a GPU the kernels run interpreted at tiny sizes, and all
+other parts as a dry run on the CPU.
 
 Exit status: 0 all cases hold, 1 a case failed, 2 wrong usage, 75 cases are left (--resume).
 """
@@ -21,6 +22,7 @@ Exit status: 0 all cases hold, 1 a case failed, 2 wrong usage, 75 cases are left
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import signal
@@ -30,6 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,32 +53,41 @@ GRACE_S = 20.0  # between the end of a part's time for new cases and its end by 
 
 @dataclass(frozen=True)
 class Part:
-    """file: of the cases, in parts/. limit_s: seconds until it is ended. needs: packages."""
+    """file: of the cases, in parts/. limit_s: seconds until it is ended. needs: packages.
+
+    cases: a regular expression that the names of its cases match. timed: it measures time, so
+    nothing else may run meanwhile.
+    """
 
     file: Path
     limit_s: float
     needs: tuple[str, ...] = ()
+    cases: str = ""
+    timed: bool = False
 
 
-def _part(name: str, limit_s: float, *needs: str) -> Part:
-    return Part(HERE / "parts" / f"{name}.py", limit_s, needs)
+def _part(name: str, limit_s: float, *needs: str, cases: str = "", timed: bool = False) -> Part:
+    return Part(HERE / "parts" / f"{name}.py", limit_s, needs, cases, timed)
 
 
 COMMANDS_NEED = ("pyarrow", "tokenizers", "xxhash", "jinja2", "typer")
 PARTS: Mapping[str, Part] = {
-    "environment": _part("environment", 60),
-    "kernels": _part("kernels", 400, "triton"),
+    "environment": _part("environment", 60, timed=True),
+    "kernels-attention": _part("kernels", 400, "triton", cases="attention .*float32"),
+    "kernels-attention-16": _part("kernels", 400, "triton", cases="attention .*(bfloat16|float16)"),
+    "kernels-others": _part("kernels", 400, "triton", cases="(?!attention)"),
     "codes": _part("codes", 120, "triton"),
-    "models": _part("models", 420),
+    "models": _part("models", 420, cases="(?!.*compiled)"),
+    "models-compiled": _part("models", 420, cases=".*compiled"),
     "resume": _part("resume", 300, *COMMANDS_NEED),
     "generation": _part("generation", 120),
     "commands": _part("commands", 300, *COMMANDS_NEED),
-    "speed": _part("speed", 1500),
-    "peers": _part("peers", 500, "transformers"),
-    "tuning": _part("tuning", 400, "triton"),
-    "decoding": _part("decoding", 240),
-    "gptq": _part("gptq", 300),
-    "planner": _part("planner", 60),
+    "speed": _part("speed", 1500, timed=True),
+    "peers": _part("peers", 500, "transformers", timed=True),
+    "tuning": _part("tuning", 400, "triton", timed=True),
+    "decoding": _part("decoding", 240, timed=True),
+    "gptq": _part("gptq", 300, timed=True),
+    "planner": _part("planner", 60, timed=True),
 }
 
 
@@ -85,16 +97,23 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--only", default="", help=f"parts of {','.join(PARTS)}, or none")
+    parser.add_argument("--only", default="", help=f"parts of {','.join(PARTS)}, or none; the name "
+                        "before a hyphen stands for all that begin with it")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=0, help="parts at the same time, of those that "
+                        "measure no time (default: 8 on a GPU, or half of its host's CPU cores if "
+                        "these are fewer; 1 without a GPU)")  # fmt: skip
     parser.add_argument("--budget", default="", help="time for this call, such as 9m or 90s")
     parser.add_argument("--resume", action="store_true", help="leave out cases that have a result")
     parser.add_argument("--record", action="store_true", help="append a table to RESULTS.md")
     parser.add_argument("--compare", type=Path, help="results.jsonl of an earlier run")
     parser.add_argument("--carry", type=Path, help="collect missing pure-Python wheels here")
     options = parser.parse_args(words)
-    unknown = set(filter(None, options.only.split(","))) - {*PARTS, "none"}
+    options.only = list(filter(None, options.only.split(",")))
+    unknown = [name for name in options.only if name != "none" and not _named(name, PARTS)]
     if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))} (expected {', '.join(PARTS)} or none)")
+        parser.error(f"--only: {', '.join(unknown)} (expected {', '.join(PARTS)} or none)")
+    if options.jobs < 0:
+        parser.error(f"--jobs: {options.jobs} (expected a number from 1)")
     if options.out is None and options.carry is None:
         parser.error("--out: missing (expected a folder)")
     if options.compare and not options.compare.is_file():
@@ -106,6 +125,11 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     if options.out and (options.out / RESULTS).exists() and not options.resume:
         parser.error(f"--out: {options.out} holds results (expected --resume or another folder)")
     return options
+
+
+def _named(name: str, parts: Mapping[str, Part]) -> list[str]:
+    """The parts that a name of --only stands for."""
+    return [part for part in parts if part == name or part.startswith(f"{name}-")]
 
 
 def seconds_of(text: str) -> float:
@@ -187,6 +211,7 @@ def _process(
     """The exit status of a part's process; None: it was ended after `seconds`."""
     soft = max(seconds - GRACE_S, seconds / 2)
     words = [sys.executable, str(HERE / "run_part.py"), name, str(part.file), str(out), f"{soft}"]
+    words.append(part.cases)
     with (out / "log.txt").open("ab") as log:
         log.write(f"== {name}\n".encode())
         log.flush()
@@ -233,20 +258,38 @@ def has_cuda() -> bool:
     return subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0
 
 
+def jobs_of(options: argparse.Namespace, cuda: bool) -> int:
+    """Parts at the same time."""
+    return options.jobs or (max(1, min(8, (os.cpu_count() or 1) // 2)) if cuda else 1)
+
+
 def run(options: argparse.Namespace, parts: Mapping[str, Part]) -> bool:
     """Run the parts; whether no case is left."""
     options.out.mkdir(parents=True, exist_ok=True)
-    end, complete = time.monotonic() + options.seconds, True
+    end, written = time.monotonic() + options.seconds, threading.Lock()
     with tempfile.TemporaryDirectory(prefix="sabia-gpu-") as scratch:
-        settings = environment(Path(scratch), has_cuda()) if parts else {}
-        for name, part in parts.items():
+        cuda = bool(parts) and has_cuda()
+        settings = environment(Path(scratch), cuda) if parts else {}
+        jobs = jobs_of(options, cuda)
+
+        def one(name: str) -> bool:
             left = end - time.monotonic()
             if left <= 1:
                 print(f"{name}: not begun: the budget of {options.budget} is used up", flush=True)
-                complete = False
-                continue
-            complete &= run_part(name, part, options.out, left, settings)
-            reports.write_report(options.out)
+                return False
+            given = settings
+            if jobs > 1 and not parts[name].timed:
+                threads = max(1, (os.cpu_count() or 1) // jobs)
+                given = {"OMP_NUM_THREADS": str(threads), **settings}
+            complete = run_part(name, parts[name], options.out, left, given)
+            with written:
+                reports.write_report(options.out)
+            return complete
+
+        complete = True
+        for timed, names in itertools.groupby(parts, lambda name: parts[name].timed):
+            with ThreadPoolExecutor(1 if timed else jobs) as pool:
+                complete &= all(list(pool.map(one, names)))
     return complete
 
 
@@ -256,8 +299,8 @@ def main(words: Sequence[str] | None = None, parts: Mapping[str, Part] = PARTS) 
     if options.carry is not None:
         carry(options.carry, sorted({need for part in parts.values() for need in part.needs}))
         return 0
-    chosen = [name for name in options.only.split(",") if name] or list(parts)
-    complete = run(options, {name: parts[name] for name in chosen if name != "none"})
+    chosen = [part for name in options.only or parts for part in _named(name, parts)]
+    complete = run(options, {name: parts[name] for name in chosen})
     rows = read_rows(options.out / RESULTS)
     print(reports.summary(rows))
     if options.compare:

@@ -1,14 +1,16 @@
 """Run the cases of one part in this process; called by run.py.
 
-usage: run_part.py NAME FILE OUT [SECONDS]
+usage: run_part.py NAME FILE OUT [SECONDS [CASES]]
 
-Cases that have a result in OUT are left out. After SECONDS no further case begins (exit 75). An
-error of the device, after which CUDA accepts no further work in a process, ends it (exit 76), and
-run.py starts it again with the next case.
+CASES is a regular expression that the names of cases match. Cases that have a result in OUT are
+left out. After SECONDS no further case begins (exit 75). An error of the device, after which CUDA
+accepts no further work in a process, ends it (exit 76), and run.py starts it again with the next
+case.
 """
 
 import ctypes
 import importlib.util
+import re
 import signal
 import sys
 import tempfile
@@ -89,7 +91,7 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(name: str, file: str, out: str, seconds: str = "inf") -> int:
+def main(name: str, file: str, out: str, seconds: str = "inf", cases: str = "") -> int:
     """Run what has no result; the exit status."""
     end_with_parent()
     folder, stop_at = Path(out), time.monotonic() + float(seconds)
@@ -97,7 +99,7 @@ def main(name: str, file: str, out: str, seconds: str = "inf") -> int:
     with tempfile.TemporaryDirectory(prefix=f"sabia-{name}-") as scratch:
         device = device_here(folder, Path(scratch))
         for case in load_part(Path(file)).cases(device):
-            if case.name in done:
+            if case.name in done or not re.match(cases, case.name):
                 continue
             if time.monotonic() > stop_at:
                 return OUT_OF_TIME

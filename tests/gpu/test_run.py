@@ -272,7 +272,7 @@ def test_a_planted_error_in_a_kernel_is_named(
         "triton",
         lambda x, weight, *rest: right(x, weight * 1.001, *rest),
     )
-    module = load_part(gpu_run.PARTS["kernels"].file)
+    module = load_part(gpu_run.PARTS["kernels-others"].file)
     chosen = [c for c in module.cases(device(tmp_path)) if c.name.startswith("rms_norm / triton")]
     assert len(chosen) >= 8
     rows = {c.name: run_case(c)[0] for c in chosen if "float32 / 36 wide" in c.name}
@@ -288,7 +288,7 @@ def test_every_kernel_with_arrays_is_compared(tmp_path: Path) -> None:
 
     names = {
         c.name.split(" / ")[0]
-        for c in load_part(gpu_run.PARTS["kernels"].file).cases(device(tmp_path))
+        for c in load_part(gpu_run.PARTS["kernels-others"].file).cases(device(tmp_path))
     }
     arrays = {k.operation for k in KERNELS.values() if "torch" in k.implementations}
     assert names == arrays - {"quantize"}
