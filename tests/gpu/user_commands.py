@@ -58,7 +58,7 @@ class UserCommands:
     ) -> "subprocess.CompletedProcess[bytes]":
         environment = dict(os.environ)
         if cpu:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         start = ["-m", "sabia.cli.main"]
         if deterministic or kill_at >= 0:
             start = [LAUNCHER, str(kill_at), str(int(deterministic))]

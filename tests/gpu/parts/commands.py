@@ -1,13 +1,15 @@
 """Commands as a user calls them, on the device and on the CPU: exit status, metrics, models."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import Case, Comparison, Device, Failed, Figures
+from cases import Case, Comparison, Device, Failed, Figures, Skipped
 from user_commands import UserCommands, metrics, weights
 
 STEPS = 5
@@ -25,6 +27,7 @@ def cases(device: Device) -> Iterator[Case]:
         yield Case("tokenize", work.tokenize)
         for precision in ("fp32", "bf16"):
             yield Case(f"pretrain / {precision}", lambda p=precision: work.pretrain(p))
+            yield Case(f"pretrain / {precision} / jax", lambda p=precision: work.jax(p))
         yield Case("sft", work.sft)
         yield Case("grpo", work.grpo)
         for recipe, rounding in ((name, how) for name, hows in RECIPES.items() for how in hows):
@@ -92,6 +95,13 @@ class _Commands:
         words = self.commands.pretraining("dense", precision, STEPS)
         return self.compared(self.both(f"pretrain-{precision}", *words), precision)
 
+    def jax(self, precision: str) -> Figures:
+        """A new model by JAX, where its GPU build is installed."""
+        if self.device.cuda and jax_platform() != "gpu":
+            raise Skipped("JAX has no GPU here")
+        words = self.commands.pretraining("dense", precision, STEPS)
+        return self.compared(self.both(f"jax-{precision}", *words, "--backend", "jax"), precision)
+
     def sft(self) -> Figures:
         """The trained model on conversations."""
         words = ("sft", self.chats(), "--model", self.base(), "--length", 64, "--batch", 8)
@@ -138,6 +148,13 @@ class _Commands:
         comparison = Comparison()
         comparison.add("kl_nats", kl[0], kl[1], 0.05 if count else 1e-2)
         return comparison.check(figures)
+
+
+def jax_platform() -> str:
+    """The platform that JAX chooses, asked in a process of its own; empty: it does not start."""
+    code = "import jax; print(jax.default_backend())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def _samples(run: Path) -> list[list[Any]]:
