@@ -296,7 +296,7 @@ def test_every_kernel_with_arrays_is_compared(tmp_path: Path) -> None:
 
 def test_names_of_cases_are_unique(tmp_path: Path) -> None:
     for name, one in gpu_run.PARTS.items():
-        if name in ("kernels", "codes", "tuning", "environment"):
+        if name in ("kernels-others", "codes", "decoding", "tuning", "environment"):
             listed = [case.name for case in load_part(one.file).cases(device(tmp_path))]
             assert len(set(listed)) == len(listed)
     assert isinstance(Case("x", dict).run(), dict)

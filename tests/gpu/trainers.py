@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cases import Device, Figures, Skipped
+from traces import ANNOTATION
 from workloads import STATE_BYTES, RandomParameters
 
 from sabia.core.spec import ModelSpec
@@ -192,6 +194,21 @@ def timed(step: Callable[[], float], device: Device) -> tuple[float, float]:
     loss = step()
     synchronize(device)
     return time.perf_counter() - start, loss
+
+
+@contextlib.contextmanager
+def profiled(device: Device, trace: Path) -> Iterator[None]:
+    """Profile what is done within as the step of a Chrome trace, which is then written."""
+    from torch import profiler
+
+    kinds = [profiler.ProfilerActivity.CPU]
+    kinds += [profiler.ProfilerActivity.CUDA] if device.cuda else []
+    with profiler.profile(activities=kinds) as profile:
+        synchronize(device)
+        with profiler.record_function(ANNOTATION):
+            yield
+            synchronize(device)
+    profile.export_chrome_trace(str(trace))
 
 
 def reset_peak(device: Device) -> None:

@@ -16,7 +16,7 @@ from cases import Device, Failed
 from training_cases import Commands
 
 LAUNCHER = str(Path(__file__).with_name("one_command.py"))
-TIMEOUT_S = 200
+TIMEOUT_S = 300
 SHAPES = {"dense": "", "moe": ",family=qwen3_moe,experts=8,chosen=2,expert_ffn=32"}
 
 

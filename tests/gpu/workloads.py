@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from cases import Device, Skipped
+from cases import Device, Failed, Skipped
 
 from sabia.core.spec import ModelSpec, from_config
 
@@ -75,6 +75,7 @@ class RandomParameters(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, spec: ModelSpec, device: Device, seed: int = 0) -> None:
+        self.spec = spec
         self._tensors = {tensor.name: tensor for tensor in spec.tensors()}
         self._device, self._seed = device, seed
         self._number = {name: number for number, name in enumerate(self._tensors)}
@@ -99,6 +100,30 @@ class RandomParameters(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+
+def llama(shape: str, device: Device) -> Any:
+    """LlamaForCausalLM of `transformers` in fp32 on the device, with the weights of
+    `RandomParameters`, in training mode. Raises Failed where the names of weights differ."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sabia.core.model.storage.hub import to_hf
+
+    spec = shape_spec(shape, device)
+    config = shape_config(shape, device)
+    kept = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
+    settings = LlamaConfig(**kept, attn_implementation="sdpa")
+    with torch.device(device.kind):
+        model = LlamaForCausalLM(settings)
+    weights = to_hf(spec, RandomParameters(spec, device))
+    tensors = {name: torch.as_tensor(np.array(array)) for name, array in weights.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    missing = [name for name in missing if name != "lm_head.weight"]  # tied to the embedding
+    if missing or unexpected:
+        raise Failed(f"weights missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    return model.float().train()
 
 
 def token_batch(vocab: int, rows: int, length: int, documents: int = 1) -> dict[str, np.ndarray]:

@@ -26,7 +26,7 @@ from trainers import (
     reset_peak,
     timed,
 )
-from workloads import RandomParameters, shape_config, shape_spec, token_batch
+from workloads import llama, shape_spec, token_batch
 
 LENGTH, TINY_LENGTH = 8192, 32
 ROWS = 4
@@ -137,7 +137,9 @@ def peer(run: Run, policy: Policy, device: Device, batch: dict[str, Any]) -> Cal
     """A step of `transformers`' model with our initial weights; returns the mean loss."""
     import torch
 
-    model = _model(run, policy, device)
+    model = llama(run.shape, device)
+    if policy.remat != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
         parameters, lr=LEARNING_RATE, betas=(ADAM["beta1"], ADAM["beta2"]), eps=ADAM["eps"],
@@ -163,28 +165,3 @@ def peer(run: Run, policy: Policy, device: Device, batch: dict[str, Any]) -> Cal
         return float(total)
 
     return step
-
-
-def _model(run: Run, policy: Policy, device: Device) -> Any:
-    """LlamaForCausalLM in fp32 on the device, with the weights that our stepper begins with."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from sabia.core.model.storage.hub import to_hf
-
-    spec = shape_spec(run.shape, device)
-    config = shape_config(run.shape, device)
-    kept = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
-    settings = LlamaConfig(**kept, attn_implementation="sdpa")
-    with torch.device(device.kind):
-        model = LlamaForCausalLM(settings)
-    weights = to_hf(spec, RandomParameters(spec, device))
-    tensors = {name: torch.as_tensor(np.array(array)) for name, array in weights.items()}
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    missing = [name for name in missing if name != "lm_head.weight"]  # tied to the embedding
-    if missing or unexpected:
-        raise Failed(f"weights missing {missing}, unexpected {unexpected}")
-    model.tie_weights()
-    if policy.remat != "none":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model.float().train()

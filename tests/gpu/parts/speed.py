@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from cases import RESULTS, Case, Device, Failed, Figures, Skipped, read_rows
 from reports import last
+from traces import read_trace, summarize
 from trainers import (
     STEPS,
     WARM_UP,
@@ -23,8 +24,8 @@ from trainers import (
     fitting,
     median,
     peak,
+    profiled,
     reset_peak,
-    synchronize,
     timed,
 )
 from workloads import shape_spec, token_batch
@@ -158,18 +159,9 @@ def rates(run: Run, figures: Figures, device: Device) -> Figures:
 
 def trace(step: Callable[[], float], run: Run, device: Device) -> Figures:
     """Profile one more step; the trace of the compiled run is kept."""
-    from torch import profiler
-    from traces import ANNOTATION, read_trace, summarize
-
-    kinds = [profiler.ProfilerActivity.CPU]
-    kinds += [profiler.ProfilerActivity.CUDA] if device.cuda else []
-    with profiler.profile(activities=kinds) as profile:
-        synchronize(device)
-        with profiler.record_function(ANNOTATION):
-            step()
-            synchronize(device)
     path = device.scratch / "trace.json"
-    profile.export_chrome_trace(str(path))
+    with profiled(device, path):
+        step()
     if run.compiled:
         packed = device.scratch / TRACE
         with path.open("rb") as source, gzip.open(packed, "wb", 6) as target:
