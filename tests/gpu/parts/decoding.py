@@ -56,7 +56,7 @@ def cases(device: Device) -> Iterator[Case]:
 
 
 @functools.cache
-def engine(device: Device, scheme: str = "") -> Any:
+def engine(device: Device, scheme: str) -> Any:
     """An engine that records the seconds of its steps; scheme: of the weights, '' for BF16."""
     import torch
 
@@ -209,7 +209,7 @@ def traced(device: Device, rows: int) -> Figures:
 
     step_s is that of steps that are not traced, of which outside_share is outside of kernels.
     """
-    made = engine(device)
+    made = engine(device, "")
     requests = _requests(made.spec.vocab_size, device, rows)
     for _ in range(2):
         _generated(made, requests)
@@ -249,7 +249,7 @@ def beside(device: Device, rows: int, cache: str) -> Figures:
     """
     import torch
 
-    made = engine(device)
+    made = engine(device, "")
     requests = _requests(made.spec.vocab_size, device, rows)
     new = requests[0].max_new_tokens
     ids = torch.tensor([request.prompt for request in requests], device=device.kind)
