@@ -10,6 +10,7 @@ import torch
 from sabia.core.generate.pages import PAGE, ROOT, Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.runner.draw_torch import Columns, draw, likeliest, verify
+from sabia.core.generate.runner.graphs_torch import StepGraphs
 from sabia.core.generate.runner.interface import (
     ECHO_POSITIONS,
     Drawn,
@@ -44,6 +45,10 @@ class TorchRunner:
         self._stateful = any("state" in layer for layer in self._cache.layers)
         self._ahead: forward.KVCache | None = None  # with the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
+        # a graph would keep the adapters of the rows that it was captured with
+        graphs = self._device.type == "cuda" and row_adapters(model.ops) is None
+        sizes = capacity, min(context, self._cache.slots)
+        self._graphs = StepGraphs(self._one_each, self._device, *sizes) if graphs else None
 
     def computing(self) -> AbstractContextManager[Any]:
         """See Runner.computing."""
@@ -139,8 +144,17 @@ class TorchRunner:
         ahead: bool = False,
     ) -> Tensor:  # fmt: skip
         """See Runner.step."""
+        if self._graphs is not None and ids.shape[1] == 1 and counts is None and not ahead:
+            return self._graphs.step(ids, positions, self.model.params)
         hidden = self._step(ids, positions, counts, ahead)
         return self._logits(hidden.flatten(0, 1))
+
+    def _one_each(self, ids: Tensor, positions: Tensor, reads: int) -> Tensor:
+        """The logits [n, V] after tokens ids[n, 1], with arrays of the device alone."""
+        view = self._cache.first(len(ids)).upto(reads)
+        hidden = self._hidden(ids, positions, view, self._adapters[: len(ids)])
+        self._cache.take_states(view, len(ids))
+        return self._logits(hidden[:, 0])
 
     def _step(
         self, ids: np.ndarray, positions: np.ndarray, counts: np.ndarray | None, ahead: bool
