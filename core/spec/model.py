@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -124,7 +123,7 @@ class ModelSpec:
             if tensor.layer is not None:
                 short = tensor.name.removeprefix(f"layers.{tensor.layer}.")
                 names[tensor.layer][short] = tensor.name
-        return tuple(MappingProxyType(row) for row in names)
+        return tuple(names)  # plain dictionaries: torch.compile cannot trace read-only views
 
     @property
     def head_name(self) -> str:

@@ -50,7 +50,7 @@ def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., An
 
     # cached by the spec before tracing, because the compiler cannot trace the lock of a cache
     _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
-    compiled = torch.compile(function)
+    compiled = torch.compile(function, fullgraph=True)  # part by part it would be eager in part
 
     def call(*args: Any) -> Any:
         with settings.patch(ban_recompute_materialized_backward=False):
