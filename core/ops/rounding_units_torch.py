@@ -73,9 +73,11 @@ def product_by_units(
 ) -> Tensor:
     """`product` through scaled_mm."""
     rows, columns = len(a), len(b)
-    # both sizes of an operand must be multiples of this
+    # both sizes of b and the columns of a must be multiples of this; scales of 1×128 tiles lie
+    # column by column, each of which begins at a multiple of 16 bytes
     step = 128 if a_layout.scale == "power2" else 32 if a_layout.scale == "e4m3" else 16
-    coded_a, scales_a, recipe_a = _operand(_padded(a, 1, step), a_layout, key, a.shape[1])
+    multiple = 4 if a_layout.scale == "power2" else 1
+    coded_a, scales_a, recipe_a = _operand(_padded(a, multiple, step), a_layout, key, a.shape[1])
     coded_b, scales_b, recipe_b = _operand(_padded(b, step, step), b_layout)
     swizzle = [F.SwizzleType.NO_SWIZZLE] * len(recipe_a)
     if a_layout.scale == "e4m3":

@@ -108,6 +108,14 @@ def _(hidden, weight, targets, cap, rows):
     return nll, lse
 
 
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, where total is fp32; on a GPU within the product, without a rounded result."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, out=total)
+    else:
+        total += a @ b
+
+
 @torch.library.custom_op("sabia::vocabulary_loss_backward", mutates_args=())
 def _backward(
     grad_nll: Tensor, grad_lse: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
@@ -124,7 +132,7 @@ def _backward(
             **launch_options(scores, cap, "gradient"),
         )  # fmt: skip
         torch.mm(scores, weight, out=d_hidden[part])  # d_hidden = du W: [rows, D]
-        d_weight += scores.t() @ hidden[part]  # d_weight = sum of du^T h: [V, D]
+        _add_product(d_weight, scores.t(), hidden[part])  # d_weight = sum of du^T h: [V, D]
     return d_hidden, d_weight.to(weight.dtype)
 
 
