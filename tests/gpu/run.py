@@ -82,6 +82,7 @@ PARTS: Mapping[str, Part] = {
     "resume": _part("resume", 300, *COMMANDS_NEED),
     "generation": _part("generation", 120),
     "commands": _part("commands", 300, *COMMANDS_NEED),
+    "implementations": _part("implementations", 300, "triton", timed=True),
     "speed": _part("speed", 1500, timed=True),
     "peers": _part("peers", 500, "transformers", timed=True),
     "post-training": _part("post_training", 600, *COMMANDS_NEED, timed=True),
