@@ -14,10 +14,10 @@ sequence, and keys, values and segments are whole.
 
 Order of choice
     torch on CUDA   library: `scaled_dot_product_attention` for a plain causal mask (cuDNN or
-                    FlashAttention), else FlexAttention (takes all of the above: a score function
-                    for the cap, a block mask, sinks from its log-sum-exp). triton if named, and
-                    for heads below 16: one fused kernel that does not need torch.compile. The
-                    Triton and Pallas kernels are causal and refuse other masks.
+                    FlashAttention). Otherwise triton, one fused kernel; under torch.compile, and
+                    for masks that are not causal, which the Triton and Pallas kernels refuse,
+                    library: FlexAttention (takes all of the above: a score function for the cap, a
+                    block mask, sinks from its log-sum-exp), which compiles a kernel per length.
     torch on CPU    library: `scaled_dot_product_attention` for a plain mask, else its kernel on
                     pieces of queries and keys (torch_cpu), in plain operations with a cap.
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a

@@ -207,17 +207,20 @@ def choose_attention(
         refused = Option("triton", "", "it has no cached decoding (expected whole rows)")
         named = implementation if implementation == "triton" else None
         return choose("attention", [cached, refused], named)
-    plain = softcap is None and sinks is None
+    flexible = not (_bare(mask) and softcap is None and sinks is None)
     device = q.device.type
     if device == "cuda":
-        library = _cuda_library(q, v, flexible=not (plain and _bare(mask)))
+        library = _cuda_library(q, v, flexible)
     elif device == "cpu":
         library = Option("library", "scaled_dot_product_attention, in pieces if masked")
     else:
         library = Option("library", "", f"not tried on {device}")
     obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
     own = Option("triton", "one fused kernel", obstacle, automatic=device == "cuda")
-    return choose("attention", [library, own, reference_option()], implementation)
+    options = [library, own, reference_option()]
+    if flexible and not torch.compiler.is_compiling():
+        options = [own, *options]  # FlexAttention is compiled for every length of rows
+    return choose("attention", options, implementation)
 
 
 def _reference(
