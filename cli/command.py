@@ -84,8 +84,10 @@ def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[
 def make_job(name: str, options: Call) -> Job:
     """The Job of a call. Raises UsageError if the input is a terminal, or for a Slurm array task
     of a command that needs all shards."""
+    from sabia.core.shards.stores.objects import plain_path
+
     values = options.values()
-    inputs = tuple(values.get("inputs") or ())
+    inputs = tuple(map(plain_path, values.get("inputs") or ()))
     if options.stdin and not inputs and sys.stdin.isatty():
         raise UsageError(f"no INPUT, and stdin is a terminal; sabia {name} --help shows examples")
     shard = values.get("shard")
@@ -98,6 +100,8 @@ def make_job(name: str, options: Call) -> Job:
             f"as an array{hint}{own * ('shard' in values)}"
         )
     fields = {k: v for k, v in values.items() if k in Job.__dataclass_fields__}
+    for key in ("out", "rejects", "scratch"):
+        fields |= {key: plain_path(fields[key])} if fields.get(key) else {}
     if fields.get("out") in STDOUT:
         fields["out"] = "-"
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}

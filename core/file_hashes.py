@@ -9,7 +9,6 @@ read or is damaged is computed again. An object of a store is named by its versi
 """
 
 import contextlib
-import io
 import os
 import random
 import time
@@ -21,21 +20,24 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from sabia.core.digests import run_span
 from sabia.core.shards.atomic import read_json, write_json
+from sabia.core.shards.stores.objects import about_object, is_url, open_object, version
 from sabia.kernels.runtime.cache_folder import cache_folder
 
 CACHED_BYTES = 8 << 20  # smaller files are read each time
 SETTLED_NS = 2 * 10**9  # a file changed later than this before may change again with equal times
 KEPT_ENTRIES = 100_000  # a few hundred bytes each
 SWEPT_AFTER = 1_000  # the cache is cut to KEPT_ENTRIES once in about so many new entries
-VERSIONS = ("VersionId", "generation", "ETag", "etag", "md5Hash", "content_md5")
+_objects: dict[str, str] = {}  # URL → hash, in this run
 
 
 def content_hash(name: str, open_file: Callable[[], BinaryIO] | None = None) -> str:
     """A hash of the content of a local path or an fsspec URL; of other names, `open_file` gives
     the content. Raises OSError."""
-    if "://" in name and (version := _version(name)):
-        return xxh3_128_hexdigest(version.encode())
-    if "://" not in name and os.path.isfile(name):
+    if is_url(name):
+        if name not in _objects:
+            _objects[name] = _of_object(name)
+        return _objects[name]
+    if os.path.isfile(name):
         path = os.path.realpath(name)
         if os.path.getsize(path) < CACHED_BYTES:
             return _of_path(path)
@@ -43,6 +45,19 @@ def content_hash(name: str, open_file: Callable[[], BinaryIO] | None = None) -> 
     if open_file is None:
         raise FileNotFoundError(f"{name}: no such file")
     with open_file() as file:
+        return _digest(file)
+
+
+def forget_objects(*urls: str) -> None:
+    """Ask the stores again for what is at these URLs; without any, for all."""
+    for url in urls or tuple(_objects):
+        _objects.pop(url, None)
+
+
+def _of_object(url: str) -> str:
+    if known := version(url, about_object(url)):
+        return xxh3_128_hexdigest(known.encode())
+    with open_object(url) as file:
         return _digest(file)
 
 
@@ -86,7 +101,7 @@ def _identity(path: str, status: os.stat_result) -> list[Any]:
     return [os.fsencode(path).hex(), status.st_size, *times, status.st_ino, status.st_dev]
 
 
-def _digest(file: BinaryIO) -> str:
+def _digest(file: Any) -> str:
     digest = xxh3_128()
     start, end = run_span(file)
     file.seek(0)
@@ -95,21 +110,7 @@ def _digest(file: BinaryIO) -> str:
         digest.update(block)
         left -= len(block)
     file.seek(end)
-    if not isinstance(file, io.RawIOBase | io.BufferedIOBase):  # of fsspec, without readinto
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()
     buffer = memoryview(bytearray(1 << 20))
     while count := file.readinto(buffer):
         digest.update(buffer[:count])
     return digest.hexdigest()
-
-
-def _version(url: str) -> str:
-    """What the store says of an object's content: its version or ETag, and size; '' if nothing."""
-    import fsspec
-
-    files, key = fsspec.core.url_to_fs(url)
-    about = files.info(key)
-    given = [f"{name}={about[name]}" for name in VERSIONS if about.get(name)]
-    return f"{url} {about.get('size')} {' '.join(given)}" if given else ""

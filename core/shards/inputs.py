@@ -20,14 +20,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
-import fsspec
 import pyarrow as pa
-from fsspec.registry import known_implementations
 
 from sabia.core import stop
-from sabia.core.errors import BadData, MissingBackend, UsageError
+from sabia.core.errors import BadData, UsageError
+from sabia.core.file_hashes import forget_objects
 from sabia.core.progress import waiting
-from sabia.core.shards.endings import file_ending, is_stream
+from sabia.core.shards.endings import FORMATS, file_ending, is_stream
 from sabia.core.shards.folders import (
     files_below,
     is_hidden,
@@ -38,6 +37,14 @@ from sabia.core.shards.folders import (
 from sabia.core.shards.job import Job, slurm_slice
 from sabia.core.shards.json_lines import decompressed
 from sabia.core.shards.sources import ArrowStream, Opener, Source, reading
+from sabia.core.shards.stores.objects import (
+    exists,
+    is_url,
+    matching,
+    objects_below,
+    open_object,
+    plain_path,
+)
 
 _JSON = (".jsonl", ".ndjson", ".json")
 READABLE = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc",
@@ -56,6 +63,7 @@ def open_inputs(job: Job, kind: str, once: bool = False) -> list[Source]:
     Arrow stream is read as it arrives. It is copied first where its fingerprint is needed before: a
     dry run, a slice, an output that may be complete, or one whose metadata is at its start.
     """
+    forget_objects()
     once = once and job.inputs in ((), ("-",)) and not _needs_fingerprint_first(job)
     sources: list[Source] = []
     written = _written(job)
@@ -96,6 +104,7 @@ def from_path(given: str, kind: str, flag: str = "", written: Sequence[str] = ()
     """Sources of a file, a directory, a glob, an fsspec URL, or a FIFO or pipe such as bash passes
     for `<(…)`, given by the option `flag`. What a directory or glob has of the outputs `written` is
     left out, so that a second call does not read what the first one wrote."""
+    given = plain_path(given)
     if is_stream(given):
         return _from_stream(spool(given), given, kind)
     try:
@@ -107,40 +116,26 @@ def from_path(given: str, kind: str, flag: str = "", written: Sequence[str] = ()
         names = [name for name in names if name not in own]
         say_left_out(given, sorted(own))
     return [
-        Source(name, kind, sniff(partial(open_binary, name), name), partial(open_binary, name),
-               keys_of(name))
-        for name in names
-    ]  # fmt: skip
+        Source(name, kind, _form(name), partial(open_binary, name), keys_of(name)) for name in names
+    ]
 
 
-def is_url(name: str) -> bool:
-    """True for fsspec URLs such as s3://bucket/key."""
-    return "://" in name
+def _form(name: str) -> str:
+    """The format of a file: of an object by its ending, where that names one, else by its bytes."""
+    ending = file_ending(name)
+    if is_url(name) and ending:
+        return FORMATS[ending]
+    return sniff(partial(open_binary, name), name)
 
 
 def open_binary(name: str) -> BinaryIO:
-    """Open a local path or an fsspec URL for reading; BadData if it cannot be opened."""
+    """Open a local path or an fsspec URL for reading; BadData or Failed if it cannot be opened."""
+    if is_url(name):
+        return open_object(name)
     try:
-        if not is_url(name):
-            return open(name, "rb")
-        files, key = file_system(name)
-        return files.open(key, "rb")
+        return open(name, "rb")
     except OSError as error:
         raise BadData(f"{name}: {error.strerror or error}") from error
-
-
-def file_system(url: str) -> tuple[Any, str]:
-    """(fsspec file system, path in it) of a URL; MissingBackend without its package."""
-    protocol = url.partition("://")[0]
-    try:
-        return fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        known = known_implementations.get(protocol, {})
-        package = known.get("class", protocol).split(".")[0]
-        raise MissingBackend(f"{url}: {protocol}:// needs a package; pip install {package}"
-                             ) from error  # fmt: skip
-    except ValueError as error:
-        raise UsageError(f"{url}: {error}") from error
 
 
 def expand(given: str, endings: Sequence[str] = READABLE) -> list[str]:
@@ -173,18 +168,18 @@ def _names(path: str) -> list[str]:
 
 
 def _expand_url(given: str, endings: Sequence[str]) -> list[str]:
-    files, path = file_system(given)
-    protocol = given.partition("://")[0]
-    if any(c in path for c in "*?["):
-        paths = sorted(files.glob(path))
-    elif files.isdir(path):
-        below = (name.removeprefix(path).lstrip("/") for name in files.find(path))
-        paths = [f"{path.rstrip('/')}/{name}" for name in shards_among(below, endings, given)]
+    problem = "no such object, folder or bucket; check the URL"
+    if any(c in given for c in "*?["):
+        paths = matching(given)
+    elif below := objects_below(given):
+        names = shards_among(below, endings, given)
+        paths = [f"{given.rstrip('/')}/{name}" for name in names]
+        problem = f"no input files in it; expected files ending in {' '.join(endings)}"
     else:
-        paths = [path]
+        paths = [given] if exists(given) else []
     if not paths:
-        raise UsageError(f"{given}: no such object")
-    return [p if "://" in p else f"{protocol}://{p}" for p in paths]
+        raise UsageError(f"{given}: {problem}")
+    return paths
 
 
 def sniff(opener: Opener, name: str) -> str:

@@ -20,6 +20,7 @@ from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
+from sabia.core.shards.stores.objects import is_there, is_url, put
 
 MANIFEST, TOKENIZER = "_manifest.json", "_tokenizer"
 FORMER_MANIFEST, FORMER_TOKENIZER, FORMER_REJECTS = "manifest.json", "tokenizer", "rejects"
@@ -38,11 +39,15 @@ def rejects_beside(out: str) -> str:
 
 def check_outside(job: Job, path: str | None, flag: str) -> None:
     """Raise UsageError if a path is inside the output directory, among its shards."""
-    if not path or not job.to_directory or "://" in path or "://" in str(job.out):
+    if not path or not job.to_directory or ("://" in path) != ("://" in str(job.out)):
         return
-    inside = os.path.relpath(os.path.realpath(path), os.path.realpath(str(job.out)))
-    if Path(inside).parts[:1] == ("..",):
-        return
+    if "://" in path:
+        if not f"{path.rstrip('/')}/".startswith(f"{str(job.out).rstrip('/')}/"):
+            return
+    else:
+        inside = os.path.relpath(os.path.realpath(path), os.path.realpath(str(job.out)))
+        if Path(inside).parts[:1] == ("..",):
+            return
     raise UsageError(
         f"{flag}: {path} is in the directory of -o {job.out}, which may contain only shards"
         " (expected a path outside it)"
@@ -77,9 +82,13 @@ def _move(job: Job, what: Callable[[Path], None]) -> None:
 
 def name_shards(job: Job) -> None:
     """Name the shards for datasets if there is a tokenizer beside them."""
-    out = Path(str(job.out))
-    if job.to_directory and not job.dry_run and (out / TOKENIZER).is_dir():
-        write_atomic(out / SHARDS_FILE, _SHARDS)
+    out = str(job.out).rstrip("/")
+    if not job.to_directory or job.dry_run or not is_there(f"{out}/{TOKENIZER}/tokenizer.json"):
+        return
+    if not is_url(out):
+        write_atomic(Path(out, SHARDS_FILE), _SHARDS)
+    elif not is_there(f"{out}/{SHARDS_FILE}"):
+        put(f"{out}/{SHARDS_FILE}", _SHARDS.encode())
 
 
 def _move_manifest(out: Path) -> None:

@@ -11,14 +11,13 @@ import functools
 import hashlib
 import json
 import os
-import posixpath
 import re
 import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from sabia.core.results import code_identity, result_version
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import read_json, sweep, write_json
 from sabia.core.shards.endings import FORMATS, file_ending
-from sabia.core.shards.inputs import file_system, is_url, open_binary
+from sabia.core.shards.inputs import open_binary
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.lineage.run_record import RUN, RunRecord
@@ -40,11 +39,14 @@ from sabia.core.shards.outputs import (
     is_intact,
     open_output,
     output_path,
+    provenance_in,
     read_metadata,
     readable,
     rows_in,
 )  # fmt: skip
 from sabia.core.shards.sources import Source
+from sabia.core.shards.stores import listed
+from sabia.core.shards.stores.objects import exists, is_url, objects_below, remove
 
 _NUMBERED = re.compile(r"part-\d+\.\w+\Z")  # others are named by `append_names`
 _DOCUMENTS = ("document", "removed")
@@ -71,16 +73,42 @@ def provenance(
     record = _call(job) | {"kind": kind, "inputs": list(inputs), "salt": salt}
     if kind in _DOCUMENTS:
         record["columns"] = columns.digest(schema)
-    decisive = record | {"options": _decisive(job.options), "version": code_identity(job.command)}
-    decisive.pop("result", None)
-    text = json.dumps(decisive, sort_keys=True, default=str)
-    record["fingerprint"] = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    record["fingerprint"] = _fingerprint(job, record)
     if origins:
         record["origins"] = list(origins)
     named = run_record.inputs_of_job(job) if names is None else names
     if len(named) == len(inputs):
         named = [{**one, "hash": each} for one, each in zip(named, inputs, strict=True)]
     return record | {RUN: RunRecord(record, run_record.call_of_job(job), named, job.jobs)}
+
+
+def _fingerprint(job: Job, record: dict[str, Any]) -> str:
+    decisive = record | {"options": _decisive(job.options), "version": code_identity(job.command)}
+    decisive.pop("result", None)
+    text = json.dumps(decisive, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def rows_finished(job: Job, kind: str, sources: Sequence[Source], salt: str = "") -> int | None:
+    """Rows of a directory at a URL whose manifest lists one shard for each source, made from it in
+    this way, so that no shard need be read for its columns; else None."""
+    out = str(job.out).rstrip("/")
+    other = job.force or job.append or job.shard or job.dry_run
+    if other or not (job.to_directory and is_url(out)):
+        return None
+    known = listed.entries(out, layout.MANIFEST)
+    names = [f"{job.part_name(part)}.parquet" for part in range(len(sources))]
+    if sorted(known) != names or not names:
+        return None
+    columns = {str(known[name]["made"].get("columns")) for name in names}
+    for name, source in zip(names, sources, strict=True):
+        made = known[name]["made"]
+        wanted = _call(job) | {"kind": kind, "inputs": [source.fingerprint()], "salt": salt}
+        if kind in _DOCUMENTS:
+            wanted["columns"] = made.get("columns")
+        if made.get("fingerprint") != _fingerprint(job, wanted) or not known[name]["rows"]:
+            return None
+    return sum(known[name]["rows"] for name in names) if len(columns) == 1 else None
 
 
 def _call(job: Job) -> dict[str, Any]:
@@ -107,9 +135,7 @@ def rows_made(path: str, wanted: dict[str, Any]) -> int | None:
     if os.path.isfile(path) and not is_intact(path):
         notes.warn(f"{path}: damaged bits; it is written again")
         return None
-    if provenance is None or is_url(path):
-        return None if provenance is None else 0
-    return rows_in(path)
+    return None if provenance is None else rows_in(path)
 
 
 def holds(path: str, wanted: dict[str, Any]) -> bool:
@@ -125,12 +151,13 @@ def holds(path: str, wanted: dict[str, Any]) -> bool:
 def parts_there(job: Job, ending: str = ".parquet") -> list[str]:
     """The paths of the parts in the output directory, or of the output file if it exists."""
     out = str(job.out)
-    if job.to_file or os.path.isfile(out):
-        return [out] if not is_url(out) and os.path.exists(out) and os.path.getsize(out) else []
     if is_url(out):
-        files, key = file_system(out)
-        matches = files.glob(f"{key.rstrip('/')}/part-*{ending}")
-        return sorted(f"{out.rstrip('/')}/{posixpath.basename(path)}" for path in matches)
+        if job.to_file:
+            return [out] if exists(out) else []
+        names = filter(re.compile(rf"part-[^/]*{re.escape(ending)}").fullmatch, objects_below(out))
+        return [f"{out.rstrip('/')}/{name}" for name in names]
+    if job.to_file or os.path.isfile(out):
+        return [out] if os.path.exists(out) and os.path.getsize(out) else []
     return sorted(str(path) for path in Path(out).glob(f"part-*{ending}"))
 
 
@@ -156,6 +183,8 @@ def check_output(
     if job.to_stdout:
         _check_stdout(job)
         return Existing()
+    if is_url(str(job.out)):
+        listed.refresh(str(job.out))
     there = parts_there(job, ending)
     if job.append:
         return Existing(frozenset(there))
@@ -358,18 +387,19 @@ def finish_directory(job: Job, parts: int) -> None:
 def remove_part(path: str) -> None:
     """Remove a part whose rows are in other parts now."""
     with contextlib.suppress(FileNotFoundError):  # another task of the array has done it
-        os.unlink(path)
+        (remove if is_url(path) else os.unlink)(path)
         notes.note(f"removed {os.path.basename(path)}, left by an earlier run with more inputs")
 
 
 def write_manifest(job: Job) -> None:
-    """List all parts of a local directory. Of several processes that do this at the same time, the
-    last one lists all parts, because each writes again if a part appeared meanwhile."""
+    """List all parts of a directory. Of several processes that do this at the same time, the last
+    one lists all parts, because each writes again if a part appeared meanwhile."""
     written: list[Any] | None = None
     known: Known = {}
-    while (
-        job.to_directory and not is_url(str(job.out)) and written != (shards := _shards(job, known))
-    ):
+    if job.to_directory and is_url(str(job.out)):
+        _write_listed(job)
+        return
+    while job.to_directory and written != (shards := _shards(job, known)):
         written = shards
         write_json(Path(str(job.out)) / layout.MANIFEST, _call(job) | run_record.summed(shards))
     if written is not None:
@@ -416,3 +446,35 @@ def _shard(path: Path, size: int) -> dict[str, Any]:
     if run_record.enabled() and (record := _recorded_run(path)):
         shard[RUN] = record
     return shard
+
+
+def _write_listed(job: Job) -> None:
+    """The manifest of a directory at a URL; see `stores.listed`."""
+    out, written = str(job.out).rstrip("/"), dict[str, str]()
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    while written != (there := {n: v for n, v in listed.versions(out).items()
+                                if n.startswith("part-") and n.endswith(".parquet")}):  # fmt: skip
+        written = there
+        for name, one in listed.entries(out, layout.MANIFEST).items():
+            known.setdefault((name, one["version"]), one)
+        new = [pair for pair in there.items() if pair not in known]
+        known |= dict(zip(new, listed.read_all(new, partial(_listed_shard, out)), strict=True))
+        shards = [dict(known[pair]) for pair in there.items()]
+        made, parts = listed.shared([shard.pop("made") for shard in shards])
+        shards = [s | {listed.MADE: part} for s, part in zip(shards, parts, strict=True)]
+        content = _call(job) | run_record.summed(shards) | {listed.MADE: made}
+        listed.write_json(f"{out}/{layout.MANIFEST}", content)
+
+
+def _listed_shard(out: str, pair: tuple[str, str]) -> dict[str, Any]:
+    """A shard at a URL for its manifest."""
+    path = f"{out}/{pair[0]}"
+    with open_binary(path) as file:
+        size, record = file.seek(0, os.SEEK_END), run_record.of_parquet(file)
+        parquet = open_parquet(file, path, False)
+        rows, made = parquet.metadata.num_rows, {}
+        with contextlib.suppress(KeyError, ValueError):
+            made = provenance_in(parquet.schema_arrow)
+    shard = {"name": pair[0], "rows": rows, "size_bytes": size, "version": pair[1], "made": made}
+    shard["fingerprint"] = made.get("fingerprint")
+    return shard | ({RUN: record} if run_record.enabled() and record else {})

@@ -32,6 +32,7 @@ from sabia.core.shards.lineage.run_record import RUN, inputs_of
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sinks import ParquetSink, Sink
 from sabia.core.shards.sources import Source, bytes_of, rows_of
+from sabia.core.shards.stores.objects import is_there, is_url
 from sabia.core.shards.summary import Summary
 from sabia.kernels.runtime import first_runs
 from sabia.kernels.runtime.cache_folder import has_compiled
@@ -101,6 +102,11 @@ def run_map(
         columns = manifest.columns_there(job)
         job = replace(job, part_names=manifest.append_names(job, sources, owned))
     sink = sink.for_run(job, existing.parts)
+    if sink.ending == ".parquet":
+        rows = manifest.rows_finished(job, kind_out, sources, salt)
+        if rows is not None:
+            summary = Summary(shards_skipped=len(sources), rows_out=rows)
+            return _reported(summary, started, job, conclude, next_step)
     if kind_out == "document" and schema is None:
         sources = unified(sources, whole=len(owned) == len(sources))
         schema = manifest.schema_of_all(sources)
@@ -128,6 +134,21 @@ def run_map(
     for path in existing.replaced:
         manifest.remove_part(path)
     work.sink.finish(len(sources))
+    _reported(summary, started, job, conclude, next_step)
+    if lost_shards := summary.shards_lost:
+        raise Failed(
+            f"{len(lost_shards)} of {len(owned)} shards have no output, because the worker process "
+            f"died twice (out of memory?): {', '.join(lost_shards)}; run again to retry them, with "
+            "more memory or a smaller -j"
+        )
+    return summary
+
+
+def _reported(
+    summary: Summary, started: float, job: Job, conclude: Callable[[Summary], None] | None,
+    next_step: str,
+) -> Summary:  # fmt: skip
+    """The summary, completed and reported; raises BadData where all rows are rejected."""
     summary.seconds = working_s() - started
     if conclude is not None:
         counted = set(summary.counters)
@@ -135,12 +156,6 @@ def run_map(
         summary.derived = sorted(summary.counters.keys() - counted)
     summary.report(job, next_step)
     summary.check_rejects()
-    if lost_shards := summary.shards_lost:
-        raise Failed(
-            f"{len(lost_shards)} of {len(owned)} shards have no output, because the worker process "
-            f"died twice (out of memory?): {', '.join(lost_shards)}; run again to retry them, with "
-            "more memory or a smaller -j"
-        )
     return summary
 
 
@@ -199,7 +214,7 @@ def _write_part(work: _Work, sources: Sequence[Source], part: int) -> Summary:
     if all(getattr(source, "stream", None) is None for source in sources):
         provenance = made = work.provenance(sources, summary=summary)
         rows = None if work.job.force else work.sink.rows_made(part, made)
-        if rows == 0 and os.path.exists(reject_path(work.job, part)):
+        if rows == 0 and is_there(reject_path(work.job, part)):
             rows = None  # each run that finds no usable row says so
         if rows is not None:
             return Summary(shards_skipped=len(sources), rows_out=rows)
@@ -244,7 +259,7 @@ def _in_workers(
 ) -> Iterator[pa.RecordBatch]:
     """Workers write temporary Parquet shards, which are read back in order."""
     name, parent = "sabia-rows", None
-    if work.job.to_file:
+    if work.job.to_file and not is_url(str(work.job.out)):
         parent, name = os.path.split(os.path.abspath(str(work.job.out)))
     with scratch_directory(name, parent) as scratch:
         job = replace(work.job, out=f"{scratch}/rows", rejects=f"{scratch}/rejects", force=True)

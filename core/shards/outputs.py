@@ -14,7 +14,6 @@ import gzip
 import json
 import os
 import re
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -28,14 +27,18 @@ import pyarrow.parquet as pq
 
 from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.file_hashes import CACHED_BYTES, content_hash, remembered
+from sabia.core.file_hashes import CACHED_BYTES, content_hash, forget_objects, remembered
 from sabia.core.shards import records, schemas
 from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
 from sabia.core.shards.endings import FORMATS, file_ending
-from sabia.core.shards.inputs import file_system, is_url, open_binary
+from sabia.core.shards.inputs import open_binary
 from sabia.core.shards.job import Job
+from sabia.core.shards.layout import MANIFEST
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.lineage.run_record import RUN, beside
+from sabia.core.shards.sources import reading
+from sabia.core.shards.stores import listed
+from sabia.core.shards.stores.objects import NoObject, is_there, is_url, remove, upload
 from sabia.core.shards.token_rows.row_writer import IndexedRows
 
 GROUP_ROWS = 10_000
@@ -225,21 +228,33 @@ def with_metadata(schema: pa.Schema, metadata: dict[str, Any] | None) -> pa.Sche
 
 
 def read_metadata(path: str) -> dict[str, Any] | None:
-    """What `open_file` recorded in a file or, of local JSON lines, beside it; None if unreadable or
-    not ours."""
+    """What `open_file` recorded in a file or, of JSON lines, beside it, or of a shard at a URL in
+    the manifest; None if unreadable or not ours."""
     try:
         if _is_json(path):
             return dict(_record(path)["made"])
-        return json.loads((_schema_of(path).metadata or {})[METADATA_KEY])
-    except (BadData, OSError, KeyError, ValueError, pa.ArrowException):
+        if known := _listed(path):
+            return dict(known["made"])
+        return provenance_in(_schema_of(path))
+    except (BadData, NoObject, OSError, KeyError, ValueError, pa.ArrowException):
         return None
+
+
+def provenance_in(schema: pa.Schema) -> dict[str, Any]:
+    """How a file was made, from its schema; KeyError or ValueError if it does not say."""
+    return dict(json.loads((schema.metadata or {})[METADATA_KEY]))
+
+
+def _listed(path: str) -> dict[str, Any] | None:
+    """What the manifest tells of a shard at a URL, see `stores.listed`."""
+    return listed.entry_of(path, MANIFEST) if is_url(path) and _PART.search(path) else None
 
 
 def readable(path: str) -> bool:
     """Whether a file is a complete Parquet or Arrow file."""
     try:
         return bool(_schema_of(path))
-    except (BadData, OSError, ValueError, pa.ArrowException):
+    except (BadData, NoObject, OSError, ValueError, pa.ArrowException):
         return False
 
 
@@ -248,9 +263,12 @@ def _is_json(path: str) -> bool:
 
 
 def _record(path: str) -> dict[str, Any]:
-    """`rows` and `made` of a local file of JSON lines; ValueError or OSError if its bytes are not
-    those of the record."""
-    record = read_json(beside(path))
+    """`rows` and `made` of a file of JSON lines; ValueError or OSError if its bytes are not those
+    of the record."""
+    if not is_url(path):
+        record = read_json(beside(path))
+    else:
+        record = listed.read_json(listed.beside(path))
     if record.get("content") != content_hash(path):
         raise ValueError("not the bytes that were recorded")
     return record
@@ -267,10 +285,11 @@ def rows_in(path: str) -> int:
     """The number of rows of a file that `read_metadata` could read."""
     if _is_json(path):
         return int(_record(path)["rows"])
-    if file_ending(path) != ".arrow":
-        with digests.parquet_at(path) as parquet:
-            return int(parquet.metadata.num_rows)
-    with pa.memory_map(path) as file:
+    if (known := _listed(path)) and "rows" in known:
+        return int(known["rows"])
+    with reading(path), open_binary(path) as file:
+        if file_ending(path) != ".arrow":
+            return int(digests.open_parquet(file, path).metadata.num_rows)
         reader = pa.ipc.open_file(file)
         return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
 
@@ -311,6 +330,8 @@ def open_file(
     (Parquet if it has none). new: FileExistsError if there is such a local file by then."""
     ending = file_ending(path) or ".parquet"
     content, run = "", None
+    if is_url(path) and new and is_there(path):
+        raise FileExistsError(path)
     with _url_path(path) if is_url(path) else atomic_path(path, new) as temporary:
         with open(temporary, "wb") as plain, _compressed(plain, ending) as file:
             writer = _opened(FILES[FORMATS[ending]], file, schema, metadata)
@@ -321,13 +342,21 @@ def open_file(
                     writer.close()
                 raise
             writer.close()
-        if metadata and not is_url(path):
+        if metadata:
             made, run = _run_of(writer, metadata)
             content = content_hash(str(temporary)) if _is_json(path) else ""
+    if is_url(path):
+        forget_objects(path)
+        listed.forget(path)
     if content:
+        content = content_hash(path) if is_url(path) else content
         record = {"content": content, "rows": writer.rows, "made": made}
-        write_json(beside(path), record | ({} if run is None else {RUN: run}))
-    elif run is not None and not _PART.match(os.path.basename(path)):
+        record |= {} if run is None else {RUN: run}
+        if is_url(path):
+            listed.write_json(listed.beside(path), record)
+        else:
+            write_json(beside(path), record)
+    elif run is not None and not is_url(path) and not _PART.match(os.path.basename(path)):
         run_record.keep_beside(path, run)
 
 
@@ -391,27 +420,26 @@ class RowsIfAny:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._stack.__exit__(kind, error, trace)
-        if self._writer is None and error is None and os.path.exists(self.path):
+        if self._writer is None and error is None and is_there(self.path):
             self.remove()
 
     def remove(self) -> None:
         """Remove the file of an earlier run with other data or settings."""
+        if is_url(self.path):
+            remove(self.path)
+            remove(listed.beside(self.path))
+            return
         os.unlink(self.path)
         beside(self.path).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _url_path(url: str) -> Iterator[Path]:
-    """Write a local file, then upload it under a temporary key and move it."""
-    files, key = file_system(url)
-    parent, _, name = key.rpartition("/")
+    """Write a local file, then upload it."""
     with scratch_directory("sabia-upload") as scratch:
         local = scratch / "shard"
         yield local
-        waiting = f"{key.removesuffix(name)}.{name}.{secrets.token_hex(8)}.tmp"
-        files.makedirs(parent, exist_ok=True)
-        files.put_file(str(local), waiting)
-        files.mv(waiting, key)
+        upload(local, url)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ inspect them to check a threshold, and restore them.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.atomic import read_json, scratch_directory, write_json
 from sabia.core.shards.columns import unified
 from sabia.core.shards.endings import check_ending, file_ending, is_stream
-from sabia.core.shards.inputs import is_url, open_inputs
+from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import MANIFEST, check_outside
 from sabia.core.shards.lineage import run_record
@@ -35,6 +36,8 @@ from sabia.core.shards.manifest import (
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.outputs import RowsIfAny, is_intact, open_file, read_metadata
 from sabia.core.shards.sources import Source
+from sabia.core.shards.stores import listed
+from sabia.core.shards.stores.objects import NoObject, is_there, is_url, objects_below, remove
 
 Work = Callable[[Job, str, Sequence[Source] | None], None]
 
@@ -84,8 +87,7 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
         work(job, "", None)
         return
     if not file_ending(removed):
-        there = is_url(removed) or os.path.exists(removed)
-        sources = open_inputs(job, "document", once=not there)
+        sources = open_inputs(job, "document", once=not is_there(removed))
         check_outputs(job, sources, removed)
         work(job, removed, sources)
         return
@@ -113,14 +115,15 @@ def check_outputs(job: Job, sources: Sequence[Source], removed: str) -> None:
 
 
 def _gathered(job: Job, final: str, work: Work, salt: str) -> None:
-    there = is_url(final) or os.path.exists(final)
+    there = is_there(final)
     sources = unified(open_inputs(job, "document", once=not there))
     check_outputs(job, sources, final)
     made = partial(provenance_of, job, sources, salt)
     written = there and holds(final, made())
     job = job if written else replace(job, force=True)
-    parent = os.path.dirname(os.path.abspath(final))
-    os.makedirs(parent, exist_ok=True)
+    parent = None if is_url(final) else os.path.dirname(os.path.abspath(final))
+    if parent:
+        os.makedirs(parent, exist_ok=True)
     with scratch_directory(os.path.basename(final), parent) as scratch:
         work(job, str(scratch), sources)
         if not written:
@@ -149,13 +152,25 @@ def is_written(path: str, made: dict[str, Any]) -> bool:
     """Whether all removed rows of this provenance are in the file or the directory."""
     if file_ending(path):
         return holds(path, made)
+    folder = path.rstrip("/")
     try:
-        manifest = read_json(Path(path) / MANIFEST)
-    except (OSError, ValueError):
+        manifest = (listed.read_json if is_url(path) else read_json)(f"{folder}/{MANIFEST}")
+    except (NoObject, OSError, ValueError):
         return False
-    parts = {str(part) for part in Path(path).glob("part-*.parquet")}
-    parts |= {f"{path.rstrip('/')}/{one['name']}" for one in manifest.get("shards", ())}
-    return manifest.get("fingerprint") == made["fingerprint"] and all(map(is_intact, parts))
+    there, shards = _parts_in(folder), manifest.get("shards", ())
+    if manifest.get("fingerprint") != made["fingerprint"]:
+        return False
+    if is_url(path):  # objects are not read
+        return all(there.get(one["name"]) == one["size_bytes"] for one in shards)
+    return all(is_intact(f"{folder}/{name}") for name in {*there, *(s["name"] for s in shards)})
+
+
+def _parts_in(folder: str) -> dict[str, int]:
+    """Name → size of the parts in a folder."""
+    if is_url(folder):
+        below = {name: int(about["size"]) for name, about in objects_below(folder).items()}
+        return {name: below[name] for name in below if re.fullmatch(r"part-\w+\.parquet", name)}
+    return {path.name: path.stat().st_size for path in Path(folder).glob("part-*.parquet")}
 
 
 def write_removed(
@@ -178,21 +193,25 @@ def write_removed(
     if file_ending(path):
         _write_file(path, schema, [parts[i] for i in heads], made)
         return
-    directory = Path(path)
-    (directory / MANIFEST).unlink(missing_ok=True)
-    for old in directory.glob("part-*.parquet"):
-        if (read_metadata(str(old)) or {}).get("command") == made["command"]:
-            old.unlink()
+    folder = path.rstrip("/")
+    remove(f"{folder}/{MANIFEST}")
+    for old in (f"{folder}/{name}" for name in _parts_in(folder)):
+        if (read_metadata(old) or {}).get("command") == made["command"]:
+            remove(old)
     for index in heads:
-        _write_file(f"{directory}/part-{index:05d}.parquet", schema, [parts[index]], made)
+        _write_file(f"{folder}/part-{index:05d}.parquet", schema, [parts[index]], made)
     plain, run = run_record.split(made)
     record = {run_record.RUN: run.ended(None, beside=True)} if run else {}
     names = [f"part-{index:05d}.parquet" for index in heads]
-    sizes = [os.path.getsize(directory / name) for name in names]
-    shards = [{"name": name, "size_bytes": size} for name, size in zip(names, sizes, strict=True)]
-    write_json(directory / MANIFEST, plain | record | {"shards": shards})
+    if is_url(path):
+        content = plain | record | listed.shards_of(folder, names, plain)
+        listed.write_json(f"{folder}/{MANIFEST}", content)
+        return
+    sizes = _parts_in(folder)
+    shards = [{"name": name, "size_bytes": sizes[name]} for name in names]
+    write_json(f"{folder}/{MANIFEST}", plain | record | {"shards": shards})
     if run:
-        run_record.keep_beside(path.rstrip("/"), record[run_record.RUN])
+        run_record.keep_beside(folder, record[run_record.RUN])
 
 
 def _write_file(

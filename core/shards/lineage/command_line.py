@@ -33,15 +33,17 @@ def call_of(options: Options) -> dict[str, Any]:
     reads = {path for name, texts in given.items()
              if name not in other and _may_be_file(options.table[name])
              for text in texts for path in _files(text)}  # fmt: skip
-    writes = {os.path.abspath(text) for name, texts in given.items() if name in WRITTEN
+    writes = {text if "://" in text else os.path.abspath(text)
+              for name, texts in given.items() if name in WRITTEN
               for text in texts if text != "-"}  # fmt: skip
     inputs, out = given.get("inputs", []), str(options.values().get("out") or "-")
+    written = out if "://" in out else os.path.abspath(out)
     return {
         "arguments": [*words, *(["--"] if any(i.startswith("-") for i in inputs) else []), *inputs],
         "folder": os.getcwd(),
         "reads": sorted(reads),
         "writes": sorted(writes),
-        "out": "" if out == "-" else os.path.abspath(out),
+        "out": "" if out == "-" else written,
     }
 
 

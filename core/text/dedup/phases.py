@@ -31,7 +31,7 @@ from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import NoRejects, Sample
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.manifest import is_current, provenance, schema_of_all
+from sabia.core.shards.manifest import is_current, provenance, rows_finished, schema_of_all
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import release_memory
@@ -124,9 +124,14 @@ def salt_of(method: Method, sources: list[Source]) -> str:
 def _whole(method: Method) -> None:
     """All phases, unless the outputs exist and were made from the same inputs."""
     job, removed = method.job, method.options.removed
-    sources = unified(open_inputs(job, "document"))
+    sources = open_inputs(job, "document")
     removed_rows.check_outputs(job, sources, removed)
-    salt, schema = salt_of(method, sources), schema_of_all(sources)
+    salt = salt_of(method, sources)
+    if not removed and rows_finished(job, "document", sources, salt) is not None:
+        run_map(job, _nothing, sources=sources, salt=salt)
+        return
+    sources = unified(sources)
+    schema = schema_of_all(sources)
     made = removed_rows.provenance_of(job, sources, salt)
     written = not removed or (not job.force and removed_rows.is_written(removed, made))
     if job.dry_run or (written and is_current(job, sources, salt)):

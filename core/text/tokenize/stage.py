@@ -20,7 +20,7 @@ from sabia.core.shards.dry_run import NoRejects, Sample, estimate, planned, unme
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import name_shards
-from sabia.core.shards.manifest import check_output
+from sabia.core.shards.manifest import check_output, rows_finished
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source, batches_of, bytes_of
 from sabia.core.text.tokenize import mix_writer
@@ -46,9 +46,15 @@ def run(job: Job, options: TokenizeOptions) -> None:
     if options.format == "rows":
         name_shards(job)
     recorded = replace(job, options=_recorded(options, tokenizer, path))
-    encoder, salt = None, "untrained"
+    encoder: Encoder | None = None
+    salt = "untrained"
     if tokenizer is not None:  # it is None in a dry run of a training
-        encoder, salt = _encoder(tokenizer, options, sources), tokenizer.fingerprint
+        salt = tokenizer.fingerprint
+        whole = not options.mix and options.format == "rows" and not options.report
+        if whole and rows_finished(recorded, "tokens", sources, salt) is not None:
+            encoder = DeferredEncoder(tokenizer, options.encoder)  # no text need be read
+        else:
+            encoder = _encoder(tokenizer, options, sources)
     if options.report and encoder and not job.dry_run:
         _report(options, encoder, sources, path)
     pack = partial(

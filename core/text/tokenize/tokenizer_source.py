@@ -20,6 +20,8 @@ from sabia.core.shards.endings import without_ending
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.sources import Source
+from sabia.core.shards.stores.mirrors import folder
+from sabia.core.shards.stores.objects import is_url
 from sabia.core.text.tokenize.tokenizer import FILES, Tokenizer, load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import added_tokens, target, train
 from sabia.core.text.tokenize.training_sample import sampled_texts
@@ -44,27 +46,34 @@ def obtain_tokenizer(
     """
     beside = _beside(job)
     check_outside(job, options.save_tokenizer, "--save-tokenizer")
-    if options.tokenizer:
+    name = options.save_tokenizer or (beside if job.to_directory or not options.tokenizer else "")
+    with folder(name, keep=not job.dry_run) as directory:
+        if not options.tokenizer:
+            return _trained(job, options, sources, directory, name), name
         tokenizer = load_tokenizer(options.tokenizer, "--tokenizer")
         extension = load_extension(options.tokenizer)
         adopt_tokenizer(job)
-        directory = options.save_tokenizer or (beside if job.to_directory else "")
         if directory and not job.dry_run:
             _check_same(job, tokenizer, directory)
             _save(tokenizer, directory, extension)
-        return with_end(tokenizer), directory or options.tokenizer
+        return with_end(tokenizer), name or options.tokenizer
+
+
+def _trained(
+    job: Job, options: TokenizeOptions, sources: Sequence[Source], directory: str, name: str
+) -> Tokenizer | None:
+    """The tokenizer in a directory, whose place is `name`: kept or trained; None on a dry run."""
     adopt_tokenizer(job)
-    directory, vocab_size = options.save_tokenizer or beside, target(options)
     if not directory:
         raise UsageError("the trained tokenizer needs a directory; give --save-tokenizer DIR")
     record = _record(options, sources)
     if not job.force and _is_record(Path(directory) / RECORD, record):
-        notes.note(f"tokenizer {directory}: already trained on this input")
-        return load_tokenizer(directory), directory
+        notes.note(f"tokenizer {name}: already trained on this input")
+        return load_tokenizer(directory)
     if job.dry_run:
-        notes.note(f"a tokenizer of {vocab_size} tokens would be trained into {directory}")
-        return None, directory
-    return _train(job, options, sources, directory, record), directory
+        notes.note(f"a tokenizer of {target(options)} tokens would be trained into {name}")
+        return None
+    return _train(job, options, sources, directory, name, record)
 
 
 def _check_same(job: Job, tokenizer: Tokenizer, directory: str) -> None:
@@ -86,6 +95,7 @@ def _train(
     options: TokenizeOptions,
     sources: Sequence[Source],
     directory: str,
+    name: str,
     record: dict[str, Any],
 ) -> Tokenizer:
     if job.shard:
@@ -107,7 +117,7 @@ def _train(
     definition = file_digest(Path(directory) / FILES[0])
     write_json(Path(directory) / RECORD, record | {DIGEST: definition})
     seconds = time.monotonic() - start
-    notes.note(f"trained {tokenizer.vocab_size:,} tokens in {seconds:.1f} s → {directory}")
+    notes.note(f"trained {tokenizer.vocab_size:,} tokens in {seconds:.1f} s → {name}")
     if tokenizer.vocab_size < vocab_size:
         notes.warn(
             f"the input has pairs for {tokenizer.vocab_size:,} tokens only "
@@ -153,12 +163,14 @@ def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, An
 
 def _beside(job: Job) -> str:
     """The directory for the tokenizer of an output: OUT/_tokenizer, or FILE.tokenizer for
-    FILE.parquet; empty for stdout and for URLs."""
-    if job.to_stdout or "://" in str(job.out):
+    FILE.parquet; empty for stdout."""
+    if job.to_stdout:
         return ""
     out = str(job.out).rstrip("/")
     if job.to_file:
         return f"{without_ending(out)}.tokenizer"
     current, former = f"{out}/{TOKENIZER}", f"{out}/{FORMER_TOKENIZER}"
+    if is_url(out):
+        return current
     not_moved = job.dry_run and not Path(current).exists() and Path(former).exists()
     return former if not_moved else current

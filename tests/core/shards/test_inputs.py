@@ -233,7 +233,7 @@ def test_process_substitution_and_lists_of_arguments(tmp_path: Path) -> None:
 
 def test_a_url_without_its_package_names_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(MissingBackend, match="pip install s3fs"):
+    with pytest.raises(MissingBackend, match=r"pip install 'sabia\[s3\]'"):
         expand("s3://bucket/key")
     with pytest.raises(UsageError, match="nowhere"):
         expand("nowhere://bucket/key")

@@ -15,6 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from waiting import HANG_S, until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.shards.stores import objects
 from sabia.core.train.checkpoint import Reader, Saver, latest, local, remote
 from sabia.core.train.checkpoint import whole_pieces as whole
 
@@ -52,8 +53,8 @@ def store(monkeypatch) -> Iterator[type[Flaky]]:
     fsspec.register_implementation("flaky", Flaky, clobber=True)
     Flaky.store, Flaky.pseudo_dirs, Flaky.log = {}, [""], []
     Flaky.failures, Flaky.gate = 0, None
-    monkeypatch.setattr(remote, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(remote, "LONGEST_WAIT_S", 0.002)
+    monkeypatch.setattr(objects, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(objects, "LONGEST_WAIT_S", 0.002)
     return Flaky
 
 
@@ -101,9 +102,7 @@ def test_upload_that_fails_for_good_is_said_at_the_next_step(tmp_path: Path, sto
     store.failures = 10**9
     saver = Saver(tmp_path, URL)
     save(saver, 1)
-    with pytest.raises(
-        Failed, match=r"flaky://bucket/run failed after all retries .*connection reset"
-    ):
+    with pytest.raises(Failed, match=r"flaky://bucket/run/.*connection reset"):
         until(saver.poll)
     assert holds(latest(tmp_path), 1)  # the spool has it
     assert latest(tmp_path / "new", URL) is None
@@ -144,7 +143,7 @@ def test_damaged_one_at_the_url_is_passed_over(tmp_path: Path, store, how: str, 
         saver._wait_for_upload()
         saver.poll()
         save(saver, 2)
-    root, files = "/bucket/run/step-00000002/", remote.Remote(URL).files
+    root, files = "/bucket/run/step-00000002/", fsspec.filesystem("flaky")
     file = next(name for name in store.store if root in name and "safetensors" in name)
     if how == "no mark":
         files.rm(root + "COMMITTED")
@@ -226,7 +225,7 @@ def test_none_good_anywhere(tmp_path: Path) -> None:
     with Saver(tmp_path, URL) as saver:
         save(saver, 1)
     (tmp_path / "step-00000001" / "COMMITTED").unlink()
-    remote.Remote(URL).files.pipe_file("/bucket/run/step-00000001/manifest.json", b"")
+    fsspec.filesystem("flaky").pipe_file("/bucket/run/step-00000001/manifest.json", b"")
     with pytest.raises(BadData, match="none of 1 checkpoints is valid"):
         latest(tmp_path, URL)
 
