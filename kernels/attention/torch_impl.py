@@ -290,7 +290,7 @@ def flex(
         scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
         return_aux=AuxRequest(lse=True),
-        # torch's choice for short rows is a kernel that fails for 65 to 127 queries of grouped heads
+        # what torch chooses for short rows fails for 65 to 127 queries of grouped heads
         kernel_options={"BACKEND": "TRITON"},
     )
     if sinks is not None:  # the sink only enlarges the denominator
