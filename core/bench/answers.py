@@ -24,6 +24,7 @@ from sabia.core.generate.chat_variables import server_variables
 from sabia.core.generate.message_forms import REASONING_NAMES
 from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
 from sabia.core.generate.requests import LENGTH, Completion, Request
+from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
@@ -110,10 +111,12 @@ def generate(
         notes.warn(
             f"{task.name}: {cut} of {len(items)} prompts cut on the left to {prompt_limit} tokens"
         )
+    thinking = thinking_fields(options)
     requests = [
         Request(ids[-prompt_limit:], task.max_new_tokens, temperature, top_p=task.top_p,
                 stop=task.stop, seed=options.seed, n=samples, id=f"{task.name}/{item.id}",
-                only=None if only is None else (only,))
+                only=None if only is None else (only,),
+                thinking=asked_budget(thinking, tokenizer.decode(ids), tokenizer))
         for ids, item in zip(encoded, items, strict=True)
     ]  # fmt: skip
     # equal greedy requests are run once, under the name of the first
@@ -185,7 +188,8 @@ def ask(
     samples, temperature = sampling_of(task, options)
     numbers = range(samples) if only is None else (only,)
     cells = [(item, sample) for item in items for sample in numbers]
-    extra = server_variables(options.chat) | ({"tools": [*tools]} if tools else {})
+    extra = server_variables(options.chat) | thinking_fields(options)
+    extra |= {"tools": [*tools]} if tools else {}
     requests = [
         ChatRequest(item.as_messages, task.max_new_tokens, temperature, task.top_p, options.seed,
                     task.stop, vote=sample, extra=extra)

@@ -85,6 +85,7 @@ class KeptResults:
         drawn = ("seed", "name") if request.temperature else ()
         asked = {name: getattr(request, name) for name in (*names, *drawn)}
         asked |= {"draft": self._draft} if self._draft and request.temperature else {}
+        asked |= {"thinking": asdict(request.thinking)} if request.thinking else {}
         return self._key({"ids": list(request.prompt), "sample": sample} | asked)
 
     def _key(self, body: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar
 
 from sabia.core.errors import Failed
+from sabia.core.generate.thinking import BUDGET, FORCED
 
 RETRIED = frozenset({408, 409, 425, 429})
 OVERLOAD = frozenset({429, 502, 503, 504, 529})
@@ -97,10 +98,13 @@ class ChatRequest:
         return Usage(prompt, self.max_tokens or prompt)
 
     def parse(self, raw: bytes) -> dict[str, Any]:
-        """The parsed reply; raises Retryable if it is truncated or has no message."""
+        """The parsed reply; raises Retryable if it is truncated or has no message, Refused if the
+        server has ignored a budget of reasoning."""
         reply = _parsed(raw)
         if not isinstance(reply["choices"][0].get("message"), dict):
             raise Retryable(f"reply has no message: {raw[:80]!r}")
+        if BUDGET in self.extra and FORCED not in reply["choices"][0]:
+            raise Refused(f"the server ignores {BUDGET} (expected sabia serve)", 501)
         return reply
 
 

@@ -3,14 +3,17 @@
 Those tokens are not sampled; a completion names their places, and a trainer must not learn them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.call_formats import REASONING
 from sabia.core.generate.reasoning import opened_by_prompt
+from sabia.core.options.chat_template import Reasoning
 
+BUDGET, OVERFLOW = "thinking_budget", "thinking_overflow"  # fields of a request
+FORCED = "forced_tokens"  # field of a choice: places of tokens that were not sampled
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -45,6 +48,21 @@ def thinking_budget(tokens: int, prompt: str, tokenizer: Any, closes: bool) -> T
         opening, closing = marks[0]
     forced = tuple(tokenizer.encode(closing)) if closes else ()
     return ThinkingBudget(tokens, opening, closing, forced)
+
+
+def thinking_fields(options: Reasoning) -> dict[str, Any]:
+    """The fields of a request that ask for the budget of the options, as `sabia serve` reads them;
+    none without one."""
+    if options.thinking_budget is None:
+        return {}
+    return {BUDGET: options.thinking_budget, OVERFLOW: options.thinking_overflow}
+
+
+def asked_budget(fields: Mapping[str, Any], prompt: str, tokenizer: Any) -> ThinkingBudget | None:
+    """The budget that fields of a request ask for; see `thinking_budget`."""
+    if BUDGET not in fields:
+        return None
+    return thinking_budget(fields[BUDGET], prompt, tokenizer, fields[OVERFLOW] == "close")
 
 
 @dataclass

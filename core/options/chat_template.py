@@ -1,4 +1,4 @@
-"""The option --chat: variables of the chat template."""
+"""Options of conversations: variables of the chat template, and a budget of reasoning."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from datetime import date
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.options.option import text
+from sabia.core.options.option import choice, integer, needs, text
 from sabia.core.options.table import Options
 
 DATE = "date"  # the variable that sets the date of strftime_now
@@ -29,6 +29,26 @@ class ChatTemplate(Options, group="Model"):
         """Refuse what is no variable."""
         super().check()
         chat_variables(self.chat)
+
+
+class Reasoning(Options, group="Generation"):
+    """How long a model may reason."""
+
+    thinking_budget: int | None = integer(
+        "Maximum tokens of a sample before its reasoning ends", None, least=1, later=True,
+        unset="as many as its tokens",
+    )  # fmt: skip
+    """The chat template must have reasoning between `<think>` and `</think>`, or another pair that
+    is known. A sample that does not begin with reasoning has no budget. A server must be `sabia
+    serve`, which gets this option and the next as parameters of their names; another one, which
+    would ignore them, is refused."""
+    thinking_overflow: str = choice(
+        "What happens at --thinking-budget: the reasoning is closed, or the sample ends", "close",
+        "length", only=needs("thinking_budget"), later=True,
+    )  # fmt: skip
+    """`close` appends the text that closes the reasoning, and the model goes on with its answer;
+    these tokens are not sampled, and no trainer learns them. `length` ends the sample as if it had
+    reached its maximum of tokens."""
 
 
 def chat_variables(given: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 
 from sabia.core.errors import UsageError
-from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.chat_template import ChatTemplate, Reasoning
 from sabia.core.options.model_calls import JUDGED, ApiCalls, RubricJudge
 from sabia.core.options.option import (
     changed,
@@ -36,7 +36,9 @@ ENDPOINT = re.compile(r"([^/=]*=)?https?://")  # an endpoint as a value of --mod
 
 class EvalOptions(
     InputOptions, Output, Seeded, RubricJudge, ApiCalls, Redo, Call, ChatTemplate, Drafting,
-    group="Tasks", only={ApiCalls: CALLS, Drafting: needs("model")},
+    Reasoning,
+    group="Tasks",
+    only={ApiCalls: CALLS, Drafting: needs("model"), Reasoning: needs("model")},
 ):  # fmt: skip
     """Options of `sabia eval`."""
 

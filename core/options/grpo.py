@@ -1,7 +1,7 @@
 """Options of `sabia grpo`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.chat_template import ChatTemplate, Reasoning
 from sabia.core.options.model_calls import JUDGED, JudgeOptions
 from sabia.core.options.option import (
     MORE_THAN_ONE,
@@ -65,7 +65,7 @@ class Reward(Options, group="Reward"):
     exit status 1 when more of the last 200 samples have none."""
 
 
-class Rollouts(Drafting, group="Rollouts"):
+class Rollouts(Drafting, Reasoning, group="Rollouts"):
     """What is sampled in a step."""
 
     steps: int = integer("Number of training steps", 100, least=1, common=True)
@@ -74,6 +74,8 @@ class Rollouts(Drafting, group="Rollouts"):
     group: int = integer("Samples per prompt (group size)", 16, least=2)
     """The advantage of a sample is relative to its group."""
     max_new_tokens: int = integer("Maximum tokens of a sample", 256, least=1, common=True)
+    thinking_budget: int | None = changed(Reasoning.thinking_budget, group="Rollouts")
+    thinking_overflow: str = changed(Reasoning.thinking_overflow, group="Rollouts")
     draft: str = changed(Drafting.draft, group="Rollouts")
     draft_tokens: int = changed(Drafting.draft_tokens, group="Rollouts")
     overlong: str = choice("Truncated samples: keep them in the loss, or mask them", "keep", "mask")
@@ -312,6 +314,11 @@ class GrpoOptions(
         super().check()
         if self.reward == "none" and not self.teacher:
             raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")
+        if (self.thinking_budget or 0) >= self.max_new_tokens:
+            raise UsageError(
+                f"--thinking-budget: {self.thinking_budget} (expected less than the "
+                f"{self.max_new_tokens} of --max-new-tokens)"
+            )
         if self.sampler_url and not self.sampler_folder:
             raise UsageError("--sampler-folder: is missing (expected DIR, with --sampler-url)")
         asks_model = "model" in [part.split("=")[0].strip() for part in self.reward.split(",")]

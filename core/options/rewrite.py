@@ -1,7 +1,7 @@
 """Options of `sabia rewrite`."""
 
 from sabia.core.errors import UsageError
-from sabia.core.options.chat_template import ChatTemplate
+from sabia.core.options.chat_template import ChatTemplate, Reasoning
 from sabia.core.options.model_calls import JUDGED, ApiCalls, EndpointOptions, RubricJudge
 from sabia.core.options.option import changed, choice, needs, number, quantity, text
 from sabia.core.options.shared import Appending, Backend, Drafting, Executor, RowOptions, TextColumn
@@ -14,8 +14,8 @@ CALLS = needs("judge_url", "judge", engine="endpoint")
 
 class RewriteOptions(
     RowOptions, Executor, TextColumn, Appending, EndpointOptions, RubricJudge, ChatTemplate,
-    Drafting,
-    group="Method", only={ApiCalls: CALLS, RubricJudge: MODEL, Drafting: LOCAL},
+    Drafting, Reasoning,
+    group="Method", only={ApiCalls: CALLS, RubricJudge: MODEL, Drafting: LOCAL, Reasoning: MODEL},
 ):  # fmt: skip
     """Options of `sabia rewrite`."""
 

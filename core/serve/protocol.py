@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from sabia.core.errors import SabiaError, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import reads_date
-from sabia.core.generate.thinking import ThinkingBudget, thinking_budget
+from sabia.core.generate.thinking import BUDGET, OVERFLOW, ThinkingBudget, asked_budget
 from sabia.core.grammar.guide import Guide
 from sabia.core.options.chat_template import DATE
 from sabia.core.serve.response_format import ResponseFormats
@@ -170,14 +171,9 @@ def parse_chat(
     most = body.take(name, int, left)
     if most < 1:
         raise Rejected(f"{name}: {most} (expected 1 or more)", name)
-    given = {*body.left}
+    thinking = _thinking(body, [text], tokenizer)
     guide = _guide(body, "response_format", lambda form: formats.of_chat(form, text))
     guide = guide or _guide(body, "structured_outputs", formats.of_structure)
-    if "thinking_budget" in body.left and "structured_outputs" in given:
-        raise Rejected(
-            "thinking_budget: is not supported beside structured_outputs", "thinking_budget"
-        )
-    thinking = _thinking(body, text, tokenizer)
     return _asked(
         body, [prompt], [text], turn, _alternatives(alternatives) if wanted else None, most, limits,
         tokenizer.stop_ids, guide, adapter, thinking=thinking,
@@ -209,13 +205,15 @@ def parse_completion(
     if (best := body.take("best_of", int, 1)) > 1 and best != body.left.get("n", 1):
         raise Rejected(f"best_of: {best} is not supported (expected n)", "best_of")
     alternatives = None if count == -1 else _alternatives(count)
+    opened = [tokenizer.decode(prompt) for prompt in prompts] if BUDGET in body.left else []
+    thinking = _thinking(body, opened, tokenizer)
     guide = _guide(body, "structured_outputs", formats.of_structure)
     name = body.take("request_id", str, "")
     if name and len(prompts) > 1:
         raise Rejected(f"request_id: with {len(prompts)} prompts (expected one)", "request_id")
     asked = _asked(
         body, prompts, texts, None, alternatives, most, limits, tokenizer.stop_ids, guide, adapter,
-        echo,
+        echo, thinking,
     )  # fmt: skip
     return replace(asked, requests=[replace(request, id=name) for request in asked.requests])
 
@@ -224,7 +222,7 @@ def _asked(
     body: Body, prompts: Sequence[list[int]], texts: Sequence[str | None], turn: Turn | None,
     alternatives: int | None, most: int, limits: Limits, ends: tuple[int, ...],
     guide: Guide | None, adapter: str, echo: bool = False,
-    thinking: ThinkingBudget | None = None,
+    thinking: Sequence[ThinkingBudget | None] = (),
 ) -> Asked:  # fmt: skip
     """What both bodies share, checked."""
     count = body.take("n", int, 1)
@@ -255,9 +253,9 @@ def _asked(
             logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
             min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
             frequency_penalty=sampling["frequency_penalty"], guide=guide, adapter=adapter,
-            thinking=thinking,
+            thinking=budget,
         )
-        for prompt in prompts
+        for prompt, budget in zip_longest(prompts, thinking)
     ]  # fmt: skip
     for request in requests:
         try:
@@ -280,19 +278,22 @@ def _guide(
         raise Rejected(f"{name}: {error}", name) from None
 
 
-def _thinking(body: Body, prompt: str, tokenizer: Tokenizer) -> ThinkingBudget | None:
-    """The budget of reasoning after a rendered conversation."""
-    at_end = body.take("thinking_overflow", str, "close")
+def _thinking(
+    body: Body, prompts: Sequence[str], tokenizer: Tokenizer
+) -> Sequence[ThinkingBudget | None]:
+    """The budgets of reasoning after rendered conversations; () for none."""
+    at_end = body.take(OVERFLOW, str, "close")
     if at_end not in ("close", "length"):
-        raise Rejected(f"thinking_overflow: {_short(at_end)} (expected close or length)",
-                       "thinking_overflow")  # fmt: skip
-    if "thinking_budget" not in body.left:
-        return None
-    tokens = body.take("thinking_budget", int, 0)
+        raise Rejected(f"{OVERFLOW}: {_short(at_end)} (expected close or length)", OVERFLOW)
+    if BUDGET not in body.left:
+        return ()
+    if "structured_outputs" in body.left:
+        raise Rejected(f"{BUDGET}: is not supported beside structured_outputs", BUDGET)
+    fields = {BUDGET: body.take(BUDGET, int, 0), OVERFLOW: at_end}
     try:
-        return thinking_budget(tokens, prompt, tokenizer, at_end == "close")
+        return [asked_budget(fields, prompt, tokenizer) for prompt in prompts]
     except UsageError as error:
-        raise Rejected(str(error), "thinking_budget") from None
+        raise Rejected(str(error), BUDGET) from None
 
 
 def _logit_bias(values: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sabia.core.generate.call_formats import REASONING
 from sabia.core.generate.requests import Ranked
+from sabia.core.generate.thinking import FORCED
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.serve.protocol import Asked
 from sabia.core.serve.text_stream import TextStream
@@ -109,9 +110,7 @@ class Reply:
             )  # fmt: skip
         piece = self._piece(number, message, text, logs, whole["finish_reason"],
                             made.tokens[listed:], done.ended.versions[listed:])  # fmt: skip
-        if self.asked.token_ids:
-            piece["forced_tokens"] = list(made.forced)
-        return piece
+        return {**piece, **self._forced(done)}
 
     def _more_logprobs(
         self, number: int, tokens: Sequence[int], logprobs: Sequence[float],
@@ -158,10 +157,16 @@ class Reply:
             drawn = [] if self.asked.only_echo else made.tokens
             ids = {"token_ids": drawn, "prompt_token_ids": list(request.prompt),
                    "weight_versions": list(done.ended.versions[: len(drawn)]),
-                   "drawn_logprobs": list(made.logprobs[: len(drawn)]),
-                   "forced_tokens": list(made.forced)}  # fmt: skip
+                   "drawn_logprobs": list(made.logprobs[: len(drawn)])}  # fmt: skip
         return {"index": self._number(done), **content, "logprobs": logs, "finish_reason": reason,
-                **ids}  # fmt: skip
+                **ids, **self._forced(done)}  # fmt: skip
+
+    def _forced(self, done: Done) -> Json:
+        """The places of tokens that were not sampled, if ids or a budget of reasoning were asked
+        for."""
+        if not (self.asked.token_ids or self.asked.requests[done.prompt].thinking):
+            return {}
+        return {FORCED: list(done.ended.completion.forced)}
 
     def _prompt_text(self, prompt: int) -> str:
         text = self.asked.texts[prompt]

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,32 @@ async def serving(
             task.cancel()
             await asyncio.wait([task])
             server.thread.join()
+
+
+@contextmanager
+def in_thread(make: Callable[[], Server]) -> Iterator[str]:
+    """The URL, up to /v1, of a server that is made and runs in a thread."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    ports: list[int] = []
+
+    def started(port: int) -> None:
+        ports.append(port)
+        ready.set()
+
+    async def run() -> None:
+        await make().run("127.0.0.1", 0, started)
+
+    task = loop.create_task(run())
+
+    def work() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield f"http://127.0.0.1:{ports[0]}/v1"
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(30)

@@ -29,7 +29,8 @@ JUDGE = {
 
 # options that earlier versions did not have
 LATER = ("reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill", "surrogate",
-         "sequence_mask", "draft", "draft_tokens", "curriculum")  # fmt: skip
+         "sequence_mask", "draft", "draft_tokens", "curriculum",
+         "thinking_budget", "thinking_overflow")  # fmt: skip
 
 # mean |log-probability of the trainer - that of the sampler| of a step, by --precision
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}

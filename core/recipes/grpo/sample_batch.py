@@ -159,6 +159,9 @@ def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: i
             sampler[r, i, : len(sample.tokens)] = sample.logprobs
             advantage[r, i] = a
     mask = (targets >= 0).astype(np.float32)
+    for r, (_, samples) in enumerate(rows):
+        for i, (sample, _) in enumerate(samples):
+            mask[r, i, sample.forced] = 0  # tokens that were not sampled
     weights, share = grpo.aggregation_weights(
         mask.reshape(-1, narrow), options.aggregation, options.max_new_tokens
     )

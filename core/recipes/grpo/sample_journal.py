@@ -38,6 +38,7 @@ EXTRA = (
     pa.field("sample", pa.int32()),
     pa.field("text", pa.string()),
     pa.field("raw_logprobs", pa.list_(pa.float32())),
+    pa.field("forced", pa.list_(pa.int32())),  # places of tokens that were not sampled
     pa.field("weights", pa.list_(pa.float64())),
     pa.field("message", pa.string()),  # the sample as a message of a chat record, JSON
     pa.field("opinions", pa.string()),  # of several judges or an auditor, JSON

@@ -12,6 +12,7 @@ from typing import Any
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.opened import open_budget
 from sabia.core.generate.requests import Completion, Request
+from sabia.core.generate.thinking import ThinkingBudget, asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.judge.opened_judges import open_panel
 from sabia.core.judge.rewards import MODEL, AskedCase, Case, Grader, NullGuard
@@ -96,7 +97,7 @@ class Sampler:
         requests = [
             Request(
                 prompt.ids, self.options.max_new_tokens, temperature, seed=self.seed,
-                id=f"validation-{number}",
+                id=f"validation-{number}", thinking=self._thinking(prompt),
             )
             for number, prompt in prompts
         ]  # fmt: skip
@@ -128,7 +129,13 @@ class Sampler:
             n=self.options.group,
             id=name,
             only=missing,
+            thinking=self._thinking(prompt),
         )
+
+    def _thinking(self, prompt: Prompt) -> ThinkingBudget | None:
+        tokenizer = self.engine.tokenizer
+        fields = thinking_fields(self.options)
+        return asked_budget(fields, tokenizer.decode(prompt.ids), tokenizer)
 
     def _graded(
         self,

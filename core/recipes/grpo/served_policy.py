@@ -24,6 +24,7 @@ from sabia.core.errors import Failed, Unavailable, UsageError
 from sabia.core.generate.calls import Refused, Retryable, check_status
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import LENGTH, STOP, Completion, Request
+from sabia.core.generate.thinking import BUDGET, FORCED, thinking_fields
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.process_group import gather_objects
@@ -99,7 +100,7 @@ class ServedPolicy(Engine):
             "max_tokens": request.max_new_tokens, "temperature": request.temperature,
             "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
             "seed": request.seed, "request_id": request.name, "logprobs": 0,
-            "return_token_ids": True,
+            "return_token_ids": True, **thinking_fields(self.options),
         }  # fmt: skip
 
     def _sample(self, request: Request, choice: Json) -> Completion:
@@ -116,11 +117,14 @@ class ServedPolicy(Engine):
                 f"(expected {self._version}): it was started again, or has another trainer; run "
                 "the same command again to send the weights"
             )
+        if request.thinking and FORCED not in choice:
+            raise UsageError(f"--sampler-url: {self.url} ignores {BUDGET} (expected sabia serve)")
         reason = STOP if choice["finish_reason"] == STOP else LENGTH
         text = self.tokenizer.decode(tokens[:-1] if reason == STOP else tokens)
         drawn = choice.get("drawn_logprobs") or raw
         return Completion(
             request.name, int(choice["index"]), tokens, text, drawn, raw, reason,
+            choice[FORCED] if request.thinking else [],
         )  # fmt: skip
 
     def _check(self, request: Request, samples: Sequence[Completion]) -> None:

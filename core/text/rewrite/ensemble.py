@@ -22,6 +22,7 @@ from sabia.core.generate.budget import Budget
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.model_servers import ModelServer, load_servers
 from sabia.core.generate.opened import cost_so_far, open_budget, open_client, print_total
+from sabia.core.generate.thinking import thinking_fields
 from sabia.core.judge.opened_judges import note_calls
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards.job import Job
@@ -114,7 +115,7 @@ def _open(server: ModelServer, options: RewriteOptions, budget: Budget) -> Answe
         server.urls, server.model, options, options.cache, budget, options.timeout,
         server.api_key_env,
     )  # fmt: skip
-    return EndpointAnswers(client, options.chat)
+    return EndpointAnswers(client, options.chat, thinking_fields(options))
 
 
 class Asker:

@@ -31,6 +31,7 @@ from sabia.core.generate.model_directory import (
 from sabia.core.generate.opened import default_cache, open_client, print_estimate
 from sabia.core.generate.requests import Request
 from sabia.core.generate.template_engine import chat_template
+from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.chat_template import DATE, chat_variables
 from sabia.core.options.rewrite import RewriteOptions
@@ -44,6 +45,8 @@ SPARE_TOKENS = 64
 GROUP = 64  # samples that are in the cache together
 BATCHES_AHEAD = 2  # that are requested before the first has its answers
 Collect = Callable[[], list[ChatResponse]]
+Fields = Mapping[str, Any]  # of a request
+NONE: Fields = {}
 
 
 def one_process(job: Job) -> Job:
@@ -75,12 +78,13 @@ def answer_tokens(text: str, cut: Pieces) -> int:
 
 
 class EndpointAnswers:
-    """Answers of the model of a client; `extra` is part of each request."""
+    """Answers of the model of a client; `extra` is part of each request. thinking: fields that ask
+    for a budget of reasoning."""
 
     fingerprint = ""  # the name of the model is that of the client
 
-    def __init__(self, client: Client, chat: str = "") -> None:
-        self.client, self.extra = client, server_variables(chat)
+    def __init__(self, client: Client, chat: str = "", thinking: Fields = NONE) -> None:
+        self.client, self.extra = client, {**server_variables(chat), **thinking}
 
     @property
     def name(self) -> str:
@@ -110,11 +114,10 @@ class LocalAnswers:
     Requests that differ in their vote alone are samples of one prompt, which is run once.
     """
 
-    extra: Mapping[str, Any] = {}
-
     def __init__(
-        self, engine: Engine, name: str, fingerprint: str, cache: CallCache, chat: str = ""
-    ) -> None:
+        self, engine: Engine, name: str, fingerprint: str, cache: CallCache, chat: str = "",
+        thinking: Fields = NONE,
+    ) -> None:  # fmt: skip
         """Raises UsageError for a template that needs a date which --chat does not give."""
         chat_template(engine.tokenizer, f"--engine local: {name}")
         self.variables = template_variables(chat, engine.tokenizer)
@@ -124,6 +127,7 @@ class LocalAnswers:
                 f"all shards get the same, such as --chat date={self.variables[DATE]})"
             )
         self.engine, self.name, self.fingerprint, self.cache = engine, name, fingerprint, cache
+        self.extra = dict(thinking)
 
     def submit(self, requests: Sequence[ChatRequest]) -> Collect:
         """The function returned generates the responses, in order."""
@@ -199,7 +203,8 @@ class LocalAnswers:
         """The request for some samples of a prompt. Raises BadData if it does not fit."""
         tokenizer, context = self.engine.tokenizer, self.engine.spec.max_positions
         tools = asked.extra.get("tools")
-        ids = tokenizer.encode(render(asked.messages, tokenizer, True, tools, **self.variables))
+        text = render(asked.messages, tokenizer, True, tools, **self.variables)
+        ids = tokenizer.encode(text)
         most = min(asked.max_tokens or context, context - len(ids))
         if most < min(SPARE_TOKENS, asked.max_tokens or SPARE_TOKENS):
             raise BadData(f"does not fit the model's context ({len(ids)} of {context} tokens)")
@@ -211,6 +216,7 @@ class LocalAnswers:
             n=votes[-1] + 1,
             id=prompt,
             only=votes,
+            thinking=asked_budget(asked.extra, text, tokenizer),
         )
 
     def _response(self, key: str, reply: Mapping[str, Any], asked: ChatRequest) -> ChatResponse:
@@ -247,7 +253,7 @@ def open_answers(options: RewriteOptions, budget: Budget) -> Answers:
     client = open_client(
         options.url, options.model, options, options.cache, budget, options.timeout
     )
-    return EndpointAnswers(client, options.chat)
+    return EndpointAnswers(client, options.chat, thinking_fields(options))
 
 
 def local_answers(directory: str, options: RewriteOptions) -> LocalAnswers:
@@ -257,7 +263,8 @@ def local_answers(directory: str, options: RewriteOptions) -> LocalAnswers:
     engine = load_engine(directory, backend=options.backend)
     engine.draft = load_draft(options, engine, backend=options.backend)
     fingerprint = " ".join(filter(None, (fingerprint, draft_fingerprint(options))))
-    return LocalAnswers(engine, directory, fingerprint, cache, options.chat)
+    thinking = thinking_fields(options)
+    return LocalAnswers(engine, directory, fingerprint, cache, options.chat, thinking)
 
 
 class Writer:

@@ -1,6 +1,5 @@
 """`grpo --sampler-url`: samples from `sabia serve`, and from servers with faults."""
 
-import asyncio
 import json
 import os
 import signal
@@ -9,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 import torch
 from aiohttp import web
 from digit_policy import write_policy
-from served import RowByRowEngine
+from served import RowByRowEngine, in_thread
 from training_cases import ENVIRONMENT
 
 from sabia.core.errors import Failed, Unavailable, UsageError
@@ -53,8 +52,6 @@ def serving(
     """The URL of a server of the model in a thread; `ask` changes requests, `reply` replies."""
     updates.mkdir(exist_ok=True)
     made = load_engine(folder / "model")
-    loop, ready = asyncio.new_event_loop(), threading.Event()
-    ports: list[int] = []
 
     @web.middleware
     async def changed(request: web.Request, handler: Any) -> web.StreamResponse:
@@ -68,11 +65,7 @@ def serving(
         value = reply(request.path, json.loads(answer.body))
         return value if isinstance(value, web.Response) else web.json_response(value)
 
-    def started(port: int) -> None:
-        ports.append(port)
-        ready.set()
-
-    async def run() -> None:
+    def make() -> Server:
         engine = RowByRowEngine(made.spec, made.params, made.tokenizer)
         server = Server(engine, "m", 64, 64, 1000, updates=updates)
         plain = server.application
@@ -83,22 +76,10 @@ def serving(
             return app
 
         server.application = application  # type: ignore[method-assign]
-        await server.run("127.0.0.1", 0, started)
+        return server
 
-    task = loop.create_task(run())
-
-    def work() -> None:
-        with suppress(asyncio.CancelledError):
-            loop.run_until_complete(task)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield f"http://127.0.0.1:{ports[0]}/v1"
-    finally:
-        loop.call_soon_threadsafe(task.cancel)
-        thread.join(30)
+    with in_thread(make) as url:
+        yield url
 
 
 VALUES = {"reward": "regex", "steps": 3, "prompts": 2, "group": 8, "max_new_tokens": 3,
