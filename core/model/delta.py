@@ -62,9 +62,10 @@ def _convolved(block: Block, name: str, x: Array, size: int, segments: Array | N
     if (cache := block.context.cache) is not None:
         layer, before = cache.layers[block.index], taps.shape[-1] - 1
         flat = ops.concat((layer[name], flat), 1)
-        rows = len(flat)
-        ends = np.full(rows, x.shape[1]) if cache.lengths is None else cache.lengths
-        layer[name] = flat[np.arange(rows)[:, None], ends[:, None] + np.arange(before)]
+        if (ends := cache.lengths) is None:
+            layer[name] = flat[:, x.shape[1] :]
+        else:
+            layer[name] = flat[np.arange(len(flat))[:, None], ends[:, None] + np.arange(before)]
     flat = ops.causal_conv(flat, taps.reshape(-1, taps.shape[-1]), segments)
     return ops.silu(flat[:, before:]).reshape(x.shape)
 

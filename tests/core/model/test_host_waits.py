@@ -1,4 +1,4 @@
-"""A training step makes the host wait for nothing: no copies between host and device, no reads.
+"""Steps of training and decoding make the host wait for nothing: no copies to the device, no reads.
 
 On a GPU the host stops at each such copy until all earlier kernels have run, so that the device
 idles afterwards. Tensors on the device `meta` show the copies without a GPU: they have no values,
@@ -14,13 +14,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sabia.core.model import forward
 from sabia.core.ops import device_torch
+from sabia.core.ops.backend import load_ops
 from sabia.core.ops.precision import precision_named
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig, rules
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
+
+from .conftest import CONFIGS
 
 META = torch.device("meta")
 FAMILIES = {"llama": {}, "mixtral": {"experts": 4, "chosen": 2}}
@@ -121,6 +125,26 @@ def test_an_update_copies_nothing() -> None:
     with Copies() as copies:
         apply_torch(params, gradients, state, table, 3, 1e-3, scale=0.5)
     assert copies.names == []
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"modernbert"}))
+def test_a_step_of_decoding_copies_nothing(on_meta: None, name: str) -> None:
+    """So that a CUDA graph can be made of it."""
+    spec, ops = from_config(CONFIGS[name]), load_ops("torch")
+    params = {t.name: torch.zeros(t.shape, device=META) for t in spec.tensors()}
+    cache = forward.KVCache.create(spec, 4, 20, ops, "float32", params["embed"], slack=0)
+    ids = torch.zeros((3, 1), dtype=torch.int64, device=META)
+
+    def run() -> list[str]:
+        with Copies() as copies, torch.inference_mode():
+            view = cache.first(3).upto(16)
+            hidden = forward.hidden(spec, params, ids, ops, positions=ids, cache=view)
+            cache.take_states(view, 3)
+            forward.logits(spec, params, hidden, ops)
+        return copies.names
+
+    run()
+    assert run() == []
 
 
 def test_copies_are_seen() -> None:
