@@ -12,6 +12,8 @@ from sabia.core.shards.job import Job
     sabia pretrain tokens/ --model base/ --lr 1e-4 --validation held-out/ -o run/
     sabia pretrain tokens/ --model base/ --mix web=3,books=1 --then decay:maths=1,web=1 -o run/
     sabia pretrain tokens/ --shape d=64,layers=2 --steps 300 --search-mix regression -o mix/
+    sabia pretrain --compare web/ edu/ --shape d=128,layers=4 --tokens 5M --validation held-out/ \\
+        -o comparison/
     torchrun --nproc-per-node 8 -m sabia.cli.main pretrain tokens/ --model base/ \\
         --mesh fsdp=4,tensor=2 --precision bf16 --save-every auto -o run/
     """,
@@ -22,6 +24,10 @@ def pretrain(job: Job, options: PretrainOptions) -> None:
     The metrics are also written to stdout as rows. The same command run again resumes an
     interrupted run, on any mesh and with either backend, and does nothing if the run is complete.
     """
-    from sabia.core.recipes.pretrain import list_read, run
+    if options.compare:
+        from sabia.core.recipes.comparison.compare import run
+    else:
+        from sabia.core.recipes.pretrain import list_read, run
 
-    (list_read if options.list_read else run)(job, options)
+        run = list_read if options.list_read else run
+    run(job, options)

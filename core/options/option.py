@@ -20,8 +20,9 @@ GROUPS = (
     "Benchmark items", "Index", "Training data", "Data", "Tokenizer", "Tokenizer training",
     "Model", "fastText", "Reward", "Rollouts", "Loss", "Judge", "Language model", "Endpoint",
     "Optimizer", "Precision", "Adapters", "Parallelism", "Checkpoints", "Guards", "Mixture",
-    "Tasks", "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints", "Money",
-    "Costs and carbon", "Generation", "GRPO", "Judge model", "Output", "Logging", "General",
+    "Comparison", "Tasks", "Sampling", "Run", "Hardware", "Layout", "Failures and checkpoints",
+    "Money", "Costs and carbon", "Generation", "GRPO", "Judge model", "Output", "Logging",
+    "General",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from sabia.core.options.option import (
     needs,
     number,
     quantity,
+    several,
     switch,
     text,
 )
@@ -24,6 +25,7 @@ from sabia.core.options.training import (
 
 RUN = needs(search_mix="")  # a search trains proxy models, which have no checkpoints
 SEARCH = needs("search_mix")
+COMPARE = needs("compare")
 
 
 class PretrainOptions(
@@ -138,9 +140,63 @@ class PretrainOptions(
     )  # fmt: skip
     """No source gets a larger weight than `--max-repeat` passes over it can fill."""
 
+    compare: bool = switch(
+        "Compare the INPUTs as corpora by small runs with several seeds", group="Comparison",
+        recorded=False,
+        excludes=("search_mix", "mesh", "list_read", "checkpoint_url"),
+    )  # fmt: skip
+    """Each INPUT is a candidate, and each of the others is compared with the first. All runs have
+    the same model and the same `--steps` or `--tokens`; the runs of a pair have the same seed, thus
+    the same initial weights. They are scored by the loss of the documents of `--validation`, by the
+    bits per byte of the answers of `--task`, or by both. Two pairs measure the noise between seeds.
+    After each pair the comparison is tested, by intervals that hold at all looks together
+    (confidence sequences, arXiv 1810.08240) and allow for the noise of seeds and for the choice of
+    documents; it ends with `better`, `worse`, `equal` (within `--delta`), or `cannot tell`, with
+    the number of runs that are expected to tell and their cost. It ends before `--max-runs` if so
+    many runs are not expected to tell. No candidate is read more than once, or `--max-repeat`
+    times. The directory has the runs in `runs/` (of which finished ones are not repeated),
+    `comparison.json` and `comparison.html`. If a comparison cannot tell, the exit code is 3; a
+    later call with a larger `--max-runs` continues."""
+    delta: float = quantity(
+        "share", "Relative difference of loss within which corpora are equal", "1%", above=0,
+        group="Comparison", only=COMPARE, recorded=False,
+    )  # fmt: skip
+    max_runs: int = integer(
+        "Maximum number of runs of each corpus", 5, least=2, group="Comparison", only=COMPARE,
+        recorded=False,
+    )  # fmt: skip
+    confidence: float = quantity(
+        "share", "Probability that no verdict of the call is wrong", "95%", least=0.5, most=0.9999,
+        group="Comparison", only=COMPARE, recorded=False,
+    )  # fmt: skip
+    """All candidates and scores, and all times at which the comparison may end, are counted."""
+    task: tuple[str, ...] = several(
+        "Task of sabia eval by whose answers corpora are also compared", "FILE|FOLDER|NAME",
+        group="Comparison", only=COMPARE, recorded=False,
+    )  # fmt: skip
+    """Its right choices or exact answers are scored as continuations of the prompt, or its texts if
+    it is a task of perplexity. Tasks with a chat template and tasks of rubrics have no such
+    answers. YAML files that need code of their own are errors."""
+    data: tuple[str, ...] = several(
+        "Data of a task, as in sabia eval", "TASK=PATH", group="Comparison",
+        only=needs("task"), recorded=False,
+    )  # fmt: skip
+    price: float = quantity(
+        "money", "US dollars for one hour of the device", 0.0, above=0, group="Comparison",
+        only=COMPARE, recorded=False, unset="the lowest price on file, where the device is known",
+    )  # fmt: skip
+
     def check(self) -> None:
         """One of --model, --config-json and --shape is required. UsageError."""
         super().check()
+        if self.compare and not (self.validation or self.task):
+            raise UsageError(
+                "--validation: is missing (expected held-out token rows, or --task, to compare by)"
+            )
+        if self.compare and not (self.steps or self.tokens):
+            raise UsageError(
+                "--tokens: is missing (expected it, or --steps, the same for all corpora)"
+            )
         if not (self.model or self.config_json or self.shape):
             raise UsageError(
                 "--model: is missing (expected --model DIR, --config-json FILE or --shape "

@@ -37,26 +37,27 @@ def run(job: Job, options: PretrainOptions) -> None:
     directory, world = open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    identity = _identity(job, options, sources, tokenizer, directory)
+    identity = run_identity(job, options, sources, tokenizer, directory)
     call = RunCall(job, identity, directory, world)
     if not options.search_mix and call.already_done():
         return
     with opened_rejects(job, world, "token rows") as rejects:
         rows = read_rows(job, options, sources, rejects.add)
-    task = _task(job, options, sources, rows, tokenizer)
+    task = make_task(job, options, sources, rows, tokenizer)
     if options.search_mix:
         mix_search.run(job, task, options, identity)
         return
     training_run.run(call, task, options)
 
 
-def _identity(
+def run_identity(
     job: Job,
     options: PretrainOptions,
     sources: Sequence[Source],
     tokenizer: str,
     directory: RunDirectory,
 ) -> dict[str, Any]:
+    """Everything that decides the weights of a run in a directory. Raises UsageError."""
     path = options.config_json
     if path and not Path(path).exists():
         raise UsageError(
@@ -83,9 +84,10 @@ def _identity(
     }
 
 
-def _task(
+def make_task(
     job: Job, options: PretrainOptions, sources: Sequence[Source], rows: TokenRows, tokenizer: str
 ) -> Task:
+    """The model and the rows of a run; validation rows are read here."""
     validation = None
     if options.validation:
         held_out = from_path(options.validation, "tokens", "--validation")
@@ -125,10 +127,10 @@ def list_read(job: Job, options: PretrainOptions) -> None:
     directory, _ = open_run(job, options)
     sources = open_inputs(job, "tokens")
     tokenizer = find_tokenizer(options.tokenizer, options.model, sources)
-    identity = _identity(job, options, sources, tokenizer, directory)
+    identity = run_identity(job, options, sources, tokenizer, directory)
     directory.finished(identity)  # raises UsageError for another run's
     rows = read_rows(job, options, sources, warn_of_rejects("token row"))
-    task = _task(job, options, sources, rows, tokenizer)
+    task = make_task(job, options, sources, rows, tokenizer)
     plan = training_run.make_plan(task, options, job.seed)
     write_read_rows(job, directory, rows, plan, row_names(sources, rows))
 

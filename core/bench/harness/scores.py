@@ -111,7 +111,7 @@ def _of_choices(
     task: YamlTask, item: Item, nats: Sequence[float], greedy: Sequence[bool]
 ) -> dict[str, float]:
     count = len(item.choices)
-    right = _right(item)
+    right = right_choices(item)
     best = best_choices(nats[:count], item.choices)
     if len(nats) == 2 * count:
         gains = np.array(nats[:count]) - np.array(nats[count:])
@@ -134,7 +134,7 @@ def _of_choices(
     return values
 
 
-def _right(item: Item) -> list[int]:
+def right_choices(item: Item) -> list[int]:
     """Indices of the right choices; none where the answer is not one of them."""
     golds = item.gold if isinstance(item.gold, list) else [item.gold]
     choices = list(item.choices)

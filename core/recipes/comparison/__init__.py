@@ -1,0 +1,1 @@
+"""Comparison of corpora by small training runs with several seeds."""
