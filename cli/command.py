@@ -60,6 +60,11 @@ def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[
             from sabia.core.shards.executors import on_ray
 
             on_ray.run(job, options)
+        elif any("://" in str(value) for value in options.values().values()):
+            from sabia.core.shards.stores.places import local_paths
+
+            with local_paths(job, options) as (local, used):
+                command.run(local, used)
         else:
             command.run(job, options)
         sys.stdout.flush()

@@ -12,12 +12,18 @@ from typing import Any
 from sabia.kernels.runtime.cache_folder import choice_listeners
 
 _state: dict[str, Any] = {"command": "sabia", "quiet": False, "json": False}
+_named: dict[str, str] = {}  # local copy → URL that the user gave
 
 
 def configure(command: str, quiet: bool, as_json: bool = False) -> None:
     """Set the command that lines start with. `quiet` suppresses notes, but not warnings and errors;
     `as_json` prints summaries as JSON."""
     _state.update(command=f"sabia {command}".rstrip(), quiet=quiet, json=as_json)
+
+
+def name_copy(path: str, url: str) -> None:
+    """Write the URL in messages in place of the path of its local copy."""
+    _named[path] = url
 
 
 def slurm_mark(environment: Mapping[str, str]) -> str:
@@ -32,6 +38,8 @@ def slurm_mark(environment: Mapping[str, str]) -> str:
 
 def say(message: str) -> None:
     """Write one line to stderr; does nothing if stderr is closed."""
+    for path, url in _named.items():
+        message = message.replace(path, url)
     try:
         print(
             f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True

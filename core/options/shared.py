@@ -233,8 +233,10 @@ class Trainer(InputOptions, MeshOptions, Seeded, Redo, Call, group="Input and ou
     out: str | None = text("Run directory: checkpoints, metrics and the final model", "DIR",
                            default=None, short="-o", common=True, recorded=False)  # fmt: skip
     """It contains `checkpoints/`, `metrics.jsonl`, `run.json` and, at the end, `final/`, the model
-    in Hugging Face format. All processes must be able to write to it under this path. The same
-    command run again resumes an interrupted run and does nothing if the run is complete."""
+    in Hugging Face format. All processes must be able to write to it under this path. With a single
+    process it may be a URL such as `s3://bucket/run`, where checkpoints are uploaded while it runs
+    and the other files at the end. The same command run again resumes an interrupted run and does
+    nothing if the run is complete."""
     to: str = changed(Output.to, help="Format of the metrics on stdout")
     """The metrics are written as rows when the run is complete."""
     rejects: str | None = changed(RowOptions.rejects, unset="rejects/ in the run directory")

@@ -277,8 +277,9 @@ class Storage(Options, group="Checkpoints"):
         unset="none",
     )  # fmt: skip
     checkpoint_url: str = text(
-        "Upload checkpoints to this URL and resume from it: s3://…", "URL", recorded=False
-    )
+        "Upload checkpoints to this URL and resume from it: s3://…", "URL", recorded=False,
+        unset="checkpoints/ in a run directory at a URL",
+    )  # fmt: skip
     """Any URL that fsspec can open (`s3://`, `gs://`, `file://`). Checkpoints are uploaded in the
     background, and a run resumes from the newest valid checkpoint, local or remote. One checkpoint
     is uploaded at a time: those saved in the meantime are not uploaded, except for the last one.

@@ -18,9 +18,12 @@ from sabia.core.model.init import init_tensor
 from sabia.core.model.storage import hub
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
+from sabia.core.shards.endings import without_ending
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
+from sabia.core.shards.stores.mirrors import fetched
+from sabia.core.shards.stores.objects import is_there, is_url
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.vocabulary_extension import extension_of
@@ -102,6 +105,8 @@ def own_tokenizer(model: str) -> bool:
 def _recorded_tokenizer(records: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """The tokenizer that the records of shards (name, record) name; '' if none of them exists."""
     for name, record in records:
+        if is_url(name) and (copy := _tokenizer_beside(name, record)):
+            return copy
         shard, recorded = Path(name), str(record.get("tokenizer") or "")
         # where `tokenize` wrote it; beside the rows, where they were moved with it
         folders = [shard.parent / TOKENIZER, shard.parent / FORMER_TOKENIZER]
@@ -112,6 +117,17 @@ def _recorded_tokenizer(records: Iterable[tuple[str, Mapping[str, Any]]]) -> str
             expected = record.get("fingerprint")
             if expected is None or load_tokenizer(path).fingerprint == expected:
                 return str(path)
+    return ""
+
+
+def _tokenizer_beside(shard: str, record: Mapping[str, Any]) -> str:
+    """A local copy of the tokenizer of a shard at a URL; '' if there is none."""
+    folder = f"{shard.rpartition('/')[0]}/{TOKENIZER}"
+    for url in (str(record.get("tokenizer") or ""), folder, f"{without_ending(shard)}.tokenizer"):
+        if is_url(url) and is_there(f"{url}/tokenizer.json"):
+            path, expected = fetched(url), record.get("fingerprint")
+            if expected is None or load_tokenizer(path).fingerprint == expected:
+                return path
     return ""
 
 

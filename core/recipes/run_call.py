@@ -97,8 +97,8 @@ def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, W
         training_config.check_texts(options)
     if job.to_stdout or job.to_file or "://" in str(job.out):
         raise UsageError(
-            f"-o: {job.out or 'missing'} (expected a local directory for the run; its metrics go "
-            "to stdout)"
+            f"-o: {job.out or 'missing'} (expected a local directory for the run, or a URL for one "
+            "of a single process; its metrics go to stdout)"
         )
     world = detect()
     if world.size > 1 and (not job.inputs or "-" in job.inputs):

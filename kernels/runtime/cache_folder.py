@@ -1,7 +1,8 @@
 """Cache folders: $XDG_CACHE_HOME/sabia, or ~/.cache/sabia; never next to the source files.
 
 numba/, triton/, inductor/, cuda/ and jax/ hold compiled code; calls/ holds completed requests to
-language models; hashes/ the hashes of large files; rows/ unpacked token rows and indices of them.
+language models; hashes/ the hashes of large files; rows/ unpacked token rows and indices of them;
+objects/ what was fetched from URLs; spool/ what is not uploaded yet.
 `sabia(1)` lists them under FILES.
 """
 

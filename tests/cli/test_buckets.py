@@ -203,3 +203,101 @@ def test_a_server_that_stays_busy_is_an_error(bucket: Proxy, monkeypatch) -> Non
     with pytest.raises(objects.Failed, match=r"^s3://bucket/x: .*reduce your request rate"):
         objects.put("s3://bucket/x", b"1")
     assert len(bucket.faults) >= objects.ATTEMPTS * objects.REQUEST_ATTEMPTS
+
+
+TRAIN = ("--shape", "d=32,layers=2,heads=2", "--batch", "4", "--save-every", "4", "-q")
+
+
+def rows_of_tokens(pages: Path, tmp_path: Path) -> str:
+    sabia("tokenize", "--vocab-size", "500", "--length", "64", str(pages), "-o", "s3://bucket/rows")
+    fetched("s3://bucket/rows", tmp_path / "rows")
+    return "s3://bucket/rows"
+
+
+def trained(*words: str, code: int = 0) -> str:
+    """As `sabia`, without the metrics on stdout."""
+    return sabia(*words, *TRAIN, "--to", "jsonl", code=code)
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "final" / "model.safetensors").read_bytes()
+
+
+def test_a_run_on_a_bucket_equals_a_local_one_with_failures(
+    bucket: Proxy, pages: Path, tmp_path: Path
+) -> None:
+    rows, here = rows_of_tokens(pages, tmp_path), tmp_path / "here"
+    trained("pretrain", str(tmp_path / "rows"), "--tokens", "4k", "-o", str(here))
+    bucket.clear()
+    bucket.share = 0.05
+    trained("pretrain", rows, "--tokens", "4k", "-o", "s3://bucket/run")
+    assert bucket.faults
+    bucket.share = 0.0
+    there = fetched("s3://bucket/run", tmp_path / "there")
+    assert weights(there) == weights(here)
+    assert {path.name for path in there.iterdir()} == {*os.listdir(here)} - {".lock"}
+    assert "already finished" in sabia(
+        "pretrain", rows, *TRAIN[:-1], "--tokens", "4k", "-o", "s3://bucket/run", "--to", "jsonl"
+    )
+    # a model, its tokenizer and rows, all of the bucket
+    words = ("--tokens", "2k", "--batch", "4", "-q", "--to", "jsonl")
+    sabia("pretrain", rows, "--model", "s3://bucket/run/final", *words, "-o", str(tmp_path / "a"))
+    mine = ("--model", str(here / "final"))
+    sabia("pretrain", str(tmp_path / "rows"), *mine, *words, "-o", str(tmp_path / "b"))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    words = ("--recipe", "w8", "--samples", "4", "-q", "--to", "jsonl")
+    sabia("quantize", rows, "--model", "s3://bucket/run/final", *words, "-o", "s3://bucket/small")
+    sabia("quantize", str(tmp_path / "rows"), *mine, *words, "-o", str(tmp_path / "small"))
+    small = fetched("s3://bucket/small", tmp_path / "small2")
+    names = [path.name for path in (tmp_path / "small").glob("*.safetensors")]
+    assert names
+    for name in names:
+        assert (small / name).read_bytes() == (tmp_path / "small" / name).read_bytes()
+
+
+def machine(folder: Path) -> str:
+    """A cache with compiled code and nothing else."""
+    (folder / "sabia").mkdir(parents=True)
+    for name in ("numba", "inductor"):
+        (folder / "sabia" / name).symlink_to(Path(os.environ["XDG_CACHE_HOME"]) / "sabia" / name)
+    return str(folder)
+
+
+def test_a_killed_run_goes_on_on_another_machine(
+    bucket: Proxy, pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, here, run = rows_of_tokens(pages, tmp_path), tmp_path / "here", "s3://bucket/killed-run"
+    tokens = ("--tokens", "12k")
+    trained("pretrain", str(tmp_path / "rows"), *tokens, "-o", str(here))
+    monkeypatch.setenv("XDG_CACHE_HOME", machine(tmp_path / "one"))
+    words = ("pretrain", rows, *tokens, *TRAIN, "-o", run, "--to", "jsonl")
+    child = subprocess.Popen([*Command(*words)], stdout=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: any(name.endswith("COMMITTED") for name in objects.objects_below(run)))
+    child.kill()
+    child.wait()
+    assert not objects.exists(f"{run}/final")
+    monkeypatch.setenv("XDG_CACHE_HOME", machine(tmp_path / "two"))
+    trained("pretrain", rows, *tokens, "-o", run)
+    there = fetched(run, tmp_path / "there")
+    assert weights(there) == weights(here)
+    first = json.loads((there / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] > 4  # those before the checkpoint are not done again
+
+
+def test_phases_with_a_scratch_folder_on_the_bucket(
+    bucket: Proxy, pages: Path, tmp_path: Path
+) -> None:
+    given, here = sent(pages), tmp_path / "here"
+    sabia("dedup", str(pages), "-o", str(here))
+    words = ("dedup", given, "--scratch", "s3://bucket/scratch", "-o", "s3://bucket/phases")
+    bucket.share = 0.05
+    for shard in ("0/2", "1/2"):
+        sabia(*words, "--phase", "sketch", "--shard", shard)
+    sabia(*words, "--phase", "compare")
+    sabia(*words, "--phase", "write", "--stats", "s3://bucket/stats.json")
+    bucket.share = 0.0
+    there = fetched("s3://bucket/phases", tmp_path / "there")
+    for path in here.glob("part-*"):
+        one, other = pq.read_table(path), pq.read_table(there / path.name)
+        assert one.replace_schema_metadata().equals(other.replace_schema_metadata())
+    assert json.loads(objects.read_object("s3://bucket/stats.json"))["rows_in"] == 3 * ROWS

@@ -31,7 +31,7 @@ def call_of(options: Options) -> dict[str, Any]:
     words = [word for name, texts in given.items() for word in _words(options.table[name], texts)]
     other = WRITTEN | OTHER_PLACES | {"inputs"}
     reads = {path for name, texts in given.items()
-             if name not in other and _may_be_file(options.table[name])
+             if name not in other and may_be_file(options.table[name])
              for text in texts for path in _files(text)}  # fmt: skip
     writes = {text if "://" in text else os.path.abspath(text)
               for name, texts in given.items() if name in WRITTEN
@@ -54,7 +54,7 @@ def _is_given(option: Option, options: Options) -> bool:
     return named and option.name not in HOW and getattr(options, option.name) not in (None, ())
 
 
-def _may_be_file(option: Option) -> bool:
+def may_be_file(option: Option) -> bool:
     """Whether a value of an option may be the path of a file or directory that the call reads."""
     return option.name in READ or re.search("DIR|FILE|PATH", option.metavar) is not None
 

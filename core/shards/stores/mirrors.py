@@ -8,13 +8,15 @@ because readers take a folder with them as complete.
 import contextlib
 import fcntl
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
-from sabia.core import stop
+from sabia.core import notes, stop
 from sabia.core.errors import UsageError
 from sabia.core.shards.atomic import atomic_directory, scratch_directory
 from sabia.core.shards.stores.listed import version_of
@@ -30,7 +32,15 @@ from sabia.core.shards.stores.objects import (
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
 
 STREAMS = 4
-LAST = ("tokenizer.json", "config.json", "_manifest.json", "run.json")  # in this order
+KEPT_S = 30 * 86400  # a copy that was not used for so long is removed
+LAST = (
+    "segment.json",
+    "starts.json",
+    "tokenizer.json",
+    "config.json",
+    "_manifest.json",
+    "run.json",
+)  # in this order
 State = dict[str, tuple[int, int]]  # relative path → size, time of change in ns
 
 
@@ -55,6 +65,11 @@ def fetched(url: str) -> str:
                     _download_all(url, below, temporary / name)
                 else:
                     download(url, temporary / name)
+        os.utime(path)
+        for old in path.parent.iterdir():
+            if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_S:
+                shutil.rmtree(old, ignore_errors=True)
+    notes.name_copy(str(path / name), url)
     return str(path / name)
 
 
@@ -102,9 +117,10 @@ def state_of(folder: Path) -> State:
     return below
 
 
-def send(local: Path, url: str, before: State) -> None:
-    """Upload the files of a folder that are not as in `before`, and remove those that are gone."""
-    now = state_of(local)
+def send(local: Path, url: str, before: State, without: str = "//") -> None:
+    """Upload the files of a folder that are not as in `before`, and remove those that are gone;
+    without those whose paths have a part `without`."""
+    now = {name: state for name, state in state_of(local).items() if without not in f"/{name}"}
     new = [name for name in now if now[name] != before.get(name)]
     for name in before.keys() - now.keys():
         remove(f"{url}/{name}")

@@ -1,9 +1,11 @@
 """Files and folders at URLs, in a store in memory: whole or not there, and read once."""
 
 import io
+import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -289,6 +291,10 @@ def test_a_fetched_folder_is_made_once_for_each_version(tmp_path, monkeypatch) -
     assert Path(mirrors.fetched("shop://bucket/model/config.json")).read_bytes() == b"{}"
     with pytest.raises(UsageError, match="no such object"):
         mirrors.fetched("shop://bucket/none")
+    month_ago = time.time() - mirrors.KEPT_S - 60
+    os.utime(Path(first).parent, (month_ago, month_ago))
+    mirrors.fetched("shop://bucket/model")
+    assert Path(second).exists() and not Path(first).exists()
 
 
 def test_a_folder_gets_what_is_changed_in_it() -> None:
