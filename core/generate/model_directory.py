@@ -58,24 +58,23 @@ def load_engine(
 
     adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
     """
-    if adapters and backend != "torch":
-        raise UsageError(f"--backend: {backend} has no adapters of requests (expected torch)")
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = load_stored(directory)
-    ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters))
+    ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters, backend))
     return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
 
 
 def _row_adapters(
-    spec: ModelSpec, dtype: str, directories: Mapping[str, str]
+    spec: ModelSpec, dtype: str, directories: Mapping[str, str], backend: str
 ) -> RowAdapters | None:
     """The rule of adapters by name; None without any."""
     from sabia.core.ops.backend import load_ops
-    from sabia.core.ops.row_adapters import RowAdapters
 
-    move, adapters = load_ops("torch").to_device, {}
+    if not directories:
+        return None
+    move, adapters = load_ops(backend).to_device, {}
     for name, directory in directories.items():
         arrays = load_adapter(directory, spec)
         absorbed = next((matrix for matrix in arrays if matrix.endswith("attn.kv_up")), None)
@@ -86,7 +85,13 @@ def _row_adapters(
             )
         pairs = {matrix: move({"a": a, "b": b}, dtype) for matrix, (a, b) in arrays.items()}
         adapters[name] = {matrix: (pair["a"], pair["b"]) for matrix, pair in pairs.items()}
-    return RowAdapters(adapters) if adapters else None
+    if backend == "jax":
+        from sabia.core.ops.row_adapters_jax import JaxRowAdapters
+
+        return JaxRowAdapters(adapters)
+    from sabia.core.ops.row_adapters import RowAdapters
+
+    return RowAdapters(adapters)
 
 
 def model_fingerprint(directory: str | Path, option: str = "--model") -> str:

@@ -1,7 +1,7 @@
-"""Low-rank adapters of single rows of a batch, in torch: each request of a server chooses its own.
+"""Low-rank adapters of single rows of a batch: each request of a server chooses its own.
 
-The change of an adapter is computed for its rows only, from inputs that are not rounded; all rows
-share the products of the model (as in S-LoRA, arXiv 2311.03285).
+In torch the change of an adapter is computed for its rows only, from inputs that are not rounded;
+all rows share the products of the model (as in S-LoRA, arXiv 2311.03285).
 """
 
 from collections.abc import Mapping, Sequence

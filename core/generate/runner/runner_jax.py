@@ -36,10 +36,11 @@ from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import dtype_name
 from sabia.core.ops.kv_cache import KVCache, cache_shapes, ring_layers
-from sabia.core.ops.row_adapters import adapters_of
+from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
 
 Array = jax.Array
+Adapters = tuple[Any, Any] | None  # numbers of rows, and the matrices of all of them
 LEAST_ROWS, LEAST_POSITIONS, LEAST_TOKENS = 8, 64, 16
 OUTSIDE = 1 << 30  # an index out of bounds
 
@@ -68,17 +69,23 @@ class _Programs(NamedTuple):
 
 @lru_cache(16)
 def _programs(spec: ModelSpec, ops: Any) -> _Programs:
-    def hidden(params: Any, cache: KVCache, ids: Array, positions: Array) -> Array:
+    rule: Any = row_adapters(ops)
+
+    def hidden(
+        params: Any, cache: KVCache, ids: Array, positions: Array, adapters: Adapters
+    ) -> Array:
+        if adapters is not None:
+            rule.bind(*adapters)
         made: Array = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         return made
 
     def run(
-        params: Any, cache: KVCache, ids: Array, starts: Array, lengths: Array
+        params: Any, cache: KVCache, ids: Array, starts: Array, lengths: Array, adapters: Adapters
     ) -> tuple[Array, KVCache]:
         traced: Any = lengths
         cache.lengths = traced
         slots = starts[:, None] + jnp.arange(ids.shape[1], dtype=jnp.int32)
-        made = hidden(params, cache, ids, slots)
+        made = hidden(params, cache, ids, slots, adapters)
         cache.lengths = None
         return made, cache
 
@@ -90,11 +97,12 @@ def _programs(spec: ModelSpec, ops: Any) -> _Programs:
         return logits(params, states[jnp.arange(len(at)), at])
 
     def step(
-        params: Any, cache: KVCache, ids: Array, positions: Array, lengths: Array | None
-    ) -> tuple[Array, KVCache]:
+        params: Any, cache: KVCache, ids: Array, positions: Array, lengths: Array | None,
+        adapters: Adapters,
+    ) -> tuple[Array, KVCache]:  # fmt: skip
         traced: Any = lengths
         cache.lengths = traced
-        states = hidden(params, cache, ids, positions)
+        states = hidden(params, cache, ids, positions, adapters)
         cache.lengths = None
         return logits(params, states.reshape(-1, states.shape[-1])), cache
 
@@ -196,6 +204,8 @@ class JaxRunner:
         embed = model.params["embed"]
         self._dtype, self._size = dtype_name(embed), (0, 0)
         self._cache = KVCache([{} for _ in model.spec.layers])
+        self._rule: Any = row_adapters(ops)
+        self._adapters = np.zeros(capacity, np.int64)  # of each row
         self._ahead: list[dict[str, Array]] = []  # the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
         self._pages = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
@@ -228,7 +238,7 @@ class JaxRunner:
         cache = KVCache(self._begun(pages, np.array(free, np.int32)))
         states: list[dict[str, Array]] = []
         for part in parts:
-            hidden, cache = self._run(prompts, starts, part, rows, cache)
+            hidden, cache = self._run(prompts, starts, part, numbers, cache)
             if part is not lengths:  # states are kept where a page ends
                 copies = ({name: jnp.copy(x) for name, x in layer.items()} if "state" in layer
                           else {} for layer in cache.layers)  # fmt: skip
@@ -246,15 +256,21 @@ class JaxRunner:
         return KVCache.create(self.model.spec, *shapes, self.model.ops, self._dtype).layers
 
     def _run(
-        self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray, rows: int,
-        cache: KVCache,
+        self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray,
+        adapters: np.ndarray, cache: KVCache,
     ) -> tuple[Array, KVCache]:  # fmt: skip
         """Run the tokens starts[p]..ends[p] of each prompt; their hidden states [rows, T, D]."""
+        rows = padded_size(len(prompts), 1)
         ids = np.zeros((rows, _tokens(ends - starts)), np.int32)
         for row, (prompt, start, end) in enumerate(zip(prompts, starts, ends, strict=True)):
             ids[row, : end - start] = prompt[start:end]
         where = _padded(starts, rows), _padded(ends - starts, rows)
-        return self._programs.run(self.model.params, cache, ids, *where)
+        own = self._of_rows(adapters, rows)
+        return self._programs.run(self.model.params, cache, ids, *where, own)
+
+    def _of_rows(self, adapters: np.ndarray, rows: int) -> Adapters:
+        """The argument of programs for the adapters of rows, padded to so many."""
+        return None if self._rule is None else (_padded(adapters, rows), self._rule.stacked)
 
     def keep(self, prefilled: Prefilled | None, kept: Kept) -> None:
         """See Runner.keep."""
@@ -273,6 +289,7 @@ class JaxRunner:
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """See Runner.admit."""
         self._fit(first + len(which), int(prefilled.lengths.max()) + 1)
+        self._adapters[first : first + len(which)] = prefilled.adapters[which]
         size = padded_size(len(which), 1)
         ends = _padded(prefilled.lengths[which] - 1, size)
         rows = _padded(which, size, OUTSIDE)
@@ -294,11 +311,12 @@ class JaxRunner:
         inputs[0, : len(ids)], inputs[1, : len(ids)] = ids, positions
         lengths = None if counts is None else _padded(counts, self._size[0])
         params, states = self.model.params, _states(self._cache)
+        own = self._of_rows(self._adapters[: len(ids)], self._size[0])
         if not (ahead and any(states)):
-            made, self._cache = self._programs.step(params, self._cache, *inputs, lengths)
+            made, self._cache = self._programs.step(params, self._cache, *inputs, lengths, own)
             return made
         bare = _with_states(self._cache, [{} for _ in states])
-        given = self._ahead or states, *inputs, lengths
+        given = self._ahead or states, *inputs, lengths, own
         made, cache, self._ahead = self._programs.ahead(params, bare, *given)
         self._cache, self._last = _with_states(cache, states), (ids, positions, counts)
         return made
@@ -315,11 +333,13 @@ class JaxRunner:
         rows, tokens = self._size[0], np.zeros((self._size[0], ids.shape[1]), np.int32)
         tokens[: len(ids)] = ids
         where = _padded(positions[:, 0], rows), _padded(counts, rows)
-        self._cache = self._programs.run(self.model.params, self._cache, tokens, *where)[1]
+        own = self._of_rows(self._adapters[: len(ids)], rows)
+        self._cache = self._programs.run(self.model.params, self._cache, tokens, *where, own)[1]
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""
         size = padded_size(len(source), 1)
+        self._adapters[target] = self._adapters[source]
         numbers = _padded(source, size), _padded(target, size, OUTSIDE)
         self._cache = _move(self._cache, *numbers)
 
