@@ -128,7 +128,8 @@ def attention_mask(
     if segments is not None:
         # an empty interval for padding: first = S, until = 0
         begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
-    free = segments is None and (window is None or window >= keys) and queries == keys
+    # not a symbol under torch.compile
+    free = bool(segments is None and (window is None or window >= keys) and queries == keys)
     begin, end = begin.int(), end.int().contiguous()
     first = begin[:, start : start + queries].contiguous()  # [B or 1, T]
     if causal:

@@ -1,6 +1,7 @@
 """The step: the two backends agree, accumulation is exact, AdamW is the formula, bf16 is real."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.stepper_factory import make_stepper
+from sabia.kernels.runtime import dispatch
 
 SPEC = from_config(new_config("llama", hidden=32, layers=1, vocab=97, heads=4, kv_heads=2, ffn=64))
 PARAMS = init_params(SPEC, 0)
@@ -230,6 +232,35 @@ def test_refusals() -> None:
         one.load(state)
     with pytest.raises(BadData, match="expected"):
         one.load(dict(one.state()) | {"v/embed": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mixtral", "qwen3_next"))],
+)
+def test_a_compiled_step_is_one_graph(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all layers, for batches of two sizes; traced, without generating code."""
+    torch = pytest.importorskip("torch", reason="the torch backend")
+    graphs = list[Any]()
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    monkeypatch.setattr(dispatch, "_FRAMEWORKS", {})  # as in a new process
+    experts = {"experts": 4, "chosen": 2, "expert_ffn": 16} if family != "llama" else {}
+    shape = {"hidden": 32, "layers": 2 if family == "llama" else 4, "vocab": 97, "heads": 4}
+    spec = from_config(new_config(family, **shape, **experts, kv_heads=2, ffn=64))
+    given = ("torch", spec, init_params(spec, 0), next_token_loss)
+    plain, compiled = (
+        make_stepper(*given, precision="bf16", compiled=compiled) for compiled in (False, True)
+    )
+    for number in range(2):
+        data = batch(number, length=16 + 8 * number)
+        a, b = (one.step(data, 1e-3).loss for one in (compiled, plain))
+        assert abs(a - b) <= 0.03
+    assert 1 <= len(graphs) <= 2
 
 
 @pytest.mark.slow
