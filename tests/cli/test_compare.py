@@ -101,6 +101,9 @@ def test_a_comparison_that_cannot_tell_says_what_would_and_goes_on(
     assert "cannot tell again from clean by held-out loss" in said and "more runs" in said
     (one,) = json.loads((tmp_path / "comparison.json").read_text())["comparisons"]
     assert one["more_usd"] == pytest.approx(3600 * one["more_hours"]) and "$" in one["sentence"]
+    times = [json.loads(p.read_text())["seconds"] for p in tmp_path.glob("runs/*/run.json")]
+    mean = sum(times) / len(times)
+    assert one["more_hours"] == pytest.approx(one["more_runs"] * mean / 3600) and mean > 0
     first = sorted(path.name for path in (tmp_path / "runs").glob("[!.]*"))
     assert first == ["again-0", "again-1", "clean-0", "clean-1"]
     marks = [(tmp_path / "runs" / name / "run.json").stat().st_mtime_ns for name in first]

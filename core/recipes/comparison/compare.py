@@ -55,14 +55,15 @@ def run(job: Job, options: PretrainOptions) -> None:
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:
         start_over(job)
-    made = Report(job, options, runs, plan.tokens, _compared(runs, options))
+    made = Report(job, options, runs, plan.tokens, compared(runs, options))
     verdicts.publish(made)
     if undecided := [one for one in made.comparisons if one.last.verdict == OPEN]:
         more = f" and {len(undecided) - 1} more" if len(undecided) > 1 else ""
         raise Infeasible(f"{made.sentence(undecided[0])}{more}; the report is written")
 
 
-def _compared(runs: Runs, options: PretrainOptions) -> list[Comparison]:
+def compared(runs: Runs, options: PretrainOptions) -> list[Comparison]:
+    """Train pairs of runs until every comparison has ended."""
     first, *others = runs.candidates
     comparisons = [
         Comparison(candidate.name, measure) for candidate in others for measure in runs.measures

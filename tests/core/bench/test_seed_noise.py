@@ -30,24 +30,33 @@ def losses(
     shared: float = 0.5,
     of_items: float = 0.01,
     pairs: int = PAIRS,
+    tails: float = math.inf,
 ) -> tuple[np.ndarray, np.ndarray]:
     """[pairs, ITEMS] nats of two ways whose losses differ by `gap` on all items there could be.
 
     noise: standard deviation between seeds of either way, of whose variance `shared` is common to
-    both runs of a seed; of_items: between the items' own gaps. Lengths are skewed, and each item of
-    each run has noise of its own.
+    both runs of a seed; of_items: between the items' own gaps; tails: degrees of freedom of the t
+    distribution of the seeds' noise. Lengths are skewed, and each item of each run has noise of its
+    own.
     """
     lengths = rng.lognormal(5, 0.7, ITEMS)
     # weighted by length, own gaps have the mean 0 over many draws of the items
     own = rng.normal(0, of_items, ITEMS) * math.sqrt(lengths.mean()) / np.sqrt(lengths)
-    common = rng.normal(0, 1, (pairs, 1)) * math.sqrt(shared)
+    common = drawn(rng, pairs, tails) * math.sqrt(shared)
     ways = []
     for number, spread in enumerate(noise):
-        alone = rng.normal(0, 1, (pairs, 1)) * math.sqrt(1 - shared)
+        alone = drawn(rng, pairs, tails) * math.sqrt(1 - shared)
         each = rng.normal(0, 0.01, (pairs, ITEMS))
         score = number * (gap + own) + spread * (common + alone) + each
         ways.append(3.0 * lengths * np.exp(score))
     return ways[0], ways[1]
+
+
+def drawn(rng: np.random.Generator, count: int, tails: float) -> np.ndarray:
+    """Noise of variance 1, [count, 1]."""
+    if math.isinf(tails):
+        return rng.normal(0, 1, (count, 1))
+    return rng.standard_t(tails, (count, 1)) / math.sqrt(tails / (tails - 2))
 
 
 def looks(rule: Rule, first: np.ndarray, second: np.ndarray) -> Iterator[Look]:
@@ -78,6 +87,7 @@ NULLS = {
     "one way is steady": {"noise": (0.001, 0.01), "shared": 0.0},
     "alike": {"shared": 0.95},
     "items differ": {"of_items": 0.08},
+    "heavy tails": {"tails": 3},
 }
 
 
