@@ -75,10 +75,10 @@ def cache_bytes(
 
 def check_context(spec: ModelSpec, slots: int) -> None:
     """Raise UsageError for rows beyond which all rotations of a text change with its length."""
-    limit = min((r.original_length for r in spec.ropes if r.by_length), default=slots)
-    if slots > limit:
+    limits = [r.original_length for r in spec.ropes if r.by_length]
+    if limits and slots > min(limits):
         raise UsageError(
-            f"generation: {slots} tokens (expected at most {limit:g}: beyond it all rotations "
+            f"generation: {slots} tokens (expected at most {min(limits):g}: beyond it all rotations "
             "of a text change with its length; run the exported model in a server and give its "
             "URL)"
         )
