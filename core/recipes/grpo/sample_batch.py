@@ -120,7 +120,7 @@ def of_few_shapes(batch: Batch, parts: int, step: int) -> Batch:
     """A batch of one sample a row, filled up to rows, tokens of a row and tokens of a sample that
     are powers of two, or the next multiples of `parts` (rows) and `step` (tokens of a row).
 
-    Programs that are compiled for a shape (JAX) are few then; what is added has weight 0.
+    Programs that are compiled for a shape are few then; what is added has weight 0.
     """
     rows, length = batch["input_ids"].shape
     narrow = batch["targets"].shape[-1]

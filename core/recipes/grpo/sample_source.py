@@ -67,7 +67,9 @@ class SampleSource:
         prompts = self.sampler.schedule.prompts
         self._numbers = {id(prompt): number for number, prompt in enumerate(prompts)}
         self._outcomes: dict[int, bool] = {}  # of the last step: whether a prompt was dull
-        self.compiled = self.engine.ops.name == "jax"
+        jax = self.engine.ops.name == "jax"
+        self.compiled = jax or self.options.compile
+        self.devices = mesh.rows if jax else 1  # of this process
 
     def open(self, run: Any, leads: bool) -> None:
         """See Source."""
@@ -113,7 +115,8 @@ class SampleSource:
             batch = own_rows(batch, *self.stepper.row_part, self.stepper.mesh.context)
         mesh, count = self.stepper.mesh, len(batch["targets"])
         if self.compiled:
-            batch, empty = (of_few_shapes(x, mesh.rows, mesh.context) for x in (batch, empty))
+            shapes = self.devices, mesh.context
+            batch, empty = (of_few_shapes(x, *shapes) for x in (batch, empty))
         rows = self.stepper.micro_batch = micro_rows(batch, options)
         score_with = partial(
             score, self.stepper.spec, batch=batch, ops=ops, temperature=options.temperature,
@@ -134,9 +137,9 @@ class SampleSource:
         # batches of weight 0 with the arrays of `batch`: all processes update equally often
         empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}
         parts += [empty] * (options.updates - len(parts))
-        if self.compiled:  # of all devices of this process
-            parts = [of_few_shapes(part, mesh.rows, mesh.context) for part in parts]
-            rows *= mesh.rows
+        if self.compiled:
+            parts = [of_few_shapes(part, self.devices, mesh.context) for part in parts]
+            rows *= self.devices
         most = max(micro_batches(part, rows) for part in parts)
         width = max(gather_objects(self.world, most))  # sums over processes have one shape
         return [with_slots(part, rows, width) for part in parts]
