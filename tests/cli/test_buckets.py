@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -301,3 +302,69 @@ def test_phases_with_a_scratch_folder_on_the_bucket(
         one, other = pq.read_table(path), pq.read_table(there / path.name)
         assert one.replace_schema_metadata().equals(other.replace_schema_metadata())
     assert json.loads(objects.read_object("s3://bucket/stats.json"))["rows_in"] == 3 * ROWS
+
+
+def test_google_storage_through_the_same_interface(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an emulator (PyPI: gcp-storage-emulator), where there is one: its answers are those of the
+    JSON interface, but nobody is refused."""
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    pytest.importorskip("gcsfs")
+    with socket.socket() as line:
+        line.bind(("127.0.0.1", 0))
+        port = line.getsockname()[1]
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    try:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        for path in pages.iterdir():
+            objects.upload(path, f"gs://bucket/pages/{path.name}")
+        big = tmp_path / "big"
+        big.write_bytes(random.Random(2).randbytes(objects.PART_BYTES * 2 + 5))
+        objects.upload(big, "gs://bucket/big")
+        assert objects.read_object("gs://bucket/big") == big.read_bytes()
+        objects.remove("gs://bucket/big")
+        assert not objects.exists("gs://bucket/big")
+        sabia("dedup", str(pages), "-o", str(tmp_path / "here"))
+        sabia("dedup", "gs://bucket/pages", "-o", "gs://bucket/o")
+        there = fetched("gs://bucket/o", tmp_path / "there")
+        for path in (tmp_path / "here").glob("part-*"):
+            one, other = pq.read_table(path), pq.read_table(there / path.name)
+            assert one.replace_schema_metadata().equals(other.replace_schema_metadata())
+        again = sabia("dedup", "gs://bucket/pages", "-o", "gs://bucket/o")
+        assert "3 shards already done" in again
+        said = one_line(sabia("dedup", str(pages), "-o", "gs://none/o", code=1))
+        assert "gs://none/o/part-00000.parquet: no such object or bucket" in said
+    finally:
+        server.stop()
+
+
+def test_files_of_tokens_a_classifier_and_a_plan(
+    bucket: Proxy, pages: Path, tmp_path: Path
+) -> None:
+    given = sent(pages)
+    words = ("tokenize", "--vocab-size", "500", "--format", "arrow")
+    sabia(*words, str(pages), "-o", str(tmp_path / "here"))
+    sabia(*words, given, "-o", "s3://bucket/arrow")
+    there = fetched("s3://bucket/arrow", tmp_path / "there")
+    for path in (tmp_path / "here").glob("*.arrow"):
+        one, other = (pa.ipc.open_stream(folder / path.name).read_all()
+                      for folder in (tmp_path / "here", there))  # fmt: skip
+        assert one.replace_schema_metadata().equals(other.replace_schema_metadata())
+    assert list(there.glob("*.arrow"))
+    rows = [{"id": str(i), "text": f"{'good words' if i % 2 else 'bad pills'} {i}",
+             "kind": "good" if i % 2 else "bad"} for i in range(60)]  # fmt: skip
+    lines = tmp_path / "labels.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    objects.upload(lines, "s3://bucket/labels.jsonl")
+    words = ("classify", "train", "--label", "kind")
+    sabia(*words, "s3://bucket/labels.jsonl", "-o", "s3://bucket/m/kind.bin")
+    sabia(*words, str(lines), "-o", str(tmp_path / "kind.bin"))
+    model = objects.read_object("s3://bucket/m/kind.bin")
+    assert model == (tmp_path / "kind.bin").read_bytes()
+    words = ("classify", "--model", "kind=s3://bucket/m/kind.bin")
+    sabia(*words, given, "-o", "s3://bucket/classified")
+    assert "3 shards already done" in sabia(*words, given, "-o", "s3://bucket/classified")
+    sabia("plan-cluster", "--params", "7B", "--tokens", "1T", "-o", "s3://bucket/plan.parquet")
+    assert pq.read_table(pa.BufferReader(objects.read_object("s3://bucket/plan.parquet"))).num_rows

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import functools
 import io
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from sabia.core.shards.atomic import atomic_path
 
 ATTEMPTS = 6
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+OUTER_ATTEMPTS = {"gs": 3, "gcs": 3}  # where the package repeats each request for a minute
 REQUEST_ATTEMPTS = 4  # of each request of an operation, such as a part of an upload
 PART_BYTES = 16 << 20  # of an upload; smaller objects are put in one request
 READ_BYTES = 8 << 20  # that are requested at once
@@ -84,6 +86,8 @@ def _package(protocol: str) -> str:
 
 def _settings(protocol: str) -> dict[str, Any]:
     """Of s3fs: how single requests are repeated."""
+    if EXTRAS.get(protocol) == "gs":  # it logs tracebacks of what is tried again
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
     if EXTRAS.get(protocol) != "s3":
         return {}
     import fsspec
@@ -131,8 +135,9 @@ def retried(url: str, work: Callable[..., T], *args: Any, **named: Any) -> T:
         reason, pause = _reason(state.outcome.exception()), state.next_action.sleep
         notes.note(f"{url}: {reason}; tried again in {pause:.1f} s")
 
+    most = OUTER_ATTEMPTS.get(url.partition("://")[0], ATTEMPTS)
     attempts = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS), wait=wait, sleep=_sleep, before_sleep=say,
+        stop=tenacity.stop_after_attempt(most), wait=wait, sleep=_sleep, before_sleep=say,
         retry=tenacity.retry_if_exception(_may_pass), reraise=True,
     )  # fmt: skip
     try:

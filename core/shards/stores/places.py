@@ -55,11 +55,13 @@ def local_paths(job: Job, options: Any) -> Iterator[tuple[Job, Any]]:
     uploaded when it ends, also where it is interrupted or a gate is closed."""
     with contextlib.ExitStack() as stack:
         changes: dict[str, Any] = {}
+        by_url = job.command in ROWS and getattr(options, "format", "rows") == "rows"
+        by_url |= job.command in RUNS and _is_one_of_several()  # which the run refuses
         for name, option in options.table.items():
             value = getattr(options, name)
             if name not in DIRECT and (may_be_file(option) or name in WRITTEN | CHANGING | {"out"}):
                 several = isinstance(value, list | tuple)
-                paths = [_local(stack, job, name, option.flag, one)
+                paths = [_local(stack, job, name, option.flag, one, by_url)
                          for one in (value if several else [value])]  # fmt: skip
                 if paths != (list(value) if several else [value]):
                     changes[name] = type(value)(paths) if several else paths[0]
@@ -72,8 +74,11 @@ def local_paths(job: Job, options: Any) -> Iterator[tuple[Job, Any]]:
 _FIELDS = ("out", "scratch", "stats")  # of a job
 
 
-def _local(stack: contextlib.ExitStack, job: Job, name: str, flag: str, value: Any) -> Any:
-    """The local path for the value of an option; other values as they are."""
+def _local(
+    stack: contextlib.ExitStack, job: Job, name: str, flag: str, value: Any, by_url: bool
+) -> Any:  # fmt: skip
+    """The local path for the value of an option; other values as they are, as is the output of a
+    command that writes it `by_url`."""
     match = _URL.fullmatch(value) if isinstance(value, str) else None
     if match is None or match["protocol"] in NO_STORE:
         return value
@@ -82,8 +87,8 @@ def _local(stack: contextlib.ExitStack, job: Job, name: str, flag: str, value: A
         return label + plain_path(url)
     if name in CHANGING:
         raise UsageError(f"{flag}: {url} (expected a local path: it changes during the call)")
-    if name == "out" and (job.command in ROWS or (job.command in RUNS and _is_one_of_several())):
-        return value  # several processes are refused by the run
+    if name == "out" and by_url:
+        return value
     if name == "out" or name in WRITTEN:
         return label + stack.enter_context(spool(url, flag, not job.dry_run, name == "scratch"))
     try:
