@@ -78,9 +78,9 @@ def check_context(spec: ModelSpec, slots: int) -> None:
     limits = [r.original_length for r in spec.ropes if r.by_length]
     if limits and slots > min(limits):
         raise UsageError(
-            f"generation: {slots} tokens (expected at most {min(limits):g}: beyond it all rotations "
-            "of a text change with its length; run the exported model in a server and give its "
-            "URL)"
+            f"generation: {slots} tokens (expected at most {min(limits):g}: beyond it all "
+            "rotations of a text change with its length; run the exported model in a server and "
+            "give its URL)"
         )
 
 
