@@ -87,7 +87,7 @@ PARTS: Mapping[str, Part] = {
     "peers": _part("peers", 500, "transformers", timed=True),
     "post-training": _part("post_training", 600, *COMMANDS_NEED, timed=True),
     "decoding": _part("decoding", 300, cases="(?!.*transformers)", timed=True),
-    "decoding-peers": _part("decoding", 300, "transformers", cases=".*transformers", timed=True),
+    "peers-decoding": _part("decoding", 300, "transformers", cases=".*transformers", timed=True),
     "tuning": _part("tuning", 400, "triton", timed=True),
     "gptq": _part("gptq", 300, timed=True),
     "planner": _part("planner", 60, timed=True),

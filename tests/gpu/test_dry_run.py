@@ -18,7 +18,7 @@ RUN = Path(__file__).with_name("run.py")
 
 
 # these have no other test; the others take most of the time
-SHORT = ("codes", "decoding", "decoding-peers", "gptq")
+SHORT = ("codes", "decoding", "gptq")
 
 
 @pytest.mark.parametrize("parts", [SHORT, pytest.param(tuple(PARTS), marks=pytest.mark.slow)])
