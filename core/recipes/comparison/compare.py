@@ -36,7 +36,7 @@ def run(job: Job, options: PretrainOptions) -> None:
     if options.validation:
         held = from_path(options.validation, "tokens", "--validation")
         rows = pretrain.read_rows(job, options, held, warn_of_rejects("validation row"))
-        runs.measures.append(measures.held_out(rows, context))
+        runs.measures.append(measures.held_out(rows, context, runs.tokenizer))
     if options.task:
         runs.measures += measures.of_tasks(
             options.task, options.data, runs.tokenizer, context, job.seed

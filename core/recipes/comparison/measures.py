@@ -1,9 +1,9 @@
 """What the models of a comparison are scored by: held-out documents, and the answers of tasks.
 
 Each item is scored by its log-likelihood: a document of the held-out rows given its first token (a
-document that continues in a second row counts as two), the right answer of a task's item given its
-prompt, a text of a perplexity task as `sabia eval` does it. A task's score is in bits per byte of
-the answers, which small models change before they change the share of right ones.
+document that continues in a second row is two items of one cluster), the right answer of a task's
+item given its prompt, a text of a perplexity task as `sabia eval` does it. A task's score is in
+bits per byte of the answers, which small models change before they change the share of right ones.
 """
 
 import hashlib
@@ -61,10 +61,17 @@ class Measure:
         return float(nats.sum() / self.sizes.sum() / self.per)
 
 
-def held_out(rows: TokenRows, context: int) -> Measure:
+def held_out(rows: TokenRows, context: int, tokenizer: str = "") -> Measure:
     """The documents of token rows. Raises BadData for documents that are masked, or longer than
-    the model's context."""
+    the model's context.
+
+    tokenizer: its path; a document that does not end with its end of document continues in the next
+    one, unless none of them does. '': all documents are whole.
+    """
+    end = load_tokenizer(tokenizer).eos_id if tokenizer else None
     scored: list[Row] = []
+    ended: list[bool] = []  # documents, those of one token too
+    document: list[int] = []  # of each item, among these
     for start in range(0, len(rows), READ_ROWS):
         batch = rows.batch(np.arange(start, min(start + READ_ROWS, len(rows))))
         for ids, segments, mask in zip(
@@ -77,7 +84,9 @@ def held_out(rows: TokenRows, context: int) -> Measure:
                         "--validation: rows in which only some tokens have a loss (expected rows "
                         "of sabia tokenize)"
                     )
+                ended.append(int(ids[at[-1]]) == end)
                 if len(at) > 1:
+                    document.append(len(ended) - 1)
                     scored.append(Row(tuple(ids[at].tolist()), len(at) - 1))
     longest = max((len(row.ids) for row in scored), default=0)
     if longest > context:
@@ -86,7 +95,9 @@ def held_out(rows: TokenRows, context: int) -> Measure:
             f"model's context of {context:,})"
         )
     sizes = [row.scored for row in scored]
-    return _measure(HELD_OUT, "nats per token", 1.0, [[row] for row in scored], sizes, [])
+    whole = np.array(ended if any(ended) else [True] * len(ended))
+    clusters = (np.cumsum(whole) - whole)[document].tolist()
+    return _measure(HELD_OUT, "nats per token", 1.0, [[row] for row in scored], sizes, clusters)
 
 
 def of_tasks(
@@ -112,11 +123,11 @@ def of_tasks(
 
 def _measure(
     name: str, unit: str, per: float, rows: Sequence[Sequence[Row]], sizes: Sequence[int],
-    clusters: Sequence[str],
+    clusters: Sequence[Any],
 ) -> Measure:  # fmt: skip
-    numbers = np.unique(clusters, return_inverse=True)[1] if clusters else np.arange(len(rows))
-    if len(np.unique(numbers)) < 2:
-        raise BadData(f"{name}: {len(rows)} independent items (expected two or more)")
+    different, numbers = np.unique(clusters, return_inverse=True)
+    if len(different) < 2:
+        raise BadData(f"{name}: {len(different)} independent items (expected two or more)")
     item = np.repeat(np.arange(len(rows)), [len(of_item) for of_item in rows])
     flat = tuple(row for of_item in rows for row in of_item)
     return Measure(name, unit, per, flat, item, np.array(sizes), numbers)

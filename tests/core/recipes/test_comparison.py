@@ -107,6 +107,21 @@ def test_documents_of_held_out_rows_are_items() -> None:
     assert made.score(np.array([2.0, 3, 6])) == pytest.approx(11 / 8)
 
 
+def test_parts_of_a_document_in_two_rows_are_one_cluster(folder: Path) -> None:
+    end = load_tokenizer(folder / "tokenizer").eos_id
+    # whole; begun, and its last token alone; begun, and going on over a row; whole
+    documents = [[5, end], [6, 7], [end], [5, 6], [7, 8, 9], [10, end], [11, end]]
+    columns = {"input_ids": documents, "document_lengths": [[len(ids)] for ids in documents]}
+    kinds = pa.schema([(name, pa.list_(pa.int32())) for name in columns])
+    rows = read_token_rows([pa.RecordBatch.from_pydict(columns, kinds)])
+    made = held_out(rows, 16, str(folder / "tokenizer"))
+    assert [len(row.ids) for row in made.rows] == [2, 2, 2, 3, 2, 2]
+    assert made.clusters.tolist() == [0, 1, 2, 2, 2, 3]
+    assert held_out(rows, 16).clusters.tolist() == [*range(6)]  # without a tokenizer
+    unmarked = held_out(token_rows(), 16, str(folder / "tokenizer"))
+    assert unmarked.clusters.tolist() == [0, 1, 2]
+
+
 def test_documents_that_cannot_be_scored_are_refused() -> None:
     with pytest.raises(BadData, match="only some tokens have a loss"):
         held_out(token_rows([True, True, True, False, True, True, False]), 16)
