@@ -66,6 +66,7 @@ class Server:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name:.+}", self._one_model)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._completions)
         if self._updates:
@@ -149,10 +150,21 @@ class Server:
         return web.Response(text=text, content_type="text/plain", charset="utf-8")
 
     async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": self._listed()})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        for model in self._listed():
+            if model["id"] == name:
+                return web.json_response(model)
+        raise Rejected(f"model: {name!r:.80} is not served", "model", 404)
+
+    def _listed(self) -> list[Json]:
+        """The model and its adapters."""
         model = {"id": self.name, "object": "model", "created": int(self.started),
                  "owned_by": "sabia", "max_model_len": self.limits.context}  # fmt: skip
         adapters = [{**model, "id": name, "parent": self.name} for name in self.limits.adapters]
-        return web.json_response({"object": "list", "data": [model, *adapters]})
+        return [model, *adapters]
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         raw = await self._body(request)

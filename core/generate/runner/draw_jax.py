@@ -42,8 +42,7 @@ def draw(
     best = unscaled.argmax(-1, keepdims=True).astype(drawn.dtype)
     tokens = jnp.where(greedy, best, drawn)
     logprobs = jnp.where(greedy, 0.0, logprobs)
-    chosen = jnp.take_along_axis(own, tokens, -1)
-    raw = chosen - jax.nn.logsumexp(own, -1, keepdims=True)
+    raw = jnp.take_along_axis(jax.nn.log_softmax(own, -1), tokens, -1)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0]
 
 
@@ -69,8 +68,7 @@ def verify(
     tokens = jnp.where(greedy, best, jnp.where(kept, at.astype(drawn.dtype), drawn))
     kept = jnp.where(greedy, best == proposed[:, None], kept)
     logprobs = jnp.where(greedy, 0.0, jnp.take_along_axis(scores, tokens, -1))
-    chosen = jnp.take_along_axis(own, tokens, -1)
-    raw = chosen - jax.nn.logsumexp(own, -1, keepdims=True)
+    raw = jnp.take_along_axis(jax.nn.log_softmax(own, -1), tokens, -1)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0], kept[:, 0]
 
 

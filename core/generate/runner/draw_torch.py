@@ -43,7 +43,7 @@ def draw(
         logprobs = torch.where(greedy, 0.0, logprobs)
     if bias is None and params.plain:
         return tokens[:, 0], logprobs[:, 0], logprobs[:, 0]
-    raw = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
+    raw = torch.log_softmax(logits, -1).gather(1, tokens)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0]
 
 
@@ -69,7 +69,7 @@ def verify(
         greedy, best = columns.temperature == 0, unscaled.argmax(-1, keepdim=True)
         tokens, logprobs = torch.where(greedy, best, tokens), torch.where(greedy, 0.0, logprobs)
         kept = torch.where(greedy, best == proposed[:, None], kept)
-    raw = logits.gather(1, tokens) - logits.logsumexp(-1, keepdim=True)
+    raw = torch.log_softmax(logits, -1).gather(1, tokens)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0], kept[:, 0]
 
 

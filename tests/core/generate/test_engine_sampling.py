@@ -47,6 +47,25 @@ def test_draws_follow_the_distribution():
     assert torch.allclose(raw, torch.log_softmax(logits, -1)[0][tokens], atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_log_probabilities_of_large_logits_keep_their_digits(backend):
+    logits = np.random.default_rng(0).normal(300, 3, (50, 40)).astype(np.float32)
+    rows = RowParams.of([SamplingParams(temperature=0.9)] * 50)
+    uniform = uniforms(stream_keys(0, "a", range(50)), np.zeros(1))
+    if backend == "torch":
+        made = draw(torch.tensor(logits), Columns(rows, torch.device("cpu")), uniform)
+        tokens, _, raw = (x.numpy() for x in made)
+    else:
+        from sabia.core.generate.runner import draw_jax
+
+        with draw_jax.double_precision():
+            made = draw_jax.draw(logits, np.arange(50), rows.columns, uniform, None, False, False)
+        tokens, _, raw = map(np.asarray, made)
+    wide = logits.astype(np.float64) - 300
+    exact = wide - np.log(np.exp(wide).sum(1, keepdims=True))
+    assert np.abs(raw - exact[np.arange(50), tokens]).max() < 2e-6
+
+
 def test_a_row_does_not_see_its_neighbours():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 50, generator=generator)
