@@ -104,10 +104,10 @@ def model_fingerprint(directory: str | Path, option: str = "--model") -> str:
     return _with_weights(digest, root)
 
 
-def weights_fingerprint(directory: str | Path) -> str:
+def weights_fingerprint(directory: str | Path, option: str = "--model") -> str:
     """The same of config.json and the weights only: a trainer's starting point, whose tokenizer has
     a fingerprint of its own in the identity of a run."""
-    root = _root(directory, "--model")
+    root = _root(directory, option)
     digest = hashlib.blake2b((root / "config.json").read_bytes(), digest_size=16)
     return _with_weights(digest, root)
 

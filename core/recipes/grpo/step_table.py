@@ -24,7 +24,7 @@ from sabia.core.train.stepper import StepResult
 SUMS = (
     *("solved", "nats", "teacher_kl", "teacher_tokens"),
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
-    *("made", "seconds", "processes", "computed", "proposed", "accepted"),
+    *("made", "seconds", "processes", "computed", "proposed", "accepted", "forced"),
     *("judge_calls", "judge_cached", "judge_usd"),
 )
 AUDIT = len(SUMS)  # behind these sums: those of `Pairs`, then those of `Traits`
@@ -73,6 +73,7 @@ def step_sums(
         "computed": computed,
         "proposed": drafted.proposed,
         "accepted": drafted.accepted,
+        "forced": sum(len(sample.forced) for sample in samples),
         "judge_calls": after.calls - before.calls,
         "judge_cached": after.cached - before.cached,
         "judge_usd": (after.usd or 0.0) - (before.usd or 0.0),
@@ -115,13 +116,13 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> d
         "reward": t["reward"] / max(t["graded"], 1),
         "live_groups": t["live"] / t["groups"],
         "pass_at_k": t["solved"] / t["groups"],
-        "entropy": t["nats"] / max(t["tokens"], 1),
+        "entropy": t["nats"] / max(t["tokens"] - t["forced"], 1),
         "samples": int(t["samples"]),
         "no_reward": int(t["samples"] - t["graded"]),
         "unknown_verdicts": int(t["unknown"]),
         "length": t["tokens"] / t["samples"],
         "truncated": t["truncated"] / t["samples"],
-        "sampled_tokens": int(t["tokens"]),
+        "sampled_tokens": int(t["tokens"] - t["forced"]),
         "trained_tokens": int(trained),
         "clip_fraction": _share(updates, "clipped", trained),
         "logprob_gap": _share(updates, "gap", trained),

@@ -214,6 +214,11 @@ def test_grpo_does_not_learn_the_tokens_that_close_reasoning(
         assert sample["forced"] == places and [sample["tokens"][p] for p in places] == closing
         assert sample["text"].index("</think>") > 0
     assert max(row["logprob_gap_max"] for row in rows if "loss" in row) <= 1e-4
+    drawn = sum(len(sample["tokens"]) - len(places) for sample in samples)
+    assert sum(row["sampled_tokens"] for row in rows) == drawn
+    nats = -sum(sum(sample["logprobs"]) for sample in samples)
+    means = [row["entropy"] * row["sampled_tokens"] for row in rows]
+    assert sum(means) == pytest.approx(nats, rel=1e-5)
     known = Journal(tmp_path / "own" / "samples").graded(0)
     assert all(completion.forced == places for completion, _ in known.values())
     there = trained(folder, tmp_path / "there", thinking_budget=3, max_new_tokens=20,
