@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from served import little_engine
 
@@ -22,9 +23,11 @@ from sabia.core.generate.chat import render
 from sabia.core.generate.requests import Request
 from sabia.core.judge.prompt import SYSTEM, reply_schema
 from sabia.core.judge.rubric import Item
+from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.model.storage import hub
+from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.serve.response_format import ResponseFormats
-from sabia.core.spec import from_config, new_config
+from sabia.core.spec import from_config, load_spec, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -208,6 +211,55 @@ def test_a_signal_finishes_what_runs_and_refuses_what_waits(model: Path) -> None
     assert sorted(status for status, _ in replies) == [200, 503, 503]
     whole = next(reply for status, reply in replies if status == 200)
     assert whole["usage"]["completion_tokens"] == 450
+
+
+@pytest.mark.slow
+def test_jax_serves_what_torch_does_with_adapters_and_proposals(
+    model: Path, tmp_path: Path
+) -> None:
+    spec, lora = load_spec(model), LoraConfig(4, 8.0)
+    draw = np.random.default_rng(0)
+    held = {t.name: draw.standard_normal(t.shape).astype(np.float32) * 0.2
+            for t in lora_tensors(spec, lora)}  # fmt: skip
+    save_adapter(tmp_path / "a", spec, held, lora)
+    words = ("--model", model, "--samples", 4, "--adapter", f"tutor={tmp_path / 'a'}")
+    started = {
+        "torch": Started(*words), "jax": Started(*words, "--backend", "jax", "--draft", "ngram"),
+    }  # fmt: skip
+    texts = set()
+    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 20}
+    chat = {**greedy, "messages": [{"role": "user", "content": "fox fox fox"}]}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/completions", {**greedy, "prompt": ["the quick the quick", "olá"], "logprobs": 3,
+                          "echo": True}),
+        ("/chat/completions", {**chat, "logprobs": True, "top_logprobs": 2}),
+        ("/chat/completions", {**chat, "max_tokens": 40,
+                               "response_format": {"type": "json_object"}}),
+        ("/chat/completions", {**chat, "frequency_penalty": 1.5, "n": 2, "temperature": 0.01}),
+    ]  # fmt: skip
+    for name in ("little", "tutor"):
+        for path, body in calls:
+            (status, one), (other_status, other) = (
+                server.post(path, {**body, "model": name}) for server in started.values()
+            )
+            assert status == other_status == 200, (one, other)
+            for a, b in zip(one["choices"], other["choices"], strict=True):
+                assert (a.get("text"), a.get("message")) == (b.get("text"), b.get("message"))
+                assert a["finish_reason"] == b["finish_reason"]
+                texts.add(str(a.get("text") or a["message"]))
+                for ours, theirs in zip(numbers(a), numbers(b), strict=True):
+                    assert ours == pytest.approx(theirs, abs=1e-4)
+    assert len(texts) > 6
+    for server in started.values():
+        assert server.post("/completions", {"prompt": "a", "model": "other"})[0] == 404
+        assert server.end()[0] == 75
+
+
+def numbers(choice: dict[str, Any]) -> list[float]:
+    """The log-probabilities of a choice."""
+    logs = choice["logprobs"] or {}
+    listed = [one["logprob"] for one in logs.get("content", ())]
+    return listed + [p for p in logs.get("token_logprobs", ()) if p is not None]
 
 
 def test_an_address_of_others_needs_a_token(model: Path) -> None:

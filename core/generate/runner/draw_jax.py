@@ -42,7 +42,7 @@ def draw(
     best = unscaled.argmax(-1, keepdims=True).astype(drawn.dtype)
     tokens = jnp.where(greedy, best, drawn)
     logprobs = jnp.where(greedy, 0.0, logprobs)
-    raw = jnp.take_along_axis(jax.nn.log_softmax(own, -1), tokens, -1)
+    raw = _log_probabilities(own, tokens)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0]
 
 
@@ -68,8 +68,15 @@ def verify(
     tokens = jnp.where(greedy, best, jnp.where(kept, at.astype(drawn.dtype), drawn))
     kept = jnp.where(greedy, best == proposed[:, None], kept)
     logprobs = jnp.where(greedy, 0.0, jnp.take_along_axis(scores, tokens, -1))
-    raw = jnp.take_along_axis(jax.nn.log_softmax(own, -1), tokens, -1)
+    raw = _log_probabilities(own, tokens)
     return tokens[:, 0], logprobs[:, 0], raw[:, 0], kept[:, 0]
+
+
+def _log_probabilities(logits: Array, tokens: Array) -> Array:
+    """Of tokens[B, 1], as those of a log-softmax, which would be as large as the logits."""
+    top = logits.max(-1, keepdims=True)
+    total = jnp.exp(logits - top).sum(-1, keepdims=True)
+    return jnp.take_along_axis(logits, tokens, -1) - top - jnp.log(total)
 
 
 def _steered(logits: Array, columns: tuple[Array, ...], plain: bool, filters: bool) -> Array:
