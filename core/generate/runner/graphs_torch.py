@@ -6,12 +6,13 @@ write is replaced when a sample is admitted to them. Graphs keep the addresses o
 of the cache, and are captured again when other parameters are given.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from sabia.core import notes
 
 Tensor = torch.Tensor
 Step = Callable[[Tensor, Tensor, int], Tensor]
@@ -76,7 +77,7 @@ class StepGraphs:
             except RuntimeError as error:  # an operation that waits for the device
                 self._works = False
                 first = (str(error).splitlines() or [""])[0]
-                warnings.warn(f"generate: steps run without CUDA graphs: {first}", stacklevel=2)
+                notes.warn(f"generation without CUDA graphs, which is slower: {first}")
                 return None
         return self._graphs[key]
 

@@ -92,3 +92,19 @@ def test_rounded_up() -> None:
         assert count <= found <= max(count * 1.25, 1) and rounded_up(found) == found
     assert len({rounded_up(count) for count in range(1, 4097)}) <= 8 + 4 * 10
     assert rounded_up(3, 256) == 256
+
+
+@pytest.mark.usefixtures("captured")
+def test_what_cannot_be_captured_runs_and_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    engine, asked = engine_of("llama", "torch", slots=3), repetitive(4)
+    expected = [one.tokens for one in engine.generate(asked)]
+    capsys.readouterr()
+    monkeypatch.setattr(StepGraphs.__subclasses__()[-1], "_captured", refuse)
+    assert [one.tokens for one in engine.generate(asked)] == expected
+    text = capsys.readouterr().err
+    assert text.count("without CUDA graphs") == 1 and "when stream is capturing" in text
