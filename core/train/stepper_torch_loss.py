@@ -14,9 +14,9 @@ from sabia.core.parallel.mesh_ops_torch import MeshOps
 from sabia.core.parallel.pipe_torch import PipelineStage
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.stepper import Setup
+from sabia.kernels.runtime.compilations import allow_compilations
 
 Tensor = torch.Tensor
-COMPILATIONS = 64  # for shapes of batches, in all of a process; torch counts them by the function
 
 
 class ShardedLoss:
@@ -47,11 +47,9 @@ class ShardedLoss:
 
 def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., Any]:
     """torch.compile; fp32 copies of saved tensors are recomputed in the backward pass."""
-    import torch._dynamo
     import torch._functorch.config as settings
 
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, COMPILATIONS)
+    allow_compilations()  # for the shapes of batches
     # cached by the spec before tracing, because the compiler cannot trace the lock of a cache
     _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
     compiled = torch.compile(function, fullgraph=True)  # part by part it would be eager in part

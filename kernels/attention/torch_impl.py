@@ -17,13 +17,13 @@ import torch.nn.functional as F
 
 from sabia.kernels.attention import torch_cached, torch_cpu
 from sabia.kernels.attention.torch_cached import CacheMask, cache_mask  # noqa: F401
+from sabia.kernels.runtime.compilations import allow_compilations
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
 FLEX_LEAST_HEAD = 16
-FLEX_COMPILATIONS = 64
 
 
 def _once(compute: Callable[[Any], Any]) -> Any:
@@ -218,10 +218,10 @@ def choose_attention(
         library = Option("library", "", f"not tried on {device}")
     obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
     own = Option("triton", "one fused kernel", obstacle, automatic=device == "cuda")
-    options = [library, own, reference_option()]
-    if flexible and not torch.compiler.is_compiling():
-        options = [own, *options]  # FlexAttention is compiled for every length of rows
-    return choose("attention", options, implementation)
+    # FlexAttention is compiled for every length of rows
+    own_first = flexible and not torch.compiler.is_compiling()
+    kernels = [own, library] if own_first else [library, own]
+    return choose("attention", [*kernels, reference_option()], implementation)
 
 
 def _reference(
@@ -261,12 +261,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Any]:
-    import torch._dynamo
     from torch.nn.attention.flex_attention import flex_attention
 
     # one compilation per length and kind of mask; beyond the limit torch would store all scores
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, FLEX_COMPILATIONS)
+    allow_compilations()
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -49,7 +49,7 @@ class StepGraphs:
         self._uses: dict[tuple[int, int], int] = {}
         self._pool: Any = None
         self._params: Mapping[str, Any] | None = None
-        self._works = device.type == "cuda"
+        self._works = True
 
     def step(self, ids: np.ndarray, positions: np.ndarray, params: Mapping[str, Any]) -> Tensor:
         """Logits[n or more, V] of a step with the parameters."""

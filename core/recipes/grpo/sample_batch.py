@@ -152,15 +152,13 @@ def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: i
     ]
     shape = (len(rows), fan, narrow)
     targets, sampler = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-    advantage = np.zeros((len(rows), fan, 1), np.float32)
+    advantage, mask = np.zeros((len(rows), fan, 1), np.float32), np.zeros(shape, np.float32)
     for r, (_, samples) in enumerate(rows):
         for i, (sample, a) in enumerate(samples):
             targets[r, i, : len(sample.tokens)] = sample.tokens
             sampler[r, i, : len(sample.tokens)] = sample.logprobs
             advantage[r, i] = a
-    mask = (targets >= 0).astype(np.float32)
-    for r, (_, samples) in enumerate(rows):
-        for i, (sample, _) in enumerate(samples):
+            mask[r, i, : len(sample.tokens)] = 1
             mask[r, i, sample.forced] = 0  # tokens that were not sampled
     weights, share = grpo.aggregation_weights(
         mask.reshape(-1, narrow), options.aggregation, options.max_new_tokens

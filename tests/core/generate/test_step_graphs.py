@@ -31,10 +31,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     sizes = list[tuple[int, int]]()
 
     class OnCpu(StepGraphs):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            self._works = True
-
         def _captured(self, rows: int, reads: int) -> _Graph:
             sizes.append((rows, reads))
             ids, positions = (torch.zeros((rows, 1), dtype=torch.int64) for _ in range(2))
