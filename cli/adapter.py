@@ -23,7 +23,7 @@ def typer_command(
     first word."""
     kinds = {o.name: _annotation(o, subcommands) for o in command.options.table.values()}
 
-    def callback(**flags: Any) -> None:
+    def callback(**flags: object) -> None:
         raise typer.Exit(run(name, command, flags))
 
     callback.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # typer reads it

@@ -6,7 +6,6 @@ pandas cannot be imported; from then on it does without. Programs that import sa
 """
 
 import sys
-from typing import Any
 
 _process = {"ours": False}
 
@@ -18,7 +17,7 @@ def runs_a_command() -> None:
 
 class _NoPandas:
     @staticmethod
-    def find_spec(name: str, *_: Any) -> None:
+    def find_spec(name: str, *_: object) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("pandas is left out", name=name)
 

@@ -92,7 +92,7 @@ def _live_column(live: Callable[[], str]) -> Any:
     return Live()
 
 
-def _show_compiling(display: Any, task: Any) -> Callable[[str], None]:
+def _show_compiling(display: Any, task: object) -> Callable[[str], None]:
     """A listener that shows which kernel is compiled, how much of it, and the time that is left."""
     kernel, done, started = "", 0, time.monotonic()
 

@@ -28,6 +28,7 @@ from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
 from sabia.core.progress import progress
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 TEXT_COLUMNS = ("response", "completion", "text", "answer")
 ID_COLUMNS = ("id", "item_id", "prompt_id")
@@ -83,8 +84,8 @@ def sampling_of(task: Task, options: EvalOptions) -> tuple[int, float]:
 
 
 def generate(
-    engine: Callable[[], Any], context: int, tokenizer: Any, task: Task, items: Sequence[Item],
-    options: EvalOptions, variables: Mapping[str, Any], kept: KeptResults,
+    engine: Callable[[], Any], context: int, tokenizer: Tokenizer, task: Task,
+    items: Sequence[Item], options: EvalOptions, variables: Mapping[str, Any], kept: KeptResults,
     only: int | None = None, tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Answer]:  # fmt: skip
     """Answers by the local engine, in the order of the items; variables: of the chat template.
@@ -167,7 +168,7 @@ def _with_calls(answer: Answer, message: Mapping[str, Any]) -> Answer:
     return replace(answer, text=text, reasoning=reasoning, missing="", message=message)
 
 
-def prompt_ids(item: Item, tokenizer: Any, variables: Mapping[str, Any]) -> list[int]:
+def prompt_ids(item: Item, tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list[int]:
     """Token ids of an item's prompt, with a generation prompt if it is a conversation."""
     if item.messages:
         return tokenizer.encode(render_chat(item.messages, tokenizer, True, **variables))
@@ -250,7 +251,7 @@ def read_answers(
 
 
 def _given(
-    item: str, sample: int, text: Any, column: str, messages: tuple[Message, ...] = ()
+    item: str, sample: int, text: object, column: str, messages: tuple[Message, ...] = ()
 ) -> Answer:
     if text is None:
         return Answer(item, sample, "", messages=messages, missing=f"{column} is null")
@@ -272,7 +273,7 @@ def rows_of_turns(task: Task, name: str, row: Mapping[str, Any]) -> list[tuple[s
     return [(f"{name}/{number}", text) for number, text in enumerate(texts, 1)]
 
 
-def _text_of(turn: Any) -> str | None:
+def _text_of(turn: object) -> str | None:
     """The text of a turn, or of an object that holds it."""
     if isinstance(turn, Mapping):
         turn = turn.get("content", turn.get("response"))

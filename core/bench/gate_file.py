@@ -70,7 +70,7 @@ def load_gate(path: str) -> Gate:
     return Gate(**{**values, "repeats": tuple(values.get("repeats", ())), "rules": read})
 
 
-def _rule(where: str, values: Any) -> Rule:
+def _rule(where: str, values: object) -> Rule:
     if not isinstance(values, dict):
         raise UsageError(f"{where}: {values!r} (expected a table)")
     _refuse_unknown(where, values, {*KINDS, "metric", "max_drop"})
@@ -90,7 +90,7 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _are_names(value: Any) -> bool:
+def _are_names(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 

@@ -309,7 +309,7 @@ def _choices(task: Task, row: Row) -> tuple[str, ...]:
     return tuple(str(choice) for choice in choices)
 
 
-def _from_json(given: Any) -> Any:
+def _from_json(given: object) -> Any:
     """What a text says in JSON; anything else as it is."""
     if isinstance(given, str):
         with suppress(ValueError):
@@ -317,7 +317,7 @@ def _from_json(given: Any) -> Any:
     return given
 
 
-def choice_index(given: Any, choices: Sequence[str]) -> int:
+def choice_index(given: object, choices: Sequence[str]) -> int:
     """The index of a choice from a 0-based number, its text, or its letter."""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(choices):
         return given
@@ -344,7 +344,7 @@ def value(name: str, row: Row) -> Any:
     raise BadData(f"no column {name!r} among {', '.join(map(str, row))}")
 
 
-def _not_null(value: Any) -> Any:
+def _not_null(value: object) -> Any:
     """What a template puts into a text; a null would become the word None."""
     if value is None:
         raise jinja2.UndefinedError("a value of the template is null")

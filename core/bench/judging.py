@@ -103,7 +103,7 @@ class PointsQuestion:
     maximum: float
 
 
-def key_text(rubric: Any) -> str:
+def key_text(rubric: object) -> str:
     """The official key as text: unchanged, or one line per item."""
     if isinstance(rubric, str):
         try:
@@ -242,9 +242,9 @@ def _from_items(text: str) -> float | None:
     return None
 
 
-def _has_points(item: Any) -> bool:
+def _has_points(item: object) -> bool:
     return isinstance(item, Mapping) and _is_number(item.get("points"))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

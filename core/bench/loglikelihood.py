@@ -23,11 +23,14 @@ from sabia.core.errors import BadData, Interrupted
 from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, prefix_tree
 from sabia.core.model import forward
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.ops.base import Ops, Params
+from sabia.core.ops.product import Array
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.split_model import SplitModel
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches
@@ -92,7 +95,7 @@ def known_units(
 
 
 def encode_options(
-    tokenizer: Any, context: str, continuations: Sequence[str], special: bool
+    tokenizer: Tokenizer, context: str, continuations: Sequence[str], special: bool
 ) -> tuple[Row, ...]:
     """A row for each continuation of `context`.
 
@@ -100,8 +103,8 @@ def encode_options(
     rendered chat, which has its own special tokens; otherwise the tokenizer adds its BOS.
     """
     if not special and (bare := context.rstrip()) != context:
-        tail, context = context[len(bare) :], bare
-        continuations = [tail + text for text in continuations]
+        space, context = context[len(bare) :], bare
+        continuations = [space + text for text in continuations]
     before = tokenizer.encode(context, bos=not special) if context else []
     first = before or [prefix_token(tokenizer)]
     rows = []
@@ -114,7 +117,7 @@ def encode_options(
     return tuple(rows)
 
 
-def prefix_token(tokenizer: Any) -> int:
+def prefix_token(tokenizer: Tokenizer) -> int:
     """The token before the first token of a text: BOS, else end of document."""
     for token in (tokenizer.bos_id, tokenizer.eos_id):
         if token is not None:
@@ -388,7 +391,7 @@ class Scorer:
         return forward.hidden(self.spec, self.params, ids, self.ops, **given)
 
     def _losses(
-        self, hidden: Any, targets: np.ndarray, greedy: bool
+        self, hidden: Array, targets: np.ndarray, greedy: bool
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """-log p of targets[B, S] at hidden[B, S, D], 0 where a target is negative; and, if asked,
         whether they are the likeliest tokens, true there."""
@@ -407,12 +410,12 @@ class Scorer:
             hits[used] = best == wanted[0]
         return full, hits if greedy else None
 
-    def _logits(self, hidden: Any) -> Any:
+    def _logits(self, hidden: Array) -> Any:
         scores = forward.logits(self.spec, self.params, hidden, self.ops)
         return self.split.whole_vocabulary(scores) if self.split else scores
 
 
-def _values(losses: np.ndarray, hits: Any, count: int | None = None) -> list[Value]:
+def _values(losses: np.ndarray, hits: Array, count: int | None = None) -> list[Value]:
     """The values of the first `count` rows of losses[B, S] and hits[B, S]."""
     nats = -losses.sum(1, dtype=np.float64)[:count]
     if hits is None:
@@ -454,7 +457,7 @@ def _power(count: int) -> int:
 
 
 def _compiled(
-    spec: ModelSpec, ops: Any, greedy: bool, split: SplitModel | None
+    spec: ModelSpec, ops: Ops, greedy: bool, split: SplitModel | None
 ) -> Callable[..., Any]:
     """A jitted (params, begun, ids[B, T], index[B, S], targets[B, S], segments[B, T]) →
     losses[B, S], and if `greedy` whether the targets are the likeliest tokens, true where there is
@@ -462,7 +465,9 @@ def _compiled(
     the texts of a row."""
     import jax
 
-    def scored(params: Any, begun: Any, ids: Any, index: Any, targets: Any, segments: Any) -> Any:
+    def scored(
+        params: Params, begun: Array, ids: Array, index: Array, targets: Array, segments: Array
+    ) -> Any:
         rows, length = ids.shape
         cache = positions = None
         if begun is not None:
@@ -481,11 +486,13 @@ def _compiled(
     return split.compiled(scored) if split else jax.jit(scored)
 
 
-def _compiled_prefix(spec: ModelSpec, ops: Any) -> Callable[..., forward.KVCache]:
+def _compiled_prefix(spec: ModelSpec, ops: Ops) -> Callable[..., forward.KVCache]:
     """A jitted (params, ids[1, T], positions[1, T], cache) → the cache after these tokens."""
     import jax
 
-    def run(params: Any, ids: Any, positions: Any, cache: forward.KVCache) -> forward.KVCache:
+    def run(
+        params: Params, ids: Array, positions: Array, cache: forward.KVCache
+    ) -> forward.KVCache:
         forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         return cache
 

@@ -59,7 +59,7 @@ def render(
     return page.page(title, parts)
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> Any:
     return f"{value:.3f}" if isinstance(value, float) else value
 
 

@@ -184,7 +184,7 @@ class _Words(ast.NodeTransformer):
         return ast.Constant(_JSON[node.id]) if node.id in _JSON else node
 
 
-def _call_of(node: Any) -> Call:
+def _call_of(node: object) -> Call:
     if not isinstance(node, ast.Call) or node.args or any(not k.arg for k in node.keywords):
         raise ValueError("not a call with keywords")
     given = {str(k.arg): ast.literal_eval(_Words().visit(k.value)) for k in node.keywords}

@@ -43,7 +43,7 @@ def render_with_mask(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Tools = None,
-    **variables: Any,
+    **variables: object,
 ) -> tuple[list[int], list[int]]:
     """(ids[T], mask[T]) of a conversation; mask is 1 on what the assistant writes.
 
@@ -58,7 +58,7 @@ def render_rows(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Tools = None,
-    **variables: Any,
+    **variables: object,
 ) -> list[tuple[list[int], list[int]]]:
     """`render_with_mask` as one row, or one row per assistant turn if turns are rewritten.
 
@@ -72,7 +72,7 @@ def render_answer(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Tools = None,
-    **variables: Any,
+    **variables: object,
 ) -> tuple[list[int], list[int]]:
     """(ids[T], mask[T]); mask is 1 on what the assistant writes in the last message alone."""
     text, marked, form = _settled(messages, tokenizer, False, tools, variables)
@@ -85,7 +85,7 @@ def render_answer(
 
 
 def row_texts(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: Any
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: object
 ) -> list[str]:
     """The texts that `render_rows` encodes."""
     return [text for text, _ in _row_texts(messages, tokenizer, tools, variables)]
@@ -108,7 +108,7 @@ def _row_texts(
 
 
 def turn_text(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: Any
+    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: object
 ) -> str:
     """What the assistant writes in the last message, with its end of turn."""
     text, _, form = _settled(messages, tokenizer, False, tools, variables)
@@ -126,7 +126,7 @@ def assistant_spans(
     messages: Sequence[Message],
     tokenizer: Tokenizer,
     tools: Tools = None,
-    **variables: Any,
+    **variables: object,
 ) -> tuple[str, list[Span]]:
     """(text, half-open character spans of what the assistant writes in it)."""
     text, marked, form = _settled(messages, tokenizer, False, tools, variables)

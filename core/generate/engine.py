@@ -28,6 +28,7 @@ from sabia.core.ops.kv_cache import cache_bytes, check_context
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.draft.draft import Draft
@@ -43,7 +44,7 @@ class Engine:
         self,
         spec: ModelSpec,
         params: Mapping[str, Any],
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         dtype: str = "float32",
         slots: int = SLOTS,
         cache_bytes: int | None = None,

@@ -74,7 +74,7 @@ def _call(call: Any, **functions: Callable[[Any], Any]) -> Any:
     return {**call, "function": new} if "function" in call else new
 
 
-def _function(call: Any) -> dict[str, Any]:
+def _function(call: object) -> dict[str, Any]:
     """The name and arguments of a call, which is written with or without `function`."""
     inner = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
@@ -82,7 +82,7 @@ def _function(call: Any) -> dict[str, Any]:
     return dict(inner)
 
 
-def _object(arguments: Any) -> Any:
+def _object(arguments: object) -> Any:
     """JSON text of an object as the object."""
     if not isinstance(arguments, str):
         return arguments
@@ -93,7 +93,7 @@ def _object(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def _text(arguments: Any) -> Any:
+def _text(arguments: object) -> Any:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -164,7 +164,7 @@ def _calls_left_out(messages: Messages, render: Render) -> str:
     return ""
 
 
-def _has_arguments(region: str, arguments: Any) -> bool:
+def _has_arguments(region: str, arguments: object) -> bool:
     if isinstance(arguments, str):  # not in quotes, nor as the inside of an object
         at = region.find(arguments)
         return at >= 0 and region[at - 1 : at] not in ('"', "{")
@@ -173,7 +173,7 @@ def _has_arguments(region: str, arguments: Any) -> bool:
     return all(any(form in region for form in spellings) for spellings in _leaves(arguments))
 
 
-def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+def _leaves(value: object) -> Iterator[tuple[str, ...]]:
     """How each key and each value that is not a container may be written."""
     if isinstance(value, Mapping):
         for key, item in value.items():

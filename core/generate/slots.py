@@ -15,6 +15,7 @@ from sabia.core.generate.runner.interface import Drawn, Logits, Runner
 from sabia.core.generate.sampling import RowParams, stream_keys, uniforms
 from sabia.core.generate.thinking import Thought
 from sabia.core.grammar.guide import Walk
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 CONTEXT_STEP = 16  # contexts are multiples of it
 
@@ -137,7 +138,7 @@ class Slots:
         counts[[sample.steered for sample in self.owner]] = 0
         return counts
 
-    def cut(self, first: np.ndarray, tokens: np.ndarray, tokenizer: Any) -> np.ndarray:
+    def cut(self, first: np.ndarray, tokens: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
         """Drop what rows have got after a token that ends them, or their reasoning, of the last
         tokens[active] behind first[active]; how many are left."""
         rows = np.arange(self.active)
@@ -154,7 +155,7 @@ class Slots:
             self.drawn[row] = first[row] + count
         return self.drawn[rows] - first
 
-    def _turns(self, row: int, tokenizer: Any) -> bool:
+    def _turns(self, row: int, tokenizer: Tokenizer) -> bool:
         """Whether the reasoning of a row has come to the end of its budget."""
         if (thought := self.owner[row].thought) is None:
             return False
@@ -199,7 +200,7 @@ class Slots:
         last = self.tokens[rows, self.drawn[rows] - 1].astype(np.int64)
         return last[:, None], (self.length + self.drawn)[rows, None] - 1
 
-    def finished(self, tokenizer: Any) -> dict[int, tuple[str, str | None]]:
+    def finished(self, tokenizer: Tokenizer) -> dict[int, tuple[str, str | None]]:
         """Rows that have just ended → (finish reason, text if a stop string ended it)."""
         rows = np.arange(self.active)
         last = self.tokens[rows, self.drawn[rows] - 1]
@@ -219,7 +220,7 @@ class Slots:
                 ended[row] = (LENGTH, None)
         return ended
 
-    def _cut(self, row: int, tokenizer: Any) -> str | None:
+    def _cut(self, row: int, tokenizer: Tokenizer) -> str | None:
         """The row's text before the first stop string, None if it contains none.
 
         Every token is at least one byte, so a tail of as many tokens as the longest stop string has

@@ -85,7 +85,7 @@ def _unframed(framed: str) -> tuple[str, list[Span]]:
     return "".join(pieces), spans
 
 
-def json_types(value: Any) -> Any:
+def json_types(value: object) -> Any:
     """A copy in JSON types, without the private-use characters."""
     if isinstance(value, str):
         return MARKS.sub("", value)
@@ -98,7 +98,7 @@ def json_types(value: Any) -> Any:
     raise BadData(f"a message holds {type(value).__name__} (expected JSON types only)")
 
 
-def from_json(value: Any, name: str) -> Any:
+def from_json(value: object, name: str) -> Any:
     """The value of a JSON text, and anything else as it is; raises BadData."""
     if not isinstance(value, str):
         return value
@@ -140,7 +140,7 @@ def _compiled(template: str) -> Any:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

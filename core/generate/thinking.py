@@ -11,6 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.call_formats import REASONING
 from sabia.core.generate.reasoning import opened_by_prompt
 from sabia.core.options.chat_template import Reasoning
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 BUDGET, OVERFLOW = "thinking_budget", "thinking_overflow"  # fields of a request
 FORCED = "forced_tokens"  # field of a choice: places of tokens that were not sampled
@@ -32,7 +33,7 @@ class ThinkingBudget:
     forced: tuple[int, ...]
 
 
-def thinking_budget(tokens: int, prompt: str, tokenizer: Any, closes: bool) -> ThinkingBudget:
+def thinking_budget(tokens: int, prompt: str, tokenizer: Tokenizer, closes: bool) -> ThinkingBudget:
     """The budget of samples of a rendered prompt. closes: force the closing text at its end.
 
     Raises UsageError where the chat template has no reasoning.
@@ -58,7 +59,9 @@ def thinking_fields(options: Reasoning) -> dict[str, Any]:
     return {BUDGET: options.thinking_budget, OVERFLOW: options.thinking_overflow}
 
 
-def asked_budget(fields: Mapping[str, Any], prompt: str, tokenizer: Any) -> ThinkingBudget | None:
+def asked_budget(
+    fields: Mapping[str, Any], prompt: str, tokenizer: Tokenizer
+) -> ThinkingBudget | None:
     """The budget that fields of a request ask for; see `thinking_budget`."""
     if BUDGET not in fields:
         return None

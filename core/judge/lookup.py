@@ -167,7 +167,7 @@ class Consultation:
         self.request = replace(self.request, messages=messages, extra=extra)
         return self.request
 
-    def _answer(self, function: Any) -> str:
+    def _answer(self, function: object) -> str:
         """What the model reads about one call; an error is a text that it can react to."""
         if len(self.made) >= CALLS:
             return f"error: at most {CALLS} lookups"
@@ -182,7 +182,7 @@ class Consultation:
         return json.dumps(rows, ensure_ascii=False)
 
 
-def _query(function: Any) -> str | None:
+def _query(function: object) -> str | None:
     if not isinstance(function, Mapping) or function.get("name") != NAME:
         return None
     arguments = function.get("arguments")

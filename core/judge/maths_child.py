@@ -345,7 +345,7 @@ def number(value: Any) -> Any:
     raise UnreadableError("arithmetic with what is no number")
 
 
-def as_set(value: Any) -> Any:
+def as_set(value: object) -> Any:
     """An interval or a set as SymPy's set. Raises UnreadableError for others."""
     if isinstance(value, sp.Set):
         return value
@@ -398,7 +398,7 @@ def equal(one: Any, two: Any, decimal: bool) -> bool:
     return not any(matrices) and _same(one, two, decimal)
 
 
-def _value(value: Any, other: Any) -> Any:
+def _value(value: object, other: object) -> Any:
     """x = 5 as 5 next to what is no relation, and x > 5 as a set next to an interval."""
     if isinstance(value, Relation) and not isinstance(other, Relation):
         if value.parts[1] == "=" and len(value.parts) == 3 and (
@@ -412,7 +412,7 @@ def _value(value: Any, other: Any) -> Any:
     return value
 
 
-def _same_items(one: Any, two: Any, decimal: bool) -> bool:
+def _same_items(one: object, two: object, decimal: bool) -> bool:
     """Whether each item of either has an equal one in the other."""
     sides = [
         list(value.items) if isinstance(value, Several) else

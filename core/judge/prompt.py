@@ -152,7 +152,7 @@ def _entries(value: Any) -> list[Mapping[str, Any]] | None:
     return value if whole else None
 
 
-def _verdict(met: Any) -> Verdict:
+def _verdict(met: object) -> Verdict:
     if isinstance(met, str):
         met = {"true": True, "false": False}.get(met.strip().lower())
     return Verdict.of(met) if isinstance(met, bool) else Verdict.UNKNOWN

@@ -133,7 +133,7 @@ def parse_rubric(value: str | list[Any] | Mapping[str, Any]) -> Rubric:
     return rubric
 
 
-def _item(value: Any, number: int) -> Item:
+def _item(value: object, number: int) -> Item:
     if not isinstance(value, Mapping):
         raise BadData(f"rubric item {number} is {value!r:.60} (expected an object)")
     weight = value.get("weight", 1.0)

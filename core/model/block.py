@@ -88,7 +88,7 @@ class Block:
         """x · Wᵀ (+ bias, if the model has one) with the matrix `name`."""
         return self.ops.multiply(Product(x, (self._matrix(name),)))[0]
 
-    def products(self, x: Array, *names: str, plan: Any = None) -> list[Array]:
+    def products(self, x: Array, *names: str, plan: object = None) -> list[Array]:
         """`project` with several matrices; with a plan rows[M, in] of experts, each times its
         expert's matrix of the stacks `names`."""
         return self.ops.multiply(Product(x, tuple(map(self._matrix, names)), plan))

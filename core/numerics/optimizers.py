@@ -75,7 +75,7 @@ def _bias_correction(xp: ArrayFunctions, beta: float, t: Any) -> Any:
     return -xp.expm1(t * math.log(beta)) if beta else 1.0
 
 
-def _adam_direction(step: Step, m: Array, v: Array, t: Any) -> Array:
+def _adam_direction(step: Step, m: Array, v: Array, t: object) -> Array:
     """Adam's bias-corrected mean divided by the root of the bias-corrected mean square."""
     settings, xp = step.settings, step.xp
     root = xp.sqrt(v / _bias_correction(xp, settings["beta2"], t))
@@ -371,5 +371,5 @@ def defaults_text(*settings: str) -> str:
     return "; ".join([first[0], *(f"{text} for {', '.join(of)}" for text, of in others)])
 
 
-def _default_text(value: Any) -> str:
+def _default_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}".replace("e-0", "e-")

@@ -8,6 +8,8 @@ is expected, or the other way round. These checks find that where it begins.
 from collections.abc import Mapping
 from typing import Any
 
+from sabia.core.ops.product import Array
+
 Axes = tuple[str | None, ...]
 
 
@@ -35,7 +37,7 @@ def check_shared_axes(operation: str, **arrays: tuple[Any, str]) -> None:
                 )
 
 
-def check_sizes(operation: str, x: Any, axes: Axes, sizes: Mapping[str, frozenset[int]]) -> None:
+def check_sizes(operation: str, x: Array, axes: Axes, sizes: Mapping[str, frozenset[int]]) -> None:
     """x must have one dimension per axis, of a size that `sizes` allows for its name."""
     if len(x.shape) != len(axes):
         raise AxisMismatch(f"{operation}: array{list(x.shape)} (expected axes {axes})")
@@ -50,7 +52,7 @@ def check_sizes(operation: str, x: Any, axes: Axes, sizes: Mapping[str, frozense
                                f"{axes} (expected {expected})")  # fmt: skip
 
 
-def check_product(name: str, x: Any, weight: Any) -> None:
+def check_product(name: str, x: Array, weight: Array) -> None:
     """The input x[..., in] of a product must have the width of weight[..., out, in]."""
     if x.shape[-1] != weight.shape[-1]:
         raise AxisMismatch(

@@ -104,7 +104,7 @@ class Ops(ArrayFunctions, Protocol):
     def to_numpy(self, params: Params) -> dict[str, Any]:
         """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
 
-    def integers(self, values: Any, like: Array) -> Array:
+    def integers(self, values: object, like: Array) -> Array:
         """Token ids or positions as a backend integer array on the device of `like`."""
 
     def arange(self, count: int, like: Array) -> Array:
@@ -227,7 +227,7 @@ class Ops(ArrayFunctions, Protocol):
         q: Array,
         k: Array,
         v: Array,
-        mask: Any,
+        mask: Array,
         *,
         scale: float,
         softcap: float | None = None,

@@ -16,7 +16,14 @@ from sabia.core.numerics.stored import Stored
 from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat
 from sabia.core.ops.delta_jax import causal_conv, delta_rule, delta_rule_from
-from sabia.core.ops.experts_jax import biased, combine, dispatch, grouped, weighted_bincount
+from sabia.core.ops.experts_jax import (
+    DispatchPlan,
+    biased,
+    combine,
+    dispatch,
+    grouped,
+    weighted_bincount,
+)
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Matrix, Product
@@ -50,7 +57,7 @@ def to_numpy(params: Mapping[str, Array]) -> dict[str, np.ndarray]:
     return {key: np.array(value) for key, value in params.items()}
 
 
-def integers(values: Any, like: Array) -> Array:
+def integers(values: object, like: Array) -> Array:
     """See Ops.integers (int32)."""
     return jnp.asarray(values, dtype=jnp.int32)
 
@@ -203,7 +210,7 @@ class JaxOps(Ops):
         """See Ops.put_along."""
         return jnp.put_along_axis(x, indices, value, axis=-1, inplace=False)
 
-    def grouped(self, rows: Array, matrix: Matrix, plan: Any) -> Array:
+    def grouped(self, rows: Array, matrix: Matrix, plan: DispatchPlan) -> Array:
         """rows[M, in] of each expert times its matrix, plus its bias."""
         return biased(grouped(rows, matrix.weight, plan), matrix.bias, plan)
 

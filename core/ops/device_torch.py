@@ -54,7 +54,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def to_device(
-    params: Mapping[str, np.ndarray], dtype: str | None = None, device: Any = None
+    params: Mapping[str, np.ndarray], dtype: str | None = None, device: torch.device | None = None
 ) -> dict[str, Tensor]:
     """See Ops.to_device; `device` defaults to `default_device()`."""
     on_device = torch.device(device) if device is not None else default_device()
@@ -234,7 +234,7 @@ _ATEN = torch.ops.aten
 _MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
 
 
-def _keep_matmuls(ctx: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+def _keep_matmuls(ctx: Any, operation: object, *args: object, **kwargs: object) -> Any:
     policy = checkpoint.CheckpointPolicy
     return policy.MUST_SAVE if operation in _MATMULS else policy.PREFER_RECOMPUTE
 

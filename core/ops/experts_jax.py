@@ -6,7 +6,7 @@ gathers, no scattered sums.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def weighted_bincount(indices: Array, weights: Array, count: int) -> Array:
     """See Ops.weighted_bincount."""
     weights = jax.lax.stop_gradient(weights.astype(jnp.float32))
 
-    def row(indices_of_row: Any, amounts: Any) -> Array:
+    def row(indices_of_row: object, amounts: object) -> Array:
         return jnp.zeros(count, jnp.float32).at[indices_of_row].add(amounts)
 
     return jax.vmap(row)(indices, weights)

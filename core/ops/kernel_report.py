@@ -7,6 +7,7 @@ implementation that does not work here is an error before the first step.
 from typing import Any
 
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
+from sabia.core.ops.product import Array
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Attention
@@ -50,7 +51,7 @@ def _jax(dtype: str) -> tuple[Any, str]:
     return jnp.zeros((), dtype), jax.default_backend()
 
 
-def _shaped(like: Any, *shape: int) -> Any:
+def _shaped(like: Array, *shape: int) -> Any:
     """An array of that shape without memory of its own."""
     if framework(like) == "torch":
         return like.expand(shape)
@@ -60,7 +61,7 @@ def _shaped(like: Any, *shape: int) -> Any:
 
 
 def _choices(
-    operation: str, spec: ModelSpec, like: Any, length: int, packed: bool, name: str | None
+    operation: str, spec: ModelSpec, like: Array, length: int, packed: bool, name: str | None
 ) -> list[Choice]:
     """The implementations for the model's shapes; [] if it does not have the operation."""
     x = _shaped(like, length, spec.hidden_size)
@@ -80,7 +81,7 @@ def _choices(
     return [choose_linear_cross_entropy(x, implementation=name)] if spec.classifier is None else []
 
 
-def _one_document(like: Any, length: int) -> Any:
+def _one_document(like: Array, length: int) -> Any:
     """[1, length] segment numbers."""
     if framework(like) == "torch":
         return like.new_ones((1, length)).int()
@@ -90,7 +91,7 @@ def _one_document(like: Any, length: int) -> Any:
 
 
 def _attention(
-    part: Any, like: Any, length: int, packed: bool, causal: bool, name: str | None
+    part: Any, like: Array, length: int, packed: bool, causal: bool, name: str | None
 ) -> Choice:
     latent = isinstance(part, LatentAttention)
     keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)

@@ -222,5 +222,5 @@ class RoundedProducts(Rule):
         return proceed(Product(x, (matrix,), plan))[0]
 
 
-def _without_name(proceed: Multiply, rows: Array, weight: Array, plan: Any) -> Array:
+def _without_name(proceed: Multiply, rows: Array, weight: Array, plan: object) -> Array:
     return proceed(Product(rows, (Matrix("", weight),), plan))[0]

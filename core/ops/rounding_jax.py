@@ -27,7 +27,7 @@ from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers import usual_group
 from sabia.core.numerics.integers_jax import fake
 from sabia.core.numerics.nearest_jax import fake_nvfp4
-from sabia.core.ops.experts_jax import biased
+from sabia.core.ops.experts_jax import DispatchPlan, biased
 from sabia.core.ops.precision import MatmulRecipe, QatTarget, RoundedProducts, hash_words
 from sabia.kernels.quantize.definitions import Layout
 from sabia.kernels.quantize.interface import quantize
@@ -67,7 +67,7 @@ class JaxRounding(RoundedProducts):
         return out.reshape(*x.shape[:-1], -1)
 
     def grouped_product(
-        self, name: str, rows: Array, weight: Array, plan: Any, multiply: Any
+        self, name: str, rows: Array, weight: Array, plan: DispatchPlan, multiply: object
     ) -> Array:
         """See RoundedProducts."""
         settings = _Settings(self.recipe, self.seed, multiply)
@@ -109,7 +109,7 @@ def _fake_quantized(weights: Sequence[Array], target: QatTarget) -> list[Array]:
     return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
-def describe_units(recipe: MatmulRecipe, device: Any) -> str:
+def describe_units(recipe: MatmulRecipe, device: jax.Device) -> str:
     """What computes the products on the device."""
     if not has_units(recipe.activation, device):
         reason = "" if device.platform == "cpu" else ", which has no units for it"
@@ -118,7 +118,7 @@ def describe_units(recipe: MatmulRecipe, device: Any) -> str:
     return f"jax {unit} on {device.device_kind} (products of experts emulated)"
 
 
-def has_units(layout: Layout, device: Any) -> bool:
+def has_units(layout: Layout, device: jax.Device) -> bool:
     """Whether the device multiplies matrices of this layout itself."""
     if device.platform != "gpu" or not hasattr(device, "compute_capability"):
         return False
@@ -157,7 +157,7 @@ def _dot(a: Array, b: Array) -> Array:
 
 
 def product_by_units(
-    a: Array, a_layout: Layout, b: Array, b_layout: Layout, dtype: Any, key: Array | None = None
+    a: Array, a_layout: Layout, b: Array, b_layout: Layout, dtype: object, key: Array | None = None
 ) -> Array:
     """`product` by the chip's own units."""
     left, right = quantize(a, a_layout, key), quantize(b, b_layout)
@@ -212,7 +212,7 @@ def _linear_backward(settings: _Settings, saved: Any, grad: Array) -> tuple[Arra
 _linear.defvjp(_linear_forward, _linear_backward)
 
 
-def _no_gradient(tree: Any) -> Any:
+def _no_gradient(tree: object) -> Any:
     return jax.tree.map(lambda leaf: np.zeros(jnp.shape(leaf), jax.dtypes.float0), tree)
 
 
@@ -226,7 +226,7 @@ def _rounded_stack(weight: Array, recipe: MatmulRecipe) -> tuple[Array, Array]:
     return values.reshape(count, -1, columns)[:, :rows], scale
 
 
-def _aligned_groups(x: Array, plan: Any, group: int) -> tuple[Array, Any]:
+def _aligned_groups(x: Array, plan: DispatchPlan, group: int) -> tuple[Array, Any]:
     """The rows, those of each expert zero-padded to a multiple of `group`, and their plan."""
     padded = (plan.counts + group - 1) // group * group  # [E] rows of each expert after padding
     # [E] by how much the rows of an expert move
@@ -239,7 +239,7 @@ def _aligned_groups(x: Array, plan: Any, group: int) -> tuple[Array, Any]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _grouped(settings: _Settings, x: Array, weight: Array, key: Array, plan: Any) -> Array:
+def _grouped(settings: _Settings, x: Array, weight: Array, key: Array, plan: DispatchPlan) -> Array:
     values, scale = rounded(x, settings.recipe.activation)  # [M, in], scalar
     matrices, matrix_scale = _rounded_stack(weight, settings.recipe)  # [E, out, in], scalar
     # y = Q(x) Q(w)ᵀ, row by row with the matrix of its expert
@@ -248,7 +248,7 @@ def _grouped(settings: _Settings, x: Array, weight: Array, key: Array, plan: Any
 
 
 def _grouped_forward(
-    settings: _Settings, x: Array, weight: Array, key: Array, plan: Any
+    settings: _Settings, x: Array, weight: Array, key: Array, plan: DispatchPlan
 ) -> tuple[Array, Any]:
     return _grouped(settings, x, weight, key, plan), (x, weight, key, plan)
 
@@ -266,7 +266,7 @@ def _grouped_backward(settings: _Settings, saved: Any, grad: Array) -> tuple[Any
 
 
 def _grouped_weight_gradient(
-    settings: _Settings, x: Array, weight: Array, key: Array, plan: Any, grad: Array
+    settings: _Settings, x: Array, weight: Array, key: Array, plan: DispatchPlan, grad: Array
 ) -> Array:
     recipe = settings.recipe
     x_rows, padded_plan = _aligned_groups(x, plan, recipe.group)  # [M', in]

@@ -22,7 +22,7 @@ from sabia.core.numerics.hadamard import signs as hadamard_signs
 from sabia.core.numerics.integers import usual_group
 from sabia.core.numerics.integers_torch import fake
 from sabia.core.numerics.nearest_torch import fake_nvfp4
-from sabia.core.ops.experts_torch import biased
+from sabia.core.ops.experts_torch import DispatchPlan, biased
 from sabia.core.ops.precision import (
     MatmulRecipe,
     Precision,
@@ -44,7 +44,9 @@ class TorchRounding(RoundedProducts):
 
     biased = staticmethod(biased)
 
-    def __init__(self, precision: Precision, names: frozenset[str], seed: int, device: Any) -> None:
+    def __init__(
+        self, precision: Precision, names: frozenset[str], seed: int, device: torch.device
+    ) -> None:
         super().__init__(precision, names, seed)
         # on the device: a copy for each product would stop the host each time
         self._clock = torch.zeros((), dtype=torch.int32, device=device)
@@ -66,7 +68,7 @@ class TorchRounding(RoundedProducts):
         return _Linear.apply(x, weight, *self._random_state(name, x), self.recipe)
 
     def grouped_product(
-        self, name: str, rows: Tensor, weight: Tensor, plan: Any, multiply: Any
+        self, name: str, rows: Tensor, weight: Tensor, plan: DispatchPlan, multiply: object
     ) -> Tensor:
         """See RoundedProducts."""
         settings = (*self._random_state(name, rows), self.recipe, multiply)
@@ -161,7 +163,9 @@ def _rounded_stack(weight: Tensor, recipe: MatmulRecipe) -> tuple[Tensor, Tensor
     return values.view(count, -1, columns)[:, :rows], scale
 
 
-def _aligned_groups(parts: Sequence[Tensor], plan: Any, group: int) -> tuple[list[Tensor], Any]:
+def _aligned_groups(
+    parts: Sequence[Tensor], plan: DispatchPlan, group: int
+) -> tuple[list[Tensor], Any]:
     """The rows, those of each expert zero-padded to a multiple of `group`, and their plan."""
     counts = torch.diff(plan.ends, prepend=plan.ends.new_zeros(1))  # [E] rows of each expert
     padded = (counts + group - 1) // group * group  # [E]
@@ -177,7 +181,7 @@ def _aligned_groups(parts: Sequence[Tensor], plan: Any, group: int) -> tuple[lis
     return spread, replace(plan, ends=ends)
 
 
-def _weight_gradient(grad: Tensor, rows: Tensor, plan: Any) -> Tensor:
+def _weight_gradient(grad: Tensor, rows: Tensor, plan: DispatchPlan) -> Tensor:
     """gradᵀ · rows of each expert, [E, out, in]."""
     if library_obstacle(rows, (grad.shape[1], rows.shape[1])) is None:
         return F.grouped_mm(grad.t(), rows, offs=plan.ends)
@@ -195,7 +199,7 @@ class _Grouped(torch.autograd.Function):
         signs: Tensor | None,
         recipe: MatmulRecipe,
         multiply: Any,
-        plan: Any,
+        plan: DispatchPlan,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, key, signs)
         ctx.recipe, ctx.multiply, ctx.plan = recipe, multiply, plan

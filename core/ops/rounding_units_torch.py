@@ -37,7 +37,7 @@ def has_units(layout: Layout, device: torch.device) -> bool:
     return capability >= (10, 0)
 
 
-def describe_units(recipe: MatmulRecipe, device: Any) -> str:
+def describe_units(recipe: MatmulRecipe, device: torch.device) -> str:
     """What computes the products on the device."""
     device = torch.device(device)
     if not has_units(recipe.activation, device):
@@ -69,7 +69,12 @@ def product(
 
 
 def product_by_units(
-    a: Tensor, a_layout: Layout, b: Tensor, b_layout: Layout, dtype: Any, key: Tensor | None = None
+    a: Tensor,
+    a_layout: Layout,
+    b: Tensor,
+    b_layout: Layout,
+    dtype: torch.dtype,
+    key: Tensor | None = None,
 ) -> Tensor:
     """`product` through scaled_mm."""
     rows, columns = len(a), len(b)

@@ -23,11 +23,11 @@ class Kind(NamedTuple):
     json: str
 
 
-def _text(value: Any, flag: str) -> str:
+def _text(value: object, flag: str) -> str:
     return str(value)
 
 
-def _integer(value: Any, flag: str) -> int:
+def _integer(value: object, flag: str) -> int:
     try:
         return int(str(value))
     except ValueError:
@@ -36,7 +36,7 @@ def _integer(value: Any, flag: str) -> int:
         ) from None
 
 
-def _number(value: Any, flag: str) -> float:
+def _number(value: object, flag: str) -> float:
     try:
         number = float(str(value))
     except ValueError:
@@ -57,14 +57,14 @@ def _whole(value: Any, flag: str) -> int:
     return int(count)
 
 
-def _flag(value: Any, flag: str) -> bool:
+def _flag(value: object, flag: str) -> bool:
     text = str(value).strip().lower()
     if text not in TRUE + FALSE:
         raise UsageError(f"{flag}: {value!r} is not a boolean (expected true or false)")
     return text in TRUE
 
 
-def _regex(value: Any, flag: str) -> str:
+def _regex(value: object, flag: str) -> str:
     try:
         re.compile(str(value))
     except re.error as error:

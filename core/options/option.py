@@ -58,7 +58,7 @@ class Condition(NamedTuple):
         return listed([*parts, f"without {without}"] if without else parts)
 
 
-def needs(*given: str, **values: Any) -> Condition:
+def needs(*given: str, **values: object) -> Condition:
     """A condition: one of the options `given` has a value, or an option has one of its values.
 
     Values: `engine="local"`, `engine=("local", "endpoint")`, `updates=MORE_THAN_ONE`; None or ""
@@ -153,7 +153,7 @@ class Option:
             return KINDS[self.kind].read(self.default, self.flag)
         return self.default
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> Any:
         """Parse the value of an option: text, or a TOML value. Raises UsageError."""
         if self.many:
             return tuple(
@@ -163,7 +163,7 @@ class Option:
             raise UsageError(f"{self.flag}: {value!r} (expected one value)")
         return self._one(value)
 
-    def _one(self, value: Any) -> Any:
+    def _one(self, value: object) -> Any:
         if isinstance(value, bool) and self.kind != "flag":
             raise UsageError(f"{self.flag}: {value!r} (expected a value)")
         parsed = KINDS[self.kind].read(value, self.flag)
@@ -198,7 +198,7 @@ class Option:
         return "" if self.default in (None, "", ()) else str(self.default)
 
 
-def unknown(flag: str, value: Any, known: Iterable[str]) -> UsageError:
+def unknown(flag: str, value: object, known: Iterable[str]) -> UsageError:
     """The error for a value that is not one of the known ones, with the nearest of them."""
     known = list(known)
     near = difflib.get_close_matches(str(value), known, n=1)

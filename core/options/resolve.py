@@ -92,7 +92,7 @@ def check_environment(
             raise UsageError(f"${name}: sabia {command} has no such option{hint}")
 
 
-def _read(option: Option, value: Any, source: str) -> Any:
+def _read(option: Option, value: object, source: str) -> Any:
     try:
         return option.read(value)
     except UsageError as error:

@@ -24,6 +24,7 @@ from sabia.core.parallel.mesh import RANK_ORDER, Mesh
 
 Tensor = torch.Tensor
 Axes = tuple[str, ...]
+Group = dist.ProcessGroup | None
 Change = Callable[[Tensor], Tensor]
 # torch 2.13 renames these two
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -60,42 +61,42 @@ def own_group(peers: list[list[int]], rank: int) -> Any:
     return next((group for ranks, group in groups if rank in ranks), None)
 
 
-def all_parts(x: Tensor, group: Any) -> Tensor:
+def all_parts(x: Tensor, group: Group) -> Tensor:
     """x[...] of every process, [processes, ...]."""
     parts = x.new_empty((dist.get_world_size(group), *x.shape))
     _all_gather(parts.view(-1), x.contiguous().view(-1), group=group)
     return parts
 
 
-def sum_of_parts(parts: Tensor, group: Any) -> Tensor:
+def sum_of_parts(parts: Tensor, group: Group) -> Tensor:
     """parts[processes, ...]: this process's part of the sum over all processes."""
     own = torch.empty_like(parts[0])
     _reduce_scatter(own.view(-1), parts.view(-1), group=group)
     return own
 
 
-def in_parts(x: Tensor, dim: int, group: Any) -> Tensor:
+def in_parts(x: Tensor, dim: int, group: Group) -> Tensor:
     """x cut along `dim`, [processes, ...], contiguous (a stack keeps odd strides of its parts)."""
     return torch.stack(x.chunk(dist.get_world_size(group), dim)).contiguous()
 
 
-def gathered(x: Tensor, dim: int, group: Any) -> Tensor:
+def gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     """The parts of all processes joined along `dim`."""
     parts = all_parts(x, group)
     return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(0), dim)
 
 
-def scattered(x: Tensor, dim: int, group: Any) -> Tensor:
+def scattered(x: Tensor, dim: int, group: Group) -> Tensor:
     """This process's part along `dim` of the sum of all x."""
     return sum_of_parts(in_parts(x, dim, group), group)
 
 
-def own_part(x: Tensor, dim: int, group: Any) -> Tensor:
+def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
     """This process's part of x along `dim`."""
     return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
 
 
-def exchanged(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
+def exchanged(x: Tensor, cut: int, join: int, group: Group) -> Tensor:
     """x whole along `cut` and split along `join` → split along `cut` and whole along `join`."""
     parts = in_parts(x, cut, group)  # [processes, ...]: part i is for process i
     received = torch.empty_like(parts)  # part i is from process i
@@ -103,7 +104,7 @@ def exchanged(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
     return torch.cat(received.unbind(0), join)
 
 
-def summed(x: Tensor, group: Any) -> Tensor:
+def summed(x: Tensor, group: Group) -> Tensor:
     """The sum of all x, a new tensor."""
     x = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(x, group=group)
@@ -123,18 +124,18 @@ class _Pair(torch.autograd.Function):
         return ctx.backward_change(grad), None, None
 
 
-def copy_to_region(x: Tensor, group: Any) -> Tensor:
+def copy_to_region(x: Tensor, group: Group) -> Tensor:
     """x, where the tensor-parallel region begins; its gradients are summed over the group."""
     # a view: autograd would not record an output that is the input itself
     return _Pair.apply(x, lambda x: x.view_as(x), partial(summed, group=group))
 
 
-def reduce_from_region(x: Tensor, group: Any) -> Tensor:
+def reduce_from_region(x: Tensor, group: Group) -> Tensor:
     """The sum of all x, where the tensor-parallel region ends; each keeps its gradient."""
     return _Pair.apply(x, partial(summed, group=group), lambda grad: grad)
 
 
-def gather(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
+def gather(x: Tensor, dim: int, group: Group, *, partial_grads: bool) -> Tensor:
     """The parts of all joined along `dim`; `partial_grads`: gradients differ and are summed."""
     backward = scattered if partial_grads else own_part
     return _Pair.apply(
@@ -142,7 +143,7 @@ def gather(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
     )
 
 
-def split(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
+def split(x: Tensor, dim: int, group: Group, *, partial_grads: bool) -> Tensor:
     """This process's part of a replicated x; `partial_grads`: as in `gather`."""
     own = partial(own_part, dim=dim, group=group)
     if partial_grads:  # autograd pads the gradient with zeros; whoever gathered x sums them
@@ -151,13 +152,13 @@ def split(x: Tensor, dim: int, group: Any, *, partial_grads: bool) -> Tensor:
     return _Pair.apply(x, lambda x: own(x).contiguous(), backward)
 
 
-def exchange(x: Tensor, cut: int, join: int, group: Any) -> Tensor:
+def exchange(x: Tensor, cut: int, join: int, group: Group) -> Tensor:
     """x split along `cut` instead of along `join`."""
     forward = partial(exchanged, cut=cut, join=join, group=group)
     return _Pair.apply(x, forward, partial(exchanged, cut=join, join=cut, group=group))
 
 
-def send_rows(x: Tensor, send_counts: list[int], recv_counts: list[int], group: Any) -> Tensor:
+def send_rows(x: Tensor, send_counts: list[int], recv_counts: list[int], group: Group) -> Tensor:
     """Send the next send_counts[i] rows of x to process i; recv_counts[i] rows of it arrive."""
 
     def sent(x: Tensor, send: list[int], recv: list[int]) -> Tensor:

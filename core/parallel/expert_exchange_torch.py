@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sabia.core.ops.experts_torch import DispatchPlan, combine, dispatch
-from sabia.core.parallel.collectives_torch import send_rows
+from sabia.core.parallel.collectives_torch import Group, send_rows
 
 Tensor = torch.Tensor
 
@@ -33,7 +33,7 @@ class DispatchState:
 class ExpertExchange:
     """Dispatch and combination over the `size` processes of `group`."""
 
-    def __init__(self, group: Any, size: int) -> None:
+    def __init__(self, group: Group, size: int) -> None:
         self.group, self.size = group, size
 
     def dispatch(self, y: Tensor, chosen: Tensor, experts: int) -> tuple[Tensor, Any]:

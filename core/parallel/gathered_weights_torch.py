@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sabia.core.parallel.collectives_torch import all_parts, in_parts, sum_of_parts
+from sabia.core.parallel.collectives_torch import Group, all_parts, in_parts, sum_of_parts
 
 Tensor = torch.Tensor
 
@@ -109,7 +109,7 @@ class _Layer:
 class WeightGatherer:
     """Gathers shards; inside `released` autograd saves no whole weight."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Group) -> None:
         self.group = group
         self._layer: _Layer | None = None
 

@@ -23,12 +23,13 @@ from sabia.core.errors import UsageError
 from sabia.core.ops.axes import check_sizes
 from sabia.core.ops.base import Stage
 from sabia.core.ops.device_jax import JaxOps
-from sabia.core.ops.experts_jax import biased, combine, dispatch
+from sabia.core.ops.experts_jax import DispatchPlan, biased, combine, dispatch
 from sabia.core.ops.product import Matrix
 from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, TOKEN_AXES, Mesh
 from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
 from sabia.core.parallel.world import World
 from sabia.core.spec.tensors import TensorSpec
+from sabia.kernels.attention.jax_impl import Mask
 
 Array = jax.Array
 
@@ -66,7 +67,7 @@ class MeshOps(JaxOps):
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.devices, spec))
 
     def _mapped(
-        self, function: Callable[..., Any], inside: Any, outside: Any
+        self, function: Callable[..., Any], inside: object, outside: object
     ) -> Callable[..., Any]:
         return jax.shard_map(
             function, mesh=self.devices, in_specs=inside, out_specs=outside, check_vma=False
@@ -149,7 +150,7 @@ class MeshOps(JaxOps):
     # -- attention
 
     def attention(
-        self, q: Array, k: Array, v: Array, mask: Any, sinks: Array | None = None, **settings: Any
+        self, q: Array, k: Array, v: Array, mask: Mask, sinks: Array | None = None, **settings: Any
     ) -> Array:
         """See Ops.attention; kernels, which the compiler cannot partition, see this device's rows,
         heads and queries, and the keys of whole rows."""
@@ -157,7 +158,7 @@ class MeshOps(JaxOps):
         if jax.default_backend() == "cpu" and self.requested["attention"] is None:
             return compute(q, k, v, mask, sinks=sinks)
 
-        def attend(q: Array, k: Array, v: Array, mask: Any, sinks: Array | None) -> Array:
+        def attend(q: Array, k: Array, v: Array, mask: Mask, sinks: Array | None) -> Array:
             if self.mesh.context > 1:  # the position of this device's first query in the whole row
                 start = jax.lax.axis_index("context") * q.shape[1]
                 mask = replace(mask, start=start, offset=None)
@@ -192,7 +193,7 @@ class MeshOps(JaxOps):
         tokens, rows = PartitionSpec(ROW_AXES, "context"), PartitionSpec(TOKEN_AXES)
         return self._mapped(send, (tokens, tokens), (rows, rows))(y, chosen)
 
-    def grouped(self, rows: Array, matrix: Matrix, plan: Any) -> Array:
+    def grouped(self, rows: Array, matrix: Matrix, plan: DispatchPlan) -> Array:
         """See JaxOps.grouped."""
         compute, on_tpu = super().grouped, jax.default_backend() == "tpu"
         kernel = on_tpu or self.requested["grouped_matmul"] is not None
@@ -203,7 +204,7 @@ class MeshOps(JaxOps):
         _, wide, narrow = (*layout, None, None, None)[:3]
         by_rows = PartitionSpec(TOKEN_AXES)
 
-        def multiply(rows: Array, weight: Array, plan: Any, bias: Array | None) -> Array:
+        def multiply(rows: Array, weight: Array, plan: DispatchPlan, bias: Array | None) -> Array:
             out = compute(rows, Matrix(matrix.name, weight), plan)
             out = out if narrow is None else jax.lax.psum(out, narrow)
             return biased(out, bias, plan)
@@ -212,12 +213,12 @@ class MeshOps(JaxOps):
         mapped = self._mapped(multiply, inside, PartitionSpec(TOKEN_AXES, wide))
         return mapped(rows, matrix.weight, plan, matrix.bias)
 
-    def combine(self, rows: Array, plan: Any, shares: Array) -> Array:
+    def combine(self, rows: Array, plan: DispatchPlan, shares: Array) -> Array:
         """See Ops.combine."""
         if not self.split_tokens:
             return combine(rows, plan, shares)
 
-        def add_up(rows: Array, plan: Any, shares: Array) -> Array:
+        def add_up(rows: Array, plan: DispatchPlan, shares: Array) -> Array:
             if self.mesh.expert == 1:
                 return combine(rows, plan, shares)
             # out[B · devices, T, D]: this device's experts for the tokens of all devices
@@ -233,7 +234,7 @@ def _along_experts(x: Array) -> Array:
     return jax.lax.all_gather(x, "expert", axis=0, tiled=True)
 
 
-def _own_rows(rows: Array, plan: Any) -> Array:
+def _own_rows(rows: Array, plan: DispatchPlan) -> Array:
     """Rows of this device's experts; all other rows, which follow them in the order, are 0."""
     return jnp.where((jnp.arange(len(rows)) < plan.counts.sum())[:, None], rows, 0)
 

@@ -21,6 +21,7 @@ from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.experts_torch import biased
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.parallel.collectives_torch import (
+    Group,
     Groups,
     copy_to_region,
     exchange,
@@ -45,7 +46,7 @@ OPS_GROUPS = (("fsdp",), ("expert",), ("context",), ("tensor",))
 class TensorParallel(Rule):
     """Copies inputs to, and reduces outputs from, the tensor-parallel region of `group`."""
 
-    def __init__(self, splits: Mapping[str, Split], group: Any) -> None:
+    def __init__(self, splits: Mapping[str, Split], group: Group) -> None:
         self.splits, self.group = splits, group
 
     def apply(self, product: Product, proceed: Multiply) -> list[Tensor]:
@@ -130,7 +131,7 @@ class MeshOps(TorchOps):
         if policy != "none" or self.mesh.fsdp == 1:
             return TorchOps.remat(function, policy)
 
-        def run(*args: Any) -> Any:
+        def run(*args: object) -> Any:
             with self.weights.released():
                 return function(*args)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from sabia.core.ops.base import Stage
-from sabia.core.parallel.collectives_torch import own_group
+from sabia.core.parallel.collectives_torch import Group, own_group
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
@@ -123,7 +123,7 @@ class MessageSpec:
 class _P2PChannel:
     """Messages to one neighbour and from the other; their specs are sent once for each shape."""
 
-    def __init__(self, group: Any, device: torch.device) -> None:
+    def __init__(self, group: Group, device: torch.device) -> None:
         self.group, self.device = group, device
         self.specs: dict[Any, MessageSpec] = {}
         self.sending: list[tuple[Any, Tensor]] = []
@@ -229,7 +229,7 @@ class Pipeline:
             yield False, number
 
     def _forward(
-        self, key: Any, stage: PipelineStage, forward: Callable[[int], Any], number: int
+        self, key: object, stage: PipelineStage, forward: Callable[[int], Any], number: int
     ) -> tuple[_Pass, Sums]:
         current = _Pass([], None, [], None)
         stage.received = self._receive(key, current)
@@ -243,7 +243,7 @@ class Pipeline:
         current.loss = loss
         return current, {"loss": loss, "weight": weight, **extras}
 
-    def _receive(self, key: Any, current: _Pass) -> tuple[Tensor, Stats] | None:
+    def _receive(self, key: object, current: _Pass) -> tuple[Tensor, Stats] | None:
         if self.before < 0:
             return None
         spec = current.received_spec = self.forward_channel.receive_spec(key, self.before)
@@ -255,7 +255,7 @@ class Pipeline:
             stats.setdefault(name, {})[layer] = figure
         return current.received[0], stats
 
-    def _send(self, key: Any, x: Tensor, stats: Stats, current: _Pass) -> None:
+    def _send(self, key: object, x: Tensor, stats: Stats, current: _Pass) -> None:
         labels = tuple((name, layer) for name in sorted(stats) for layer in sorted(stats[name]))
         sent = current.sent = [x, *(stats[name][layer] for name, layer in labels)]
         current.sent_spec = MessageSpec(
@@ -283,7 +283,7 @@ class Pipeline:
             grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs]
             self.backward_channel.send(grads, self.before)
 
-    def _same_sums(self, key: Any, sums: Sums) -> Sums:
+    def _same_sums(self, key: object, sums: Sums) -> Sums:
         """The sums; in stages before the last zeros of the same names and shapes."""
         if key not in self._sums:
             # the last stage broadcasts the shapes, the first time

@@ -194,7 +194,7 @@ def barrier(world: World, backend: str, name: str) -> None:
     multihost_utils.sync_global_devices(name)
 
 
-def gather_objects(world: World, value: Any) -> list[Any]:
+def gather_objects(world: World, value: object) -> list[Any]:
     """The values of all torch processes, in rank order; every process calls it."""
     if world.size == 1:
         return [value]

@@ -26,16 +26,16 @@ class SplitModel(Protocol):
     part: tuple[int, int]  # which part of the items this process has, and their number
     leads: bool  # among the processes that compute the same items
 
-    def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
+    def to_mesh(self, name: str, whole: object, dtype: str) -> Any:
         """What this process holds of a NumPy array of the model."""
 
-    def agreed(self, value: Any) -> Any:
+    def agreed(self, value: object) -> Any:
         """The value that the leading process gives; every process of the same items calls it."""
 
-    def whole_vocabulary(self, logits: Any) -> Any:
+    def whole_vocabulary(self, logits: object) -> Any:
         """Logits[..., V] of this process's part of the vocabulary."""
 
-    def compiled(self, function: Any) -> Any:
+    def compiled(self, function: object) -> Any:
         """In JAX `jax.jit` of a function whose results every process reads; in torch the same."""
 
 

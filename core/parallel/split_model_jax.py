@@ -35,12 +35,12 @@ class JaxSplit:
     def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
 
-        def piece(index: Any) -> Any:
+        def piece(index: object) -> Any:
             return to_device({name: np.asarray(whole[index])}, dtype)[name]
 
         return jax.make_array_from_callback(whole.shape, self.shardings[name], piece)
 
-    def agreed(self, value: Any) -> Any:
+    def agreed(self, value: object) -> Any:
         """See SplitModel."""
         if self.size == 1:
             return value
@@ -52,7 +52,7 @@ class JaxSplit:
         padded[: min(len(sent), length)] = sent[:length]
         return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
 
-    def whole_vocabulary(self, logits: Any) -> Any:
+    def whole_vocabulary(self, logits: object) -> Any:
         """See SplitModel."""
         return logits
 

@@ -38,7 +38,7 @@ class TorchSplit:
         cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
         return load_ops("torch").to_device({name: np.ascontiguousarray(cut)}, dtype)[name]
 
-    def agreed(self, value: Any) -> Any:
+    def agreed(self, value: object) -> Any:
         """See SplitModel."""
         values = [value]
         group = self.groups.along(*TOGETHER)
@@ -52,6 +52,6 @@ class TorchSplit:
             return logits
         return gathered(logits, logits.ndim - 1, self.groups.along("tensor"))
 
-    def compiled(self, function: Any) -> Any:
+    def compiled(self, function: object) -> Any:
         """See SplitModel."""
         return function

@@ -21,6 +21,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.ops.base import Ops
 from sabia.core.progress import progress
 from sabia.core.quant.divergence import Comparison
 from sabia.core.quant.export import export_config, stored_tensors
@@ -48,7 +49,7 @@ def quantize_directory(
     files: LayeredFiles,
     out: Path,
     recipe: Recipe,
-    ops: Any,
+    ops: Ops,
     finished: FinishedLayers,
     calibration: Sequence[Batch] = (),
     held_out: Sequence[Batch] = (),
@@ -77,7 +78,7 @@ def _quantized(
     files: LayeredFiles,
     out: Path,
     recipe: Recipe,
-    ops: Any,
+    ops: Ops,
     finished: FinishedLayers,
     calibration: Sequence[Batch],
     held_out: Sequence[Batch],
@@ -166,7 +167,7 @@ def _states(work: Rounding) -> list[tuple[str, Any]]:
     return [(f"{kind}.{n}", x) for kind, states in kinds for n, x in enumerate(states)]
 
 
-def _restore(work: Rounding, states: dict[str, np.ndarray], ops: Any) -> None:
+def _restore(work: Rounding, states: dict[str, np.ndarray], ops: Ops) -> None:
     arrays = ops.to_device(states, "float32")
 
     def of(kind: str, count: int) -> list[Any]:

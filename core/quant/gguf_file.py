@@ -22,6 +22,7 @@ from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.layers import Attention, GatedMlp, Norms
 from sabia.core.spec.rope import Rope, inverse_frequencies
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama"}
@@ -87,7 +88,11 @@ def stored_name(tensor: TensorSpec) -> str:
 
 
 def write_gguf(
-    out: str | Path, spec: ModelSpec, recipe: Recipe, tensors: Arrays, tokenizer: Any
+    out: str | Path,
+    spec: ModelSpec,
+    recipe: Recipe,
+    tensors: Arrays,
+    tokenizer: Tokenizer | None,
 ) -> int:
     """Write the directory `out` with FILE, atomically; returns the bytes of its tensors.
 

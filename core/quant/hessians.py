@@ -16,7 +16,7 @@ import torch
 from sabia.core.model import forward
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.experts_torch import DispatchPlan, dispatch
-from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.ops.product import Array, Multiply, Product, Rule
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
 
@@ -81,7 +81,7 @@ class CalibrationStage(Stage):
         x = embed() if self.states is None else self.states
         return x, range(self.index, min(self.index + 1, layers))
 
-    def end(self, x: Any, stats: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def end(self, x: Array, stats: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """See Ops.stage_output."""
         if self.index < self.layers:
             raise _BlockOutput(x)

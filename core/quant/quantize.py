@@ -25,6 +25,7 @@ from sabia.core.numerics.compressed import input_dtype
 from sabia.core.numerics.floats import E4M3, numpy_dtype, round_bfloat16
 from sabia.core.numerics.scales import whole_scale
 from sabia.core.numerics.schemes import ELEMENTS, served_together
+from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import Comparison, embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block, send_all
@@ -76,7 +77,7 @@ def quantize(
     spec: ModelSpec,
     params: Mapping[str, np.ndarray],
     recipe: Recipe,
-    ops: Any,
+    ops: Ops,
     calibration: Sequence[Batch] = (),
 ) -> QuantizedModel:
     """Quantize `params` (by spec name) by a recipe; without calibration all are rounded to nearest.
@@ -112,7 +113,7 @@ class Rounding:
         spec: ModelSpec,
         read: Callable[[int | None], Mapping[str, np.ndarray]],
         recipe: Recipe,
-        ops: Any,
+        ops: Ops,
         calibration: Sequence[Batch] = (),
         comparison: Comparison | None = None,
     ) -> None:

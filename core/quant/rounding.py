@@ -1,7 +1,6 @@
 """Rounding of one matrix: its stored form and its errors."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from sabia.core.numerics.compressed import encode_weight
 from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
+from sabia.core.ops.product import Array
 from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
 from sabia.core.quant.learned import learned
 from sabia.core.quant.recipe import Recipe
@@ -76,7 +76,7 @@ def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
 
 
 def errors_of(
-    weight: np.ndarray, stored: Stored, scheme: Scheme, hessian: Any
+    weight: np.ndarray, stored: Stored, scheme: Scheme, hessian: Array
 ) -> dict[str, float | None]:
     """mse, relative_error |W'-W|/|W|, and with calibration output_error |X(W'-W)ᵀ|/|XWᵀ|.
 

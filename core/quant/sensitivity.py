@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from sabia.core import stop
 from sabia.core.model import forward
+from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, run_block
@@ -41,7 +41,7 @@ class LayerFisher:
 
 
 def fisher(
-    spec: ModelSpec, read: Read, of: frozenset[str], batches: Sequence[Batch], seed: int, ops: Any
+    spec: ModelSpec, read: Read, of: frozenset[str], batches: Sequence[Batch], seed: int, ops: Ops
 ) -> Iterator[LayerFisher]:
     """F of the parameters `of`, from the last layer to the first, over the tokens of `batches`.
 
@@ -89,7 +89,7 @@ class _States:
         """Keep the states of a batch."""
         np.save(self.folder / f"{layer}-{number}.npy", states.detach().cpu().numpy())
 
-    def read(self, layer: int, number: int, ops: Any) -> torch.Tensor:
+    def read(self, layer: int, number: int, ops: Ops) -> torch.Tensor:
         """The states of a batch, on the device."""
         array = np.load(self.folder / f"{layer}-{number}.npy")
         states: torch.Tensor = ops.to_device({"x": array}, "float32")["x"]
@@ -97,7 +97,7 @@ class _States:
 
 
 def _forward(
-    spec: ModelSpec, read: Read, batches: Sequence[Batch], ops: Any, states: _States
+    spec: ModelSpec, read: Read, batches: Sequence[Batch], ops: Ops, states: _States
 ) -> None:
     with torch.inference_mode():
         outside = ops.to_device(_float32(read(None)), "float32")
@@ -131,7 +131,7 @@ def _drawn_loss(
     params: Mapping[str, torch.Tensor],
     hidden: torch.Tensor,
     batch: Batch,
-    ops: Any,
+    ops: Ops,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Σ -log p of labels that are drawn from p, over the tokens."""

@@ -15,6 +15,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.model.heads import pool_weights
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.product import Array
 from sabia.core.spec.heads import Pooling
 from sabia.core.spec.model import ModelSpec
 
@@ -44,7 +45,7 @@ class PooledModel(ABC):
             self._forward = torch.inference_mode()(self.forward)
 
     @abstractmethod
-    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
+    def forward(self, params: Params, ids: Array, segments: Array, pool: Array) -> Any:
         """fp32 [B, out] of ids[B, T], segments[B, T] or None, and weights pool[B, T]."""
 
     def vectors(self, rows: Sequence[np.ndarray], out: int) -> np.ndarray:

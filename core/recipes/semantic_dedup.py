@@ -14,6 +14,8 @@ import numpy as np
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.storage import hub
+from sabia.core.ops.base import Params
+from sabia.core.ops.product import Array
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.recipes.classifier.token_windows import TextReader, means_by_text
 from sabia.core.recipes.pooled_model import PooledModel
@@ -38,7 +40,7 @@ class MeanStates(PooledModel):
         spec, params = hub.load_model(path)
         super().__init__(spec, params, "mean", backend, "fp32")
 
-    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
+    def forward(self, params: Params, ids: Array, segments: Array, pool: Array) -> Any:
         """float32[B, D]; see PooledModel."""
         x = hidden(self.spec, params, ids, self.ops, segments=segments)
         return (self.ops.cast(x, "float32") * pool[:, :, None]).sum(1)

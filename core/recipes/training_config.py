@@ -65,7 +65,7 @@ def simulation(precision: str) -> dict[str, Any]:
     return {"qat": 2} if precision_named(precision).qat else {}
 
 
-def _distils(options: Any) -> bool:
+def _distils(options: object) -> bool:
     """Whether the loss compares with predictions that the records have."""
     return getattr(options, "loss", "") == DISTILL
 
@@ -217,7 +217,7 @@ def with_adapter(options: Any) -> Any:
     )
 
 
-def _other(name: str, options: Any, expected: Any) -> UsageError:
+def _other(name: str, options: Any, expected: object) -> UsageError:
     flag, value = options.table[name].flag, getattr(options, name)
     return UsageError(f"{flag}: {value} (expected that of {options.adapter}: {expected})")
 

@@ -58,10 +58,10 @@ class Remote:
     def __init__(self, peer: "Peer", number: int, kind: str) -> None:
         self._peer, self._number, self._kind = peer, number, kind
 
-    def _ask(self, operation: str, *given: Any, **named: Any) -> Any:
+    def _ask(self, operation: str, *given: object, **named: object) -> Any:
         return self._peer.ask(operation, self._number, given, named)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: Any, **named: object) -> Any:
         return self._ask("call", *given, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,7 @@ class Remote:
     def __bool__(self) -> bool:
         return self._ask("truth")
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return self._ask("item", key)
 
     def __str__(self) -> str:
@@ -213,7 +213,7 @@ class Peer:
             data += block
         return bytes(data)
 
-    def encoded(self, value: Any) -> Any:
+    def encoded(self, value: object) -> Any:
         """The value in JSON's types."""
         if isinstance(value, _PLAIN):
             return value
@@ -225,14 +225,14 @@ class Peer:
         self.own.append(value)
         return ["mine", len(self.own) - 1, type(value).__name__]
 
-    def decoded(self, value: Any) -> Any:
+    def decoded(self, value: object) -> Any:
         """The value of what `encoded` gave. Raises GoneError for anything else."""
         try:
             return self._decoded(value)
         except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
             self.lost("it sent what is no value")
 
-    def _decoded(self, value: Any) -> Any:
+    def _decoded(self, value: object) -> Any:
         match value:
             case [str(name), list(parts)] if name in _BUILT:
                 return _BUILT[name][2]([self._decoded(part) for part in parts])
@@ -244,7 +244,7 @@ class Peer:
                 raise ValueError(value)
         return value
 
-    def _change(self, given: Any, number: str, encoded: Any) -> None:
+    def _change(self, given: Any, number: str, encoded: object) -> None:
         """Give a container of the caller the contents of another of its type."""
         new = self.decoded(encoded)
         if not number.isdecimal() or int(number) >= len(given):

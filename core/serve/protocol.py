@@ -335,7 +335,7 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _prompts(value: Any) -> list[str | list[int]]:
+def _prompts(value: object) -> list[str | list[int]]:
     """A prompt or several, each a text or token ids."""
     if isinstance(value, str):
         return [value]
@@ -368,6 +368,6 @@ def _alternatives(count: int) -> int:
     return count
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."

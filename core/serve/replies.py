@@ -57,7 +57,7 @@ class Reply:
         choice = self._last(event, number) if isinstance(event, Done) else self._next(event, number)
         return None if choice is None else self.chunk([choice])
 
-    def chunk(self, choices: Sequence[Json], **more: Any) -> Json:
+    def chunk(self, choices: Sequence[Json], **more: object) -> Json:
         """An object of a stream."""
         name = "chat.completion.chunk" if self.asked.turn else self._object
         return {**self._head, "object": name, "choices": list(choices), **more}

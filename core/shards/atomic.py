@@ -184,7 +184,7 @@ def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, JSON_KEY: _json_digest(content)}
 
 
-def unsealed(content: Any) -> dict[str, Any]:
+def unsealed(content: object) -> dict[str, Any]:
     """The entries without their digest; ValueError if they are not those of the digest."""
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")

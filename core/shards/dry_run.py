@@ -72,7 +72,7 @@ class NoRejects(Rejects):
 
 
 def planned(
-    job: Job, read: Sequence[Source | str] = (), *, keep: bool = False, **more: Any
+    job: Job, read: Sequence[Source | str] = (), *, keep: bool = False, **more: object
 ) -> DryRun:
     """The plan of a call that reads the named inputs and writes `-o` as a whole.
 

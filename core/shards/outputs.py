@@ -208,7 +208,7 @@ class TableRows:
         Console().print(table)
 
 
-def _cell(value: Any, width: int = 40) -> str:
+def _cell(value: object, width: int = 40) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 1] + "…"

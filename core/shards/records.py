@@ -64,7 +64,7 @@ def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[
     return fitted
 
 
-def _value(name: str, value: Any, wanted: pa.DataType) -> Any:
+def _value(name: str, value: object, wanted: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_string(wanted):
@@ -106,7 +106,7 @@ def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     return batch
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     """A value of `to_pylist` as JSON has it: the pairs of a map are an object."""
     if isinstance(value, dict):
         return {name: _as_json(one) for name, one in value.items()}
@@ -117,7 +117,7 @@ def _as_json(value: Any) -> Any:
     return [_as_json(one) for one in value]
 
 
-def _numbers(name: str, value: Any) -> list[tuple[str, float]] | None:
+def _numbers(name: str, value: object) -> list[tuple[str, float]] | None:
     """The entries of an object that have a number."""
     if value is None:
         return None
@@ -143,7 +143,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _as_text(name: str, value: Any) -> str:
+def _as_text(name: str, value: object) -> str:
     if isinstance(value, str):
         if not _is_unicode(value):
             raise ValueError(f"{name} holds a lone surrogate, which is not Unicode text")
@@ -184,7 +184,7 @@ def to_json(row: dict[str, Any]) -> str:
         return json.dumps(flat, ensure_ascii=False, default=str)
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: object) -> Any:
     if name == "scores" and isinstance(value, dict):
         return as_dict(value)
     if isinstance(value, list) and value and all(isinstance(v, tuple) for v in value):

@@ -146,7 +146,7 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _as_before(body: Any) -> Any:
+def _as_before(body: object) -> Any:
     """The body of a record as earlier versions read it, for its id."""
     if not isinstance(body, list) or not all(isinstance(part, dict) for part in body):
         return body

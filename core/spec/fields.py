@@ -72,7 +72,7 @@ class Fields:
         """Whether the field has a value that was not read yet."""
         return name in self._left
 
-    def defaults(self, **values: Any) -> None:
+    def defaults(self, **values: object) -> None:
         """Set the family's defaults of fields that the file does not have (null: no default)."""
         self._left |= {key: value for key, value in values.items() if key not in self._stated}
 
@@ -93,7 +93,7 @@ class Fields:
             raise UsageError(f"config.json: {name} is {value!r} (expected {kind.__name__})")
         return value
 
-    def size(self, name: str, default: Any = _REQUIRED, alias: str = "") -> int:
+    def size(self, name: str, default: object = _REQUIRED, alias: str = "") -> int:
         """A whole number ≥ 1, or the default None; alias: another name of the field."""
         other = self.take(alias, int, None) if alias else None
         value = self.take(name, int, default if other is None else other)
@@ -119,7 +119,7 @@ class Fields:
             )
         return kinds
 
-    def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
+    def expect(self, name: str, allowed: tuple[Any, ...], default: object) -> Any:
         """A value that must be one of `allowed`, because others are not supported."""
         value = self._left.pop(name, default)
         if value not in allowed:

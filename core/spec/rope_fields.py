@@ -74,7 +74,7 @@ def _longrope(
     return factors | {"amplitude": _optional(unread, "attention_factor", usual)}
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 

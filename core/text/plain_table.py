@@ -18,7 +18,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return text
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -32,7 +32,7 @@ def sparkline(counts: Sequence[float]) -> str:
     return "".join(BARS[min(int(8 * c / top), 7)] if c else " " for c in counts)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value with null for NaN and infinite numbers, which JSON does not have."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}

@@ -8,6 +8,7 @@ gates, and has no gradient: its tensors are those with `trained` False.
 
 from typing import Any
 
+from sabia.core.ops.product import Array
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.model import ModelSpec
 
@@ -21,7 +22,7 @@ def bias_names(spec: ModelSpec) -> tuple[str | None, ...]:
     return tuple(biases)
 
 
-def balanced_bias(bias: Any, load: Any, rate: float) -> Any:
+def balanced_bias(bias: Array, load: Array, rate: float) -> Any:
     """bias[E] + rate · sign(mean load - load[E]); for arrays of NumPy, torch or JAX.
 
     load: assignments of each expert in the whole (global) batch of the step.

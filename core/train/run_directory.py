@@ -112,7 +112,7 @@ class RunDirectory:
         checkpoint.remove_leftovers(self.checkpoints)
         self._write(identity, finished=False, **({RUN: run} if run else {}))
 
-    def finish(self, identity: Identity, **figures: Any) -> None:
+    def finish(self, identity: Identity, **figures: object) -> None:
         """Record that the run has finished, with its last metrics."""
         self._write(identity, finished=True, **figures)
 
@@ -128,7 +128,7 @@ class RunDirectory:
             return dict(read_json(self.record))
         return {}
 
-    def _write(self, identity: Identity, finished: bool, **more: Any) -> None:
+    def _write(self, identity: Identity, finished: bool, **more: object) -> None:
         text = json.dumps(identity, sort_keys=True)
         before = self._recorded()
         number = recorded_result(before) if before else result_version(str(identity.get("command")))
@@ -162,6 +162,6 @@ def refuse_another(location: str, stored: Identity, identity: Identity, option: 
         )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value) if not isinstance(value, str) else value
     return text if len(text) <= 40 else text[:39] + "…"

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from sabia.core.errors import UsageError
+from sabia.core.ops.base import Ops
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import ROW_AXES, Mesh
@@ -82,7 +83,7 @@ class JaxStepper:
 
     # -- placing
 
-    def _sharding(self, *split: Any) -> NamedSharding:
+    def _sharding(self, *split: object) -> NamedSharding:
         return NamedSharding(self.devices, PartitionSpec(*split))
 
     def _layout(self) -> Any:
@@ -237,7 +238,7 @@ class _Run:
         settings: Any = {"precision": precision, "seed": setup.seed, "adapters": setup.lora}
         self.ops = build_ops("jax", stepper.spec, **settings, mesh=mesh)
 
-    def loss(self, params: Tree, micro: Tree, ops: Any) -> Any:
+    def loss(self, params: Tree, micro: Tree, ops: Ops) -> Any:
         """(loss sum, all sums) of a micro-batch."""
         # fp32 master weights, BF16 for the computation
         rounded = self.bf16_weights
@@ -327,7 +328,7 @@ def _accumulate(function: Callable[[Any, Any], Any], batch: Tree) -> Any:
     shapes = jax.eval_shape(function, first, 0)
     nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def add(total: Any, given: tuple[Tree, Array]) -> tuple[Any, None]:
+    def add(total: object, given: tuple[Tree, Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, function(*given)), None
 
     return jax.lax.scan(add, nothing, (batch, jnp.arange(count)))[0]

@@ -8,13 +8,12 @@ most BUCKET_BYTES.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 
 from sabia.core.model.storage.size_batches import batches_by_size
-from sabia.core.parallel.collectives_torch import Axes, Groups, gathered, own_part
+from sabia.core.parallel.collectives_torch import Axes, Group, Groups, gathered, own_part
 from sabia.core.parallel.mesh import TOKEN_AXES, Mesh
 from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
@@ -55,7 +54,7 @@ class Shards:
         cuts = shard_slices(shape, self.splits[name], self.mesh, self.rank)
         return {"offset": tuple(cut.start for cut in cuts), "global_shape": shape}
 
-    def cut(self, name: str, whole: Any) -> np.ndarray:
+    def cut(self, name: str, whole: object) -> np.ndarray:
         """This process's shard of a whole array, which may be lazy."""
         whole = whole if isinstance(whole, np.ndarray) else np.asarray(whole)
         return whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
@@ -100,7 +99,7 @@ class Shards:
         return torch.stack(torch._foreach_norm(mine)).square().sum()
 
 
-def _all_reduce_flat(tensors: list[Tensor], group: Any) -> None:
+def _all_reduce_flat(tensors: list[Tensor], group: Group) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     torch.distributed.all_reduce(flat, group=group)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):

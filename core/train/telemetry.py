@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes, units
+from sabia.core.ops.product import Array
 from sabia.core.progress import ProgressBar, progress
 from sabia.core.shards.atomic import naming, write_atomic
 
@@ -144,7 +145,7 @@ def memory_bytes(backend: str) -> Row:
     return metrics | ({"device_memory_bytes": peak} if peak else {})
 
 
-def expert_metrics(load: Any) -> Row:
+def expert_metrics(load: Array) -> Row:
     """Metrics of expert loads [layers, E]: the largest load as a multiple of its layer's mean, by
     layer and over all layers, and the number of experts without tokens."""
     mean = np.maximum(load.mean(-1), 1e-30)  # [layers]

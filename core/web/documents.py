@@ -41,7 +41,7 @@ def document(
     time: datetime | str | None,
     score: float | None,
     archived: WarcRecord | None = None,
-    **meta: Any,
+    **meta: object,
 ) -> dict[str, Any]:
     """A row for `records.to_batch(…, "document")`; `time` is when the page was fetched. The columns
     ARCHIVED are in it if the page is archived."""

@@ -81,7 +81,7 @@ def choose_attention(
     q: Array,
     k: Array,
     v: Array,
-    mask: Any,
+    mask: object,
     *,
     softcap: float | None = None,
     sinks: Array | None = None,

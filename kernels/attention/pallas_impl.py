@@ -166,7 +166,7 @@ def _query_ranges(
     return jnp.broadcast_to(low, high.shape), -(-high // rows)
 
 
-def _within(low: Any, high: Any, b: Any, i: Any, step: Any) -> Any:
+def _within(low: Any, high: Any, b: object, i: object, step: Any) -> Any:
     """The block of a step; after the range the last one again, which needs no fetch."""
     return jnp.maximum(jnp.minimum(low[b, i] + step, high[b, i] - 1), 0)
 

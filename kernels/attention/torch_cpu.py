@@ -285,7 +285,7 @@ def _operator(
 
 
 @_operator.register_fake
-def _(q: Tensor, *_others: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_others: object) -> tuple[Tensor, Tensor]:
     return torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -299,7 +299,7 @@ def _backward_operator(
 
 
 @_backward_operator.register_fake
-def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: Any) -> tuple[Tensor, ...]:
+def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: object) -> tuple[Tensor, ...]:
     return tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
 
 
@@ -309,7 +309,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
     q, k, v, sinks, first, last, out, lse = ctx.saved_tensors
     settings = (first, last, ctx.start, ctx.causal, ctx.scale, ctx.cap)
     d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)

@@ -50,7 +50,7 @@ def _matrices_kernel(groups, blocks, bounds, grad, x, dw, acc, *, last):
     group, block = groups[t], blocks[t]
     target = jnp.minimum(group, last - 1)
 
-    def differs(other: Any) -> Any:
+    def differs(other: object) -> Any:
         return jnp.minimum(groups[other], last - 1) != target
 
     @pl.when((t == 0) | differs(jnp.maximum(t - 1, 0)))

@@ -33,7 +33,7 @@ from sabia.kernels.quantize.definitions import Layout, Quantized
 from sabia.kernels.runtime.dispatch import Choice, framework
 
 
-def _library_module(x: Any) -> Any:
+def _library_module(x: object) -> Any:
     if framework(x) == "torch":
         from sabia.kernels.quantize import torch_impl
 
@@ -43,13 +43,13 @@ def _library_module(x: Any) -> Any:
     return jax_impl
 
 
-def choose_quantize(x: Any, *, implementation: str | None = None) -> Choice:
+def choose_quantize(x: object, *, implementation: str | None = None) -> Choice:
     """The implementation that `quantize` uses for this array, and the reason."""
     return _library_module(x).choose_quantize(x, implementation)
 
 
 def quantize(
-    x: Any, layout: Layout, key: Any = None, *, implementation: str | None = None
+    x: object, layout: Layout, key: object = None, *, implementation: str | None = None
 ) -> Quantized:
     """x[R, C] (float) in `layout`; stochastically where a key is given (two 32-bit words).
 

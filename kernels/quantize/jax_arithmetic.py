@@ -9,7 +9,6 @@ minimum or maximum of what may be NaN (on CPU it may drop it).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,7 @@ Array = jax.Array
 
 
 @partial(jax.jit, static_argnums=1)
-def quantize(x: Array, layout: Layout, key: Any = None) -> Quantized:
+def quantize(x: Array, layout: Layout, key: object = None) -> Quantized:
     """See `sabia.kernels.quantize.interface.quantize`; key: uint32[2]."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, _, power = round_size(tiled, layout.element, draws)
@@ -41,7 +40,7 @@ def quantize(x: Array, layout: Layout, key: Any = None) -> Quantized:
 
 
 @partial(jax.jit, static_argnums=1)
-def rounded(x: Array, layout: Layout, key: Any = None) -> tuple[Array, Array]:
+def rounded(x: Array, layout: Layout, key: object = None) -> tuple[Array, Array]:
     """(values float32 [R, C], scale []) with x ≈ values · scale; BF16 holds every value."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, steps, _ = round_size(tiled, layout.element, draws)
@@ -84,7 +83,7 @@ def uniforms(index: Array, key: Array) -> Array:
     return odd.astype(jnp.float32) * np.float32(2.0**-24)
 
 
-def indices(rows: int, columns: int, row: Any = 0, column: Any = 0, width: int = 0) -> Array:
+def indices(rows: int, columns: int, row: object = 0, column: object = 0, width: int = 0) -> Array:
     """Row-major indices of a block [rows, columns] at (row, column) of a matrix `width` wide."""
     down = lax.broadcasted_iota(jnp.uint32, (rows, columns), 0)
     across = lax.broadcasted_iota(jnp.uint32, (rows, columns), 1)
@@ -155,7 +154,7 @@ def inverse_step(tiles: Array, scale: Array) -> Array:
     return jnp.where(step == 0, 0.0, 1.0 / step)
 
 
-def _prepare(x: Array, layout: Layout, key: Any) -> tuple[Array, Array, Array, Array | None]:
+def _prepare(x: Array, layout: Layout, key: object) -> tuple[Array, Array, Array, Array | None]:
     """(x over its scales, tiled; tile scales [down, across]; scale; draws, tiled)."""
     tiled = _tiled(flushed(x), layout)
     size = largest(tiled, (1, 3))  # [down, across]: a(tile)

@@ -1,7 +1,5 @@
 """Implementations of quantization in JAX: the plain arithmetic, and one kernel."""
 
-from typing import Any
-
 import jax
 
 from sabia.kernels.quantize.definitions import Layout, Quantized
@@ -18,7 +16,7 @@ def choose_quantize(x: Array, implementation: str | None) -> Choice:
     return choose("quantize", [plain, own], implementation)
 
 
-def _pallas(x: Array, layout: Layout, key: Any = None) -> Quantized:
+def _pallas(x: Array, layout: Layout, key: object = None) -> Quantized:
     from sabia.kernels.quantize.pallas_impl import quantize as kernel
 
     return kernel(x, layout, key, interpret=pallas_interpret())

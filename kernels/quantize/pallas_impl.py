@@ -31,7 +31,7 @@ _BLOCK = (32, 512)  # rows, columns of a program at least: whole tiles of every 
 
 
 @partial(jax.jit, static_argnums=1, static_argnames="interpret")
-def quantize(x: Array, layout: Layout, key: Any = None, *, interpret: bool = False) -> Quantized:
+def quantize(x: Array, layout: Layout, key: object = None, *, interpret: bool = False) -> Quantized:
     """See `sabia.kernels.quantize.interface.quantize`; key: uint32[2]."""
     rows, columns = x.shape
     tile = layout.tile or (1, 1)

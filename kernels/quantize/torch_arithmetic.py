@@ -27,7 +27,7 @@ from sabia.kernels.quantize.definitions import (
 Tensor = torch.Tensor
 
 
-def quantize(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
+def quantize(x: Tensor, layout: Layout, key: object = None) -> Quantized:
     """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, _, powers = _round(tiled, layout.element, draws)
@@ -36,7 +36,7 @@ def quantize(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
     return Quantized(_cropped(codes, x), stored if layout.tile else None, scale)
 
 
-def rounded(x: Tensor, layout: Layout, key: Any = None) -> tuple[Tensor, Tensor]:
+def rounded(x: Tensor, layout: Layout, key: object = None) -> tuple[Tensor, Tensor]:
     """(values float32 [R, C], scale []) with x ≈ values · scale; BF16 holds every value."""
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, steps, _ = _round(tiled, layout.element, draws)
@@ -76,7 +76,7 @@ def mix_tensor(x: Tensor) -> Tensor:
     return x
 
 
-def uniforms(rows: int, columns: int, key: Any, device: torch.device) -> Tensor:
+def uniforms(rows: int, columns: int, key: object, device: torch.device) -> Tensor:
     """float32 [rows, columns] in (0, 1) by key and index."""
     key = key_tensor(key, device)
     index = torch.arange(rows * columns, device=device).to(torch.int32)
@@ -108,7 +108,9 @@ def signed(word: int) -> int:
     return (word & 0xFFFFFFFF) - ((word & 0x80000000) << 1)
 
 
-def _prepare(x: Tensor, layout: Layout, key: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _prepare(
+    x: Tensor, layout: Layout, key: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(x over its scales, tiled; tile scales [down, across]; scale; draws, tiled)."""
     wide = x.float()
     wide = torch.where(wide.abs() < SMALLEST_NORMAL, torch.copysign(wide.new_zeros(()), wide), wide)

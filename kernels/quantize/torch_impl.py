@@ -1,7 +1,5 @@
 """Implementations of quantization in torch: the plain arithmetic, and one kernel."""
 
-from typing import Any
-
 import torch
 
 from sabia.kernels.quantize.definitions import Layout, Quantized
@@ -22,7 +20,7 @@ def choose_quantize(x: Tensor, implementation: str | None) -> Choice:
     return choose("quantize", [own, reference_option()], implementation)
 
 
-def _triton(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
+def _triton(x: Tensor, layout: Layout, key: object = None) -> Quantized:
     from sabia.kernels.quantize.triton_impl import quantize as kernel
 
     return kernel(x, layout, key)

@@ -187,7 +187,7 @@ def _outputs(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return codes, x.new_empty(shape, dtype=kind)
 
 
-def quantize(x: Tensor, layout: Layout, key: Any = None) -> Quantized:
+def quantize(x: Tensor, layout: Layout, key: object = None) -> Quantized:
     """See `sabia.kernels.quantize.interface.quantize`; key: int32[2] tensor or two integers."""
     words = None if key is None else key_tensor(key, x.device)
     tile = list(layout.tile or ())

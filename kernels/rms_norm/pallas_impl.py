@@ -64,7 +64,7 @@ def _call(kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[
             return pl.BlockSpec(x.shape, lambda i: (0, 0))
         return pl.BlockSpec((block, x.shape[1]), lambda i: (i, 0))
 
-    def run(*refs: Any) -> None:
+    def run(*refs: object) -> None:
         given = dict(zip([*names, *made], refs, strict=True))
         kernel(*(given.get(n) for n in [*inputs, *outputs]))
 
@@ -79,7 +79,7 @@ def _call(kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[
     )(*(inputs[n] for n in names))
 
 
-def _shape(x: Array, columns: int | None = None, dtype: Any = None) -> jax.ShapeDtypeStruct:
+def _shape(x: Array, columns: int | None = None, dtype: object = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((x.shape[0], columns or x.shape[1]), dtype or x.dtype)
 
 

@@ -66,7 +66,7 @@ def engine_module(kernel: str, engine: str) -> Any:
 _FRAMEWORKS: dict[type, Framework] = {}
 
 
-def framework(x: Any) -> Framework:
+def framework(x: object) -> Framework:
     """The library of an array (or JAX tracer). Raises TypeError for other types."""
     kind = type(x)
     if (known := _FRAMEWORKS.get(kind)) is not None:

@@ -142,7 +142,7 @@ class SwitchingModule:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return functools.partial(self._call, name, SWITCHING[self._kernel][name])
 
-    def _call(self, name: str, rows: _Rows, *arguments: Any) -> Any:
+    def _call(self, name: str, rows: _Rows, *arguments: object) -> Any:
         state, parts = first_run(self._kernel), []
         rest: tuple[Any, ...] | None = arguments
         while rest is not None:

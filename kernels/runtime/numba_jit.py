@@ -44,7 +44,7 @@ _IMPORT = re.compile(r"^\s*(?:from|import) (sabia\.kernels[.\w]*)", re.MULTILINE
 _KERNELS = Path(__file__).parents[1]
 
 
-def njit(**settings: Any) -> Callable[[Callable[..., Any]], Any]:
+def njit(**settings: object) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit(**settings)` whose compiled functions are kept (see above)."""
     settings.pop("cache", None)
 
@@ -72,7 +72,7 @@ class CompiledFiles:
         self.cache_path = ""
         self._lock = contextlib.ExitStack()  # held while this process compiles
 
-    def load_overload(self, signature: Any, target: Any) -> Any:
+    def load_overload(self, signature: object, target: Any) -> Any:
         """The compile result of a signature, or None: then numba compiles it. Raises NotCompiled
         where there is none and the thread is `only_cached`."""
         path = self._path(signature, target)
@@ -92,14 +92,14 @@ class CompiledFiles:
         _add_runtime_symbols()
         return CompileResult._rebuild(target, *pickle.loads(stored))
 
-    def save_overload(self, signature: Any, result: Any) -> None:
+    def save_overload(self, signature: object, result: Any) -> None:
         """Write a result that was compiled; a folder that cannot be written keeps nothing."""
         with self._lock, contextlib.suppress(OSError):
             path = self._path(signature, result.target_context)
             _write(path, serialize.dumps(result._reduce()))
             _remove_unused(path.parent, self.name)
 
-    def _path(self, signature: Any, target: Any) -> Path:
+    def _path(self, signature: object, target: Any) -> Path:
         folder = compiled_folder()
         self.cache_path = str(folder)
         parts = (

@@ -206,6 +206,13 @@ def test_records_of_no_kind_are_bad_data(model: Path, tmp_path: Path) -> None:
         make(tmp_path / "q", model, tmp_path / "x.jsonl")
 
 
+def test_texts_need_the_models_tokenizer(model: Path, chats: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(model, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(UsageError, match=r"no tokenizer.json for chat records"):
+        make(tmp_path / "q", bare, chats)
+
+
 def test_a_quantized_model_is_not_quantized_again(model: Path, tmp_path: Path, chats: Path) -> None:
     make(tmp_path / "q", model, chats, recipe="w8")
     with pytest.raises(UsageError, match="already quantized"):

@@ -85,7 +85,7 @@ def _times(word: str, text: str) -> int:
     return len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower()))
 
 
-def _all_of(words: Any, holds: Callable[[str], bool]) -> bool:
+def _all_of(words: object, holds: Callable[[str], bool]) -> bool:
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise TypeError(f"{words!r:.60} (expected a list of texts)")
     return all(map(holds, words))

@@ -80,7 +80,7 @@ def run_program(source: str) -> str:
     return f"error: {ran.detail}"
 
 
-def _object(arguments: Any) -> dict[str, Any] | None:
+def _object(arguments: object) -> dict[str, Any] | None:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

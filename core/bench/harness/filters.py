@@ -24,7 +24,7 @@ def regex(regex_pattern: str = NUMBER, group_select: int = 0, fallback: str = IN
     """The match of that number, of several groups the first that is not empty."""
     pattern = re.compile(regex_pattern)
 
-    def extract(text: Any) -> str:
+    def extract(text: object) -> str:
         matches = pattern.findall(text if isinstance(text, str) else "")
         match = _text(matches[group_select]) if matches else None
         return fallback if match is None else match.strip()
@@ -98,7 +98,7 @@ def take_first_k(k: int) -> Filter:
     return apply
 
 
-def mapped(mapping_dict: Mapping[Any, Any] | None = None, default_value: Any = None) -> Filter:
+def mapped(mapping_dict: Mapping[Any, Any] | None = None, default_value: object = None) -> Filter:
     """The value of each answer in a table."""
     table = mapping_dict or {}
     return lambda answers, _: [table.get(text, default_value) for text in answers]
@@ -138,7 +138,7 @@ def _pipeline(settings: FilterSettings, path: str) -> Filter:
         except (TypeError, re.error) as error:
             raise UsageError(f"{where}: {name}: {error}") from error
 
-    def apply(answers: Any, row: Mapping[str, Any]) -> Any:
+    def apply(answers: object, row: Mapping[str, Any]) -> Any:
         try:
             for step in steps:
                 answers = step(answers, row)

@@ -138,7 +138,9 @@ class Folder:
         group = Group(name, tuple(members), metrics, alias, str(version), path)
         return Read(group, made.tasks, made.changed)
 
-    def _members(self, entry: Any, group: str, own: Mapping[str, Any], path: str) -> Iterator[Read]:
+    def _members(
+        self, entry: object, group: str, own: Mapping[str, Any], path: str
+    ) -> Iterator[Read]:
         """What an entry of `task` names; the group of a task has no name."""
         if not isinstance(entry, str | Mapping) or not {"task", "group"} & set(
             entry if isinstance(entry, Mapping) else ("task",)

@@ -154,7 +154,7 @@ def _config(settings: YamlTask) -> dict[str, Any]:
     return made
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Function):
         return f"!function {value.file}:{value.name}"
     if isinstance(value, Mapping):

@@ -167,7 +167,7 @@ def score_answers(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) 
     return rows
 
 
-def _of_answer(task: YamlTask, item: Item, result: Any) -> dict[str, float]:
+def _of_answer(task: YamlTask, item: Item, result: object) -> dict[str, float]:
     gold = item.gold
     if item.choices:
         gold = item.choices[int(gold)]
@@ -201,7 +201,7 @@ class Ignored:
     ignore_punctuation: bool = False
     ignore_numbers: bool = False
 
-    def without(self, value: Any) -> str:
+    def without(self, value: object) -> str:
         """A text without it."""
         text = str(value)
         for pattern in self.regexes_to_ignore or ():

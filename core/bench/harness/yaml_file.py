@@ -57,7 +57,7 @@ class Function:
             raise UsageError(f"{self.file}: no function {self.name!r}")
         return getattr(module, self.name)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: Any, **named: object) -> Any:
         return self._code(*given, **named)
 
 
@@ -261,7 +261,7 @@ def _named(types: tuple[type, ...]) -> str:
     )
 
 
-def _metrics(given: Any, output: str, path: str) -> tuple[MetricSettings, ...]:
+def _metrics(given: object, output: str, path: str) -> tuple[MetricSettings, ...]:
     if given is None:
         return tuple(map(MetricSettings, DEFAULT_METRICS[output]))
     made = []
@@ -277,7 +277,7 @@ def _metrics(given: Any, output: str, path: str) -> tuple[MetricSettings, ...]:
     return tuple(made)
 
 
-def _filters(given: Any, path: str) -> tuple[FilterSettings, ...]:
+def _filters(given: object, path: str) -> tuple[FilterSettings, ...]:
     if given is None:
         return (FilterSettings("none", (("take_first", {}),)),)
     made = []

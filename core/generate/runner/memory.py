@@ -1,21 +1,22 @@
 """Memory that keys and values may take where no option says so."""
 
 from pathlib import Path
-from typing import Any
+
+from sabia.core.ops.product import Array
 
 HOST_SHARE, DEVICE_SHARE = 0.25, 0.5  # of what is free
 CGROUPS = (("memory.max", "memory.current"),
            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))  # fmt: skip
 
 
-def cache_memory(array: Any) -> int:
+def cache_memory(array: Array) -> int:
     """Bytes for caches on the device of an array: a quarter of the free memory of the host, half of
     that of an accelerator."""
     free = _device_free(array)
     return int(_host_free() * HOST_SHARE if free is None else free * DEVICE_SHARE)
 
 
-def _device_free(array: Any) -> int | None:
+def _device_free(array: Array) -> int | None:
     """Free bytes of the array's accelerator; None: it is in the host's memory."""
     if hasattr(array, "devices"):  # JAX
         stats = next(iter(array.devices())).memory_stats()

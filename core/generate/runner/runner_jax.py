@@ -34,7 +34,7 @@ from sabia.core.generate.runner.interface import (
 )
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
-from sabia.core.ops.base import dtype_name
+from sabia.core.ops.base import Ops, Params, dtype_name
 from sabia.core.ops.kv_cache import KVCache, cache_shapes, ring_layers
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
@@ -68,11 +68,11 @@ class _Programs(NamedTuple):
 
 
 @lru_cache(16)
-def _programs(spec: ModelSpec, ops: Any) -> _Programs:
+def _programs(spec: ModelSpec, ops: Ops) -> _Programs:
     rule: Any = row_adapters(ops)
 
     def hidden(
-        params: Any, cache: KVCache, ids: Array, positions: Array, adapters: Adapters
+        params: Params, cache: KVCache, ids: Array, positions: Array, adapters: Adapters
     ) -> Array:
         if adapters is not None:
             rule.bind(*adapters)
@@ -80,7 +80,12 @@ def _programs(spec: ModelSpec, ops: Any) -> _Programs:
         return made
 
     def run(
-        params: Any, cache: KVCache, ids: Array, starts: Array, lengths: Array, adapters: Adapters
+        params: Params,
+        cache: KVCache,
+        ids: Array,
+        starts: Array,
+        lengths: Array,
+        adapters: Adapters,
     ) -> tuple[Array, KVCache]:
         traced: Any = lengths
         cache.lengths = traced
@@ -89,15 +94,15 @@ def _programs(spec: ModelSpec, ops: Any) -> _Programs:
         cache.lengths = None
         return made, cache
 
-    def logits(params: Any, states: Array) -> Array:
+    def logits(params: Params, states: Array) -> Array:
         made: Array = forward.logits(spec, params, states[:, None], ops)
         return made[:, 0]
 
-    def last(params: Any, states: Array, at: Array) -> Array:
+    def last(params: Params, states: Array, at: Array) -> Array:
         return logits(params, states[jnp.arange(len(at)), at])
 
     def step(
-        params: Any, cache: KVCache, ids: Array, positions: Array, lengths: Array | None,
+        params: Params, cache: KVCache, ids: Array, positions: Array, lengths: Array | None,
         adapters: Adapters,
     ) -> tuple[Array, KVCache]:  # fmt: skip
         traced: Any = lengths
@@ -107,7 +112,7 @@ def _programs(spec: ModelSpec, ops: Any) -> _Programs:
         return logits(params, states.reshape(-1, states.shape[-1])), cache
 
     def ahead(
-        params: Any, cache: KVCache, before: list[dict[str, Array]], *inputs: Any
+        params: Params, cache: KVCache, before: list[dict[str, Array]], *inputs: Any
     ) -> tuple[Array, KVCache, list[dict[str, Array]]]:
         made, cache = step(params, _with_states(cache, before), *inputs)
         return made, _with_states(cache, [{} for _ in before]), _states(cache)

@@ -66,7 +66,7 @@ def of_shapes(
     *,
     others: Iterable[Shape] = (),
     vectors: int = 0,
-    **sizes: Any,
+    **sizes: object,
 ) -> LayerHalf:
     """The LayerHalf of matrices [out, in]; others: those without an adapter (router, conv)."""
     adapted = tuple(adapted)
@@ -74,7 +74,7 @@ def of_shapes(
     return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-def with_sizes(block: LayerHalf, **sizes: Any) -> LayerHalf:
+def with_sizes(block: LayerHalf, **sizes: object) -> LayerHalf:
     """The LayerHalf with further fields of its LayerKind."""
     return replace(block, sizes={**block.sizes, **sizes})
 

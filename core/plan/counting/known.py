@@ -21,7 +21,7 @@ _UNCOUNTED = ("output_gate_type", "language_model_only")
 LARGEST = 10**12  # a larger size is a mistake, and products of such sizes overflow
 
 
-def _beyond(value: Any) -> bool:
+def _beyond(value: object) -> bool:
     return isinstance(value, int) and value >= LARGEST
 
 

@@ -137,7 +137,7 @@ def _freed(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
     yield from (flag for _, flag in sorted(by_step_time))
 
 
-def _as_option(field: str, value: Any) -> str:
+def _as_option(field: str, value: object) -> str:
     """A field's value as on the command line."""
     name = field.replace("_", "-")
     if isinstance(value, bool):

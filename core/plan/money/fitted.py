@@ -109,7 +109,7 @@ def fit(runs: Sequence[OwnRun], seed: int = 0) -> FittedLaw:
     return FittedLaw(law, tuple(resampled), errors, tuple(runs), free)
 
 
-def _law(table: Any, weights: Any, free: bool) -> ScalingLaw:
+def _law(table: Any, weights: object, free: bool) -> ScalingLaw:
     """The law with the least weighted squares of relative errors."""
     import numpy as np
 

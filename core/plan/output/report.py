@@ -49,7 +49,7 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def fields(one: Any, *names: str) -> dict[str, Any]:
+def fields(one: object, *names: str) -> dict[str, Any]:
     """Attributes of an object by name."""
     return {name: getattr(one, name) for name in names}
 

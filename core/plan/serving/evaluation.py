@@ -153,7 +153,7 @@ def own_chips(
     return cheapest(loads(assumed_architecture(*sizes), chip, *tokens, weights=weights)).replica
 
 
-def api_price(prices: Any, label: str) -> ApiPrice:
+def api_price(prices: object, label: str) -> ApiPrice:
     """[input, output] in dollars for a million tokens. Raises UsageError."""
     if not isinstance(prices, list) or len(prices) != 2:
         raise UsageError(f"{label}: {prices!r} (expected two prices, input and output)")

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.errors import BadData
+from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.chat import render
 from sabia.core.recipes.calibration import usage_match
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 TEXT_TOKENS = 1024  # of a token record, to tell its language
 KIND_COLUMNS = {"chat": "messages", "document": "text", "tokens": "input_ids"}
@@ -44,7 +45,7 @@ class CalibrationRows:
 
 
 def read_rows(
-    job: Job, tokenizer: Any, samples: int, held_out: int, length: int, usage: str = ""
+    job: Job, tokenizer: Tokenizer | None, samples: int, held_out: int, length: int, usage: str = ""
 ) -> CalibrationRows:
     """At most `samples` records, and `held_out` others, each at most `length` tokens long.
 
@@ -75,7 +76,7 @@ def read_rows(
 
 
 def _records(
-    sources: Sequence[Source], most: int, rng: random.Random, tokenizer: Any, what: str
+    sources: Sequence[Source], most: int, rng: random.Random, tokenizer: Tokenizer | None, what: str
 ) -> tuple[str, list[Row], list[Mapping[str, Any]]]:
     """(kind, rows, the record of each) of a uniform sample of `most` records."""
     kind, kept, seen = _kind(sources), list[Any](), 0
@@ -106,7 +107,7 @@ def _records(
 
 
 def _without_ids(
-    record: Mapping[str, Any], ids: list[int], kind: str, tokenizer: Any
+    record: Mapping[str, Any], ids: list[int], kind: str, tokenizer: Tokenizer | None
 ) -> Mapping[str, Any]:
     """The record of a row: of token records, one with the text of these ids."""
     if kind != "tokens":
@@ -138,13 +139,16 @@ def _kind(sources: Sequence[Source]) -> str:
     raise BadData(f"{sources[0].name}: not calibration records (expected a column of {known})")
 
 
-def _ids(row: Mapping[str, Any], kind: str, tokenizer: Any) -> Iterator[list[int]]:
-    if kind == "chat":
-        yield tokenizer.encode(render(row["messages"], tokenizer, tools=row.get("tools")))
-    elif kind == "document":
-        yield tokenizer.encode_ordinary(row["text"])
-    else:
+def _ids(row: Mapping[str, Any], kind: str, tokenizer: Tokenizer | None) -> Iterator[list[int]]:
+    if kind == "tokens":
         ids, start = list(row["input_ids"]), 0
         for size in row["document_lengths"] or [len(ids)]:
             yield ids[start : start + size]
             start += size
+        return
+    if tokenizer is None:
+        raise UsageError(f"--model has no tokenizer.json for {kind} records (expected token rows)")
+    if kind == "chat":
+        yield tokenizer.encode(render(row["messages"], tokenizer, tools=row.get("tools")))
+    else:
+        yield tokenizer.encode_ordinary(row["text"])

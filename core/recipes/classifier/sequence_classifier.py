@@ -15,6 +15,8 @@ from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.model.storage import hub
+from sabia.core.ops.base import Params
+from sabia.core.ops.product import Array
 from sabia.core.recipes.classifier.token_windows import TextReader, means_by_text
 from sabia.core.recipes.pooled_model import PooledModel
 from sabia.core.spec.families import load_spec
@@ -42,7 +44,7 @@ class ClassifierModel(PooledModel):
         exp = np.exp(logits - logits.max(-1, keepdims=True))
         return exp / exp.sum(-1, keepdims=True)
 
-    def forward(self, params: Any, ids: Any, segments: Any, pool: Any) -> Any:
+    def forward(self, params: Params, ids: Array, segments: Array, pool: Array) -> Any:
         """The logits of the labels; see PooledModel."""
         x = hidden(self.spec, params, ids, self.ops, segments=segments)
         return class_logits(self.spec, params, x, pool, self.ops)

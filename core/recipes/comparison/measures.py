@@ -22,7 +22,7 @@ from sabia.core.bench.loglikelihood import Row, Scorer, document_rows, encode_op
 from sabia.core.bench.task import Task
 from sabia.core.bench.task_files import items_of, load_tasks
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.token_rows import TokenRows
 
 HELD_OUT = "held-out loss"
@@ -133,7 +133,7 @@ def _measure(
     return Measure(name, unit, per, flat, item, np.array(sizes), numbers)
 
 
-def _answer(tokenizer: Any, task: Task, item: Item, context: int) -> tuple[list[Row], str]:
+def _answer(tokenizer: Tokenizer, task: Task, item: Item, context: int) -> tuple[list[Row], str]:
     """The rows that score an item's answer, and the answer."""
     if task.kind == "perplexity":
         if task.yaml is not None:  # as in eval

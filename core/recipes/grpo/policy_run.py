@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat_variables import template_variables
@@ -22,7 +22,7 @@ from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
 from sabia.core.model.lora import merged
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import Remat
+from sabia.core.ops.base import Params, Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.mesh import Mesh
@@ -196,7 +196,7 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
 
 
 def _engine(
-    call: RunCall, options: GrpoOptions, spec: ModelSpec, params: Any, tokenizer: Tokenizer
+    call: RunCall, options: GrpoOptions, spec: ModelSpec, params: Params, tokenizer: Tokenizer
 ) -> Engine:
     """What samples: the engine of this process, or a server."""
     ops = load_ops(call.job.backend)

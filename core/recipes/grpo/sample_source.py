@@ -71,7 +71,7 @@ class SampleSource:
         self.compiled = jax or self.options.compile
         self.devices = mesh.rows if jax else 1  # of this process
 
-    def open(self, run: Any, leads: bool) -> None:
+    def open(self, run: object, leads: bool) -> None:
         """See Source."""
 
     def batches(self, step: int) -> Iterator[Batch]:

@@ -83,7 +83,7 @@ def _messages(answer: str) -> list[dict[str, Any]] | None:
 
 
 def _render_pair(
-    row: Any, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
+    row: object, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
 ) -> tuple[list[Unit], list[str]]:
     made = _answers(row, tokenizer, length, variables)
     for name in ANSWERS:
@@ -96,7 +96,7 @@ def _render_pair(
 
 
 def _render_answers(
-    row: Any, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
+    row: object, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
 ) -> tuple[list[Unit], list[str]]:
     made = _answers(row, tokenizer, length, variables)
     shortest = sum(len(ids) for ids, *_ in made.values()) + 1

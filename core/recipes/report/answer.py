@@ -158,7 +158,7 @@ def lines_of(value: Any, indent: str = "") -> Iterator[str]:
             yield f"{label} {_value(one)}"
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, list):
         shown = ", ".join(map(str, value[:20]))
         return f"{shown}, … ({len(value)})" if len(value) > 20 else shown or "none"

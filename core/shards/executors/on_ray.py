@@ -230,7 +230,7 @@ def _wait(ray: Any, tasks: dict[Any, str], title: str, total: Summary) -> None:
         )
 
 
-def _ended(ray: Any, task: Any) -> Ended:
+def _ended(ray: Any, task: object) -> Ended:
     try:
         ended: Ended = ray.get(task)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):

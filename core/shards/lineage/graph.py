@@ -101,7 +101,7 @@ def _add_edge(node: Node, producer: str | None, one: Mapping[str, Any]) -> None:
         node.leaves.add(str(one["name"]))
 
 
-def _judge(node: Node, now: Any) -> None:
+def _judge(node: Node, now: object) -> None:
     """Set the state of a node by itself."""
     output = node.output
     missing, stale = _missing(output), list(_stale(output, now))
@@ -134,7 +134,7 @@ def _missing(output: Output) -> list[str]:
     return missing
 
 
-def _stale(output: Output, now: Any) -> Iterator[str]:
+def _stale(output: Output, now: object) -> Iterator[str]:
     for record in output.records():
         command = str(record.get("command"))
         if (number := recorded_result(record)) != result_version(command):

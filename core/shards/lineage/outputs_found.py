@@ -244,7 +244,7 @@ def _moved(record: Record, path: str) -> Record:
     return _replaced(record, *roots) | {"moved": roots}
 
 
-def _replaced(value: Any, before: str, after: str) -> Any:
+def _replaced(value: object, before: str, after: str) -> Any:
     """A JSON value whose paths below one folder are below another."""
     if isinstance(value, str):
         inside = value == before or value.startswith(f"{before}/")

@@ -214,7 +214,7 @@ def keep_script(program: Sequence[str], outputs: Sequence[str], inputs: Sequence
         keep_beside(path, record.ended(None, beside=True))
 
 
-def of_process(made: Mapping[str, Any], job: Any) -> dict[str, Any]:
+def of_process(made: Mapping[str, Any], job: object) -> dict[str, Any]:
     """The record of what a command makes that is no file of rows, at its end."""
     return run_metadata(job, {"version": version("sabia"), **made})[RUN].ended(None)
 

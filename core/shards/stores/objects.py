@@ -107,7 +107,7 @@ def _session(_process: int) -> Any:
     return session
 
 
-def _asked_wait(response: Any, attempts: int, **_: Any) -> float | None:
+def _asked_wait(response: Any, attempts: int, **_: object) -> float | None:
     """Seconds until a request of S3 is repeated, where its answer says so."""
     if response is None or attempts >= REQUEST_ATTEMPTS or response[0].status_code not in BUSY:
         return None
@@ -121,7 +121,7 @@ def _seconds(text: Any) -> float | None:
         return None
 
 
-def retried(url: str, work: Callable[..., T], *args: Any, **named: Any) -> T:
+def retried(url: str, work: Callable[..., T], *args: Any, **named: object) -> T:
     """work(…), repeated while that may help; raises what `failure` makes of the last error."""
     import tenacity
 

@@ -75,7 +75,7 @@ _FIELDS = ("out", "scratch", "stats")  # of a job
 
 
 def _local(
-    stack: contextlib.ExitStack, job: Job, name: str, flag: str, value: Any, by_url: bool
+    stack: contextlib.ExitStack, job: Job, name: str, flag: str, value: object, by_url: bool
 ) -> Any:  # fmt: skip
     """The local path for the value of an option; other values as they are, as is the output of a
     command that writes it `by_url`."""

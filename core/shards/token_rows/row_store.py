@@ -174,7 +174,7 @@ def make_missing(
                     time.sleep(LOOK_S)
 
 
-def _make_alone(make: Callable[..., None], path: Path, *more: Any) -> bool:
+def _make_alone(make: Callable[..., None], path: Path, *more: object) -> bool:
     """Make a file; False if another process is making it."""
     lock = path.with_name(f".{path.name}.lock")
     with open(lock, "w") as handle:

@@ -93,7 +93,7 @@ class RedisIndex:
         whole = b" ".join([identity, *runs[: self.number]])
         self.print = hashlib.blake2b(whole).hexdigest()[:32]
 
-    def _do(self, call: Callable[..., Any], *words: Any) -> Any:
+    def _do(self, call: Callable[..., Any], *words: object) -> Any:
         try:
             return call(*words)
         except (self.failure, TypeError) as error:  # TypeError: an option in the URL

@@ -256,7 +256,7 @@ def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf 
     return Recipe(name, prompt, rules, **tables, digest=_hash(f"{prompt!r} {rules} {tables}"))
 
 
-def _values(kind: type[Table], given: Any, base: Mapping[str, Any], where: str) -> Table:
+def _values(kind: type[Table], given: object, base: Mapping[str, Any], where: str) -> Table:
     """A table of a recipe; keys that are not given have the values of `base`, and all have their
     types."""
     if not isinstance(given, dict):
@@ -277,7 +277,7 @@ def _values(kind: type[Table], given: Any, base: Mapping[str, Any], where: str) 
         raise UsageError(f"{where}: {error}".replace("--reward: ", "reward: ")) from error
 
 
-def _fits(value: Any, usual: Any) -> bool:
+def _fits(value: object, usual: object) -> bool:
     """Whether a value has the type of another; entries of an empty list are texts."""
     if isinstance(usual, list):
         entry = usual[0] if usual else ""

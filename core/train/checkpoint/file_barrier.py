@@ -17,7 +17,9 @@ from sabia.core.parallel.world import World
 _POLL_S, _SLOWEST_POLL_S = 0.01, 0.5
 
 
-def write_note(directory: Path, kind: str, rank: int, content: Any = None, error: str = "") -> None:
+def write_note(
+    directory: Path, kind: str, rank: int, content: object = None, error: str = ""
+) -> None:
     """Write the note `kind` of process `rank`: its content, or why the process failed."""
     waiting = directory / f".{kind}-{rank:05d}.tmp"
     waiting.write_text(json.dumps({"said": content, "error": error}))

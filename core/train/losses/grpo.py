@@ -68,15 +68,15 @@ def aggregation_weights(
 
 
 def policy_losses(
-    logp: Any,
-    old: Any,
-    mask: Any,
-    advantage: Any,
+    logp: Array,
+    old: Array,
+    mask: Array,
+    advantage: Array,
     options: PolicyLoss,
-    ops: Any,
+    ops: Ops,
     *,
-    sampler: Any = None,
-    ref: Any = None,
+    sampler: Array | None = None,
+    ref: Array | None = None,
 ) -> tuple[Any, Any]:
     """(loss[B, T], 1 where it is clipped [B, T]) of log-probabilities [B, T], advantage[B, 1].
 
@@ -112,7 +112,7 @@ def policy_losses(
     return loss * mask, ops.where(clipped, mask, 0.0)
 
 
-def _clipped(rho: Any, advantage: Any, options: PolicyLoss, ops: Any) -> tuple[Any, Any]:
+def _clipped(rho: Array, advantage: Array, options: PolicyLoss, ops: Ops) -> tuple[Any, Any]:
     """(loss, whether it is clipped) of PPO."""
     # clip(rho, 1 - low, 1 + high)
     least, clipped_rho = 1 - options.clip_low, _at_most(rho, 1 + options.clip_high, ops)
@@ -126,17 +126,17 @@ def _clipped(rho: Any, advantage: Any, options: PolicyLoss, ops: Any) -> tuple[A
     return loss, clipped
 
 
-def _at_most(x: Any, bound: float, ops: Any) -> Any:
+def _at_most(x: Array, bound: float, ops: Ops) -> Any:
     return ops.where(x > bound, bound, x)
 
 
-def _k3(logp: Any, ref: Any, mask: Any, ops: Any) -> Any:
+def _k3(logp: Array, ref: Array, mask: Array, ops: Ops) -> Any:
     """The k3 estimate exp(d) - d - 1 of KL(policy || reference), never negative."""
     difference = (ref - logp) * mask
     return ops.exp(difference) - difference - 1.0
 
 
-def _correction(old: Any, sampler: Any, mask: Any, options: PolicyLoss, ops: Any) -> Any:
+def _correction(old: Array, sampler: Array, mask: Array, options: PolicyLoss, ops: Ops) -> Any:
     """Truncated importance weight of the policy at sampling time against the sampler."""
     difference = (old - sampler) * mask
     if options.correction == "token-cap":

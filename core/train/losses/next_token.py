@@ -82,7 +82,7 @@ def _divergence(spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Op
     return divergence(logits(spec, params, x, ops), batch, ops)
 
 
-def divergence(scores: Array, batch: Batch, ops: Any) -> Array:
+def divergence(scores: Array, batch: Batch, ops: Ops) -> Array:
     """Σ p log p + logsumexp(z) - Σ p z of scores z[..., V], [...].
 
     With teacher_ids the sums are over these tokens. With teacher_rest all other tokens together are

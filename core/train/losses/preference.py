@@ -62,7 +62,7 @@ def rewards(x: Answers, options: PreferenceLoss) -> Any:
     return options.beta * x.logp / x.length
 
 
-def pair_losses(chosen: Answers, rejected: Answers, options: PreferenceLoss, ops: Any) -> Any:
+def pair_losses(chosen: Answers, rejected: Answers, options: PreferenceLoss, ops: Ops) -> Any:
     """Losses of pairs without the term of the likelihood; all but kto."""
     h = rewards(chosen, options) - rewards(rejected, options)
     if options.kind == "ipo":
@@ -78,7 +78,7 @@ def pair_losses(chosen: Answers, rejected: Answers, options: PreferenceLoss, ops
     return (1 - e) * loss + e * ops.softplus(h) if e else loss
 
 
-def answer_losses(x: Answers, sides: Any, z: Any, options: PreferenceLoss, ops: Any) -> Any:
+def answer_losses(x: Answers, sides: Array, z: Array, options: PreferenceLoss, ops: Ops) -> Any:
     """KTO's losses of single answers, with their weights; 0 where `sides` is 0."""
     distance = rewards(x, options) - options.beta * z
     # 1 - s(x) = s(-x)
@@ -86,7 +86,7 @@ def answer_losses(x: Answers, sides: Any, z: Any, options: PreferenceLoss, ops: 
     return loss * ops.where(sides < 0, -options.undesirable * sides, sides)
 
 
-def _log_odds(x: Answers, ops: Any) -> Any:
+def _log_odds(x: Answers, ops: Ops) -> Any:
     mean = x.logp / x.length
     mean = ops.where(mean > _ALMOST_CERTAIN, _ALMOST_CERTAIN, mean)
     return mean - ops.log1mexp(mean)

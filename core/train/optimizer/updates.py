@@ -21,8 +21,8 @@ def update(
     p: Array,
     g: Array,
     state: State,
-    count: Any,
-    lr: Any,
+    count: object,
+    lr: object,
     gather: TensorFunction = identity,
     own: TensorFunction = identity,
 ) -> tuple[Array, dict[str, Array]]:

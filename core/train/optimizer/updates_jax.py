@@ -1,7 +1,6 @@
 """The optimizers in JAX: `core.train.optimizer.updates` over traced arrays, for use inside jit."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,8 @@ def apply_jax(
     grads: Mapping[str, Array],
     state: Mapping[str, Mapping[str, Array]],
     rules: Mapping[str, Rule],
-    count: Any,
-    lr: Any,
+    count: object,
+    lr: object,
 ) -> tuple[dict[str, Array], States]:
     """Parameters and state after an update; `count` is the number of updates made before.
 

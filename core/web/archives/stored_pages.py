@@ -57,11 +57,11 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Sum
                    schema=pa.schema([*schemas.document(names), *extras]))  # fmt: skip
 
 
-def _is_archive(source: Any) -> bool:
+def _is_archive(source: object) -> bool:
     return isinstance(source, PageFiles) and source.warc
 
 
-def _score_names(source: Any, whole: bool) -> set[str]:
+def _score_names(source: object, whole: bool) -> set[str]:
     """Names of the scores of documents among the inputs; pages have none."""
     if isinstance(source, Source):
         return score_names(source, whole)

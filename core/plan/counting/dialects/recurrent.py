@@ -235,7 +235,7 @@ def kimi_linear(fields: CountFields) -> Architecture:
     return reading.decoder(fields, layers)
 
 
-def _kimi_kinds(fields: CountFields, depth: int, full: Any) -> list[str]:
+def _kimi_kinds(fields: CountFields, depth: int, full: object) -> list[str]:
     """`layer_types`, or `full` layers numbered from 1; else every fourth after the first."""
     usual = [_KINDS[not index or index % 4 != 0] for index in range(depth)]
     if isinstance(full, list):
