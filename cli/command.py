@@ -145,7 +145,7 @@ def print_error(code: int, text: str, as_json: bool) -> None:
         notes.say(text if code == ExitCode.INTERRUPTED else f"error: {text}")
 
 
-def error_object(code: int, message: str) -> dict[str, Any]:
+def error_object(code: int, message: str) -> dict[str, object]:
     """An error for `--json`: the parts of '--option: value (expected …); fix'."""
     option = re.match(r"(--?[a-z][\w-]*|[A-Z]+): ", message)
     rest = message[option.end() :] if option else message

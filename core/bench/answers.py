@@ -334,7 +334,7 @@ def matched(
     return with_earlier(pairs) if task.turns else pairs
 
 
-def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, Any]:
+def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, object]:
     """The details of an answer for the report; the first sample includes the question."""
     detail: dict[str, Any] = {"response": answer.text, **more}
     if answer.reasoning:

@@ -367,7 +367,7 @@ def _shuffled(values: Sequence[Any], key: object) -> list[Any]:
     return random.Random(str(key)).sample(list(values), len(values))
 
 
-def _names(row: Row) -> dict[str, Any]:
+def _names(row: Row) -> dict[str, object]:
     """The names of a template: the columns, and the row itself, whose columns may be no names."""
     return {"row": row, **row}
 

@@ -354,19 +354,19 @@ def unit_key(metric: str) -> str:
     return (metric_of(metric) or Metric(metric, "value")).unit.replace(" ", "_") or "value"
 
 
-def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, Any]:
+def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, object]:
     numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
     ends = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
     return ends | {"ci_method": interval.method}
 
 
-def _group_json(one: GroupResult) -> dict[str, Any]:
+def _group_json(one: GroupResult) -> dict[str, object]:
     record = {"group": one.group, "model": one.model, "metric": one.metric, "items": one.items,
               "tasks": len(one.results), "weighted_by_items": one.by_size}  # fmt: skip
     return record | _interval_json(one.interval, unit_key(one.results[0].metric))
 
 
-def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
+def _result_json(result: Result, summary: Summary) -> dict[str, object]:
     record = {
         "task": result.task,
         "model": result.model,
@@ -386,7 +386,7 @@ def _result_json(result: Result, summary: Summary) -> dict[str, Any]:
     return record if result.maximum is None else record | {"maximum_points": result.maximum}
 
 
-def _comparison_json(c: Comparison, shown: int) -> dict[str, Any]:
+def _comparison_json(c: Comparison, shown: int) -> dict[str, object]:
     p = c.paired
     return {
         "task": c.task,

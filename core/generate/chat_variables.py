@@ -17,7 +17,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 def template_variables(
     given: str, tokenizer: Tokenizer, recorded: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The variables of --chat with the date, if the template reads it.
 
     recorded: the variables of an earlier start of the same run, whose date is kept. Raises
@@ -32,7 +32,7 @@ def template_variables(
     return variables
 
 
-def server_variables(given: str) -> dict[str, Any]:
+def server_variables(given: str) -> dict[str, object]:
     """Fields of a request that send --chat to a server, as vLLM and SGLang read them."""
     variables = chat_variables(given)
     if DATE in variables:

@@ -19,7 +19,7 @@ Messages = list[dict[str, Any]]
 Render = Callable[[Sequence[Message]], str]
 
 
-def message_of(message: Message) -> dict[str, Any]:
+def message_of(message: Message) -> dict[str, object]:
     """A message for the template; as in chat records, fields may be null and calls JSON text.
 
     It has the reasoning under every name that templates read, as in transformers.
@@ -55,7 +55,7 @@ def _changed(
     parts: bool,
     arguments: Callable[[Any], Any] | None,
     empty: tuple[str | None, ...],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     changed = dict(message)
     if calls := message.get("tool_calls"):
         if arguments is not None:
@@ -74,7 +74,7 @@ def _call(call: Any, **functions: Callable[[Any], Any]) -> Any:
     return {**call, "function": new} if "function" in call else new
 
 
-def _function(call: object) -> dict[str, Any]:
+def _function(call: object) -> dict[str, object]:
     """The name and arguments of a call, which is written with or without `function`."""
     inner = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):

@@ -51,7 +51,7 @@ def thinking_budget(tokens: int, prompt: str, tokenizer: Tokenizer, closes: bool
     return ThinkingBudget(tokens, opening, closing, forced)
 
 
-def thinking_fields(options: Reasoning) -> dict[str, Any]:
+def thinking_fields(options: Reasoning) -> dict[str, object]:
     """The fields of a request that ask for the budget of the options, as `sabia serve` reads them;
     none without one."""
     if options.thinking_budget is None:

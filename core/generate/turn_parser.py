@@ -76,7 +76,7 @@ def _called(
     yield _without_end(FRAMES.sub("", rest), special).strip(), []
 
 
-def _message(content: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(content: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, object]:
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning

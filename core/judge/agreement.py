@@ -121,6 +121,6 @@ class Agreement:
             )
 
 
-def _row(item: str | None, one: str, two: str, audit: bool, pairs: Pairs) -> dict[str, Any]:
+def _row(item: str | None, one: str, two: str, audit: bool, pairs: Pairs) -> dict[str, object]:
     row = {"item": item, "judges": [one, two], "audit": audit, "verdicts": int(pairs.number)}
     return row | {"agreement": pairs.agreement, "kappa": pairs.kappa}

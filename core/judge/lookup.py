@@ -103,7 +103,7 @@ class LookupTable:
         return [self.rows[number] for number in hits[:ROWS]]
 
     @property
-    def tool(self) -> dict[str, Any]:
+    def tool(self) -> dict[str, object]:
         """The tool as requests offer it."""
         about = self.about or "a table of reference texts"
         description = f"Look up a key or words in {about}. Returns at most {ROWS} texts."

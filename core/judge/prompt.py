@@ -79,7 +79,7 @@ def _criterion(item: Item) -> str:
     return f"- item {json.dumps(item.id)}: {item.text}{reference}"
 
 
-def reply_schema(items: Sequence[Item]) -> dict[str, Any]:
+def reply_schema(items: Sequence[Item]) -> dict[str, object]:
     """JSON schema of the reply, for servers with constrained decoding."""
     verdict = {
         "type": "object",

@@ -63,7 +63,7 @@ class Inputs:
         """`int8 by token`."""
         return f"{self.element}{'' if self.dynamic else ', static,'} by {self.strategy}"
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """The entry `input_activations`."""
         made = _arguments(self.element, self.strategy, self.group, self.scale)
         return made | {"dynamic": self.dynamic}
@@ -135,7 +135,7 @@ class Scheme:
             return "channel"
         return "tensor_group" if self.scale == "e4m3" else "group"
 
-    def config_group(self, targets: list[str]) -> dict[str, Any]:
+    def config_group(self, targets: list[str]) -> dict[str, object]:
         """The entry of `config_groups` for the modules named in `targets`."""
         weights = _arguments(self.element, self.strategy, self.group, self.scale)
         weights |= {"symmetric": self.symmetric, "dynamic": False}
@@ -152,7 +152,9 @@ class Scheme:
         }
 
 
-def _arguments(element: str, strategy: str, group: int | None, scale: ScaleKind) -> dict[str, Any]:
+def _arguments(
+    element: str, strategy: str, group: int | None, scale: ScaleKind
+) -> dict[str, object]:
     return {
         "num_bits": ELEMENTS[element].bits,
         "type": "int" if element.startswith("int") else "float",

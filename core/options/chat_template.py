@@ -51,7 +51,7 @@ class Reasoning(Options, group="Generation"):
     reached its maximum of tokens."""
 
 
-def chat_variables(given: str) -> dict[str, Any]:
+def chat_variables(given: str) -> dict[str, object]:
     """The variables of --chat by name; raises UsageError.
 
     A comma separates two variables where a name and = follow it, and belongs to the value

@@ -411,7 +411,7 @@ class PlanOptions(
         given = self.params or self.model or self.inputs or self.compare
         return not given and bool(self.chips or self.nodes) and self.stage != "sft"
 
-    def set_values(self, *names: str) -> dict[str, Any]:
+    def set_values(self, *names: str) -> dict[str, object]:
         """The given values among `names` (default: all recorded options), by name."""
         names = names or tuple(name for name, option in self.table.items() if option.recorded)
         default = {name: self.table[name].default_value() for name in names}

@@ -99,7 +99,7 @@ def _read(option: Option, value: object, source: str) -> Any:
         raise UsageError(f"{error} (set by {source})") from None
 
 
-def _from_file(cls: type[Options], command: str, path: str) -> dict[str, Any]:
+def _from_file(cls: type[Options], command: str, path: str) -> dict[str, object]:
     """Values by name from [command] or [command.subcommand] of a TOML file, else its top level."""
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,5 @@
 """Options of `sabia sft`."""
 
-from typing import Any
-
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate
 from sabia.core.options.option import (
@@ -102,7 +100,7 @@ class PreferenceOptions(Options, group="Loss"):
         if self.beta is None:
             self.beta = BETA.get(self.loss, 0.0)
 
-    def preference(self) -> dict[str, Any]:
+    def preference(self) -> dict[str, object]:
         """The entries of a run's identity; {} with another loss."""
         if self.loss not in PAIRS:
             return {}

@@ -6,7 +6,6 @@ values and the search chooses the others. Returns a Plan (planner.py) whose rows
 """
 
 from dataclasses import replace
-from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
@@ -112,7 +111,7 @@ def round_rows(rows: float) -> int:
     return max(1, round(rows / step) * step)
 
 
-def pinned_of(settings: PlanOptions) -> dict[str, Any]:
+def pinned_of(settings: PlanOptions) -> dict[str, object]:
     """Fixed fields of a layout: --fixed-layout, --micro-batch, --recompute."""
     pinned = search_rules.parse_fields(settings.fixed_layout) if settings.fixed_layout else {}
     for name in ("micro_batch", "recompute"):

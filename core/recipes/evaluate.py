@@ -165,7 +165,7 @@ def _harness(
     groups: Sequence[Group],
     summary: Summary,
     scores: Sequence[Score],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of YAML tasks by model, as lm-evaluation-harness writes them."""
     given = [task for task in tasks if task.yaml is not None and task.name in summary.tasks]
     if not given:
@@ -345,7 +345,7 @@ def _scores(
 
 def _provenance(
     job: Job, options: EvalOptions, tasks: Sequence[Task], items: Items, models: Models
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What decides the scores: items as prompted, task settings, models, answers, sampling."""
     digest = hashlib.blake2b(digest_size=16)
     for task in tasks:

@@ -131,7 +131,7 @@ def _tokenizer_beside(shard: str, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def _recorded_options(source: Source) -> dict[str, Any]:
+def _recorded_options(source: Source) -> dict[str, object]:
     """The options that `tokenize` wrote into the rows' metadata, {} if it did not."""
     if source.form == "jsonl":
         return {}

@@ -7,7 +7,6 @@ same call ends with the same weights however often it was interrupted.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import weights_fingerprint
@@ -56,7 +55,7 @@ def run_identity(
     sources: Sequence[Source],
     tokenizer: str,
     directory: RunDirectory,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Everything that decides the weights of a run in a directory. Raises UsageError."""
     path = options.config_json
     if path and not Path(path).exists():

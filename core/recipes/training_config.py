@@ -60,7 +60,7 @@ def identity(options: Training) -> dict[str, Any]:
     return values | simulation(options.precision)
 
 
-def simulation(precision: str) -> dict[str, Any]:
+def simulation(precision: str) -> dict[str, object]:
     """What identities of quantization-aware training have besides: the version of its rounding."""
     return {"qat": 2} if precision_named(precision).qat else {}
 
@@ -70,7 +70,7 @@ def _distils(options: object) -> bool:
     return getattr(options, "loss", "") == DISTILL
 
 
-def teacher_identity(options: DistillationOptions) -> dict[str, Any]:
+def teacher_identity(options: DistillationOptions) -> dict[str, object]:
     """The entries of a run's identity; {} without a teacher."""
     if _distils(options):
         return {"loss": DISTILL, "teacher_share": options.teacher_share}
@@ -222,7 +222,7 @@ def _other(name: str, options: Any, expected: object) -> UsageError:
     return UsageError(f"{flag}: {value} (expected that of {options.adapter}: {expected})")
 
 
-def adapter_identity(options: AdapterStart) -> dict[str, Any]:
+def adapter_identity(options: AdapterStart) -> dict[str, object]:
     """The entries of a run's identity; {} without an adapter to start from."""
     return {"adapters": adapter_fingerprint(options.adapter)} if options.adapter else {}
 

@@ -177,7 +177,7 @@ def _serve(method: str, memory_bytes: int, cpu_s: int, null: int) -> None:
             _write(1, frame(_without(f"the tests ended with {_ended(status)}")))
 
 
-def _without(detail: str) -> dict[str, Any]:
+def _without(detail: str) -> dict[str, object]:
     return {"passed": None, "detail": detail}
 
 

@@ -111,14 +111,14 @@ def rows_finished(job: Job, kind: str, sources: Sequence[Source], salt: str = ""
     return sum(known[name]["rows"] for name in names) if len(columns) == 1 else None
 
 
-def _call(job: Job) -> dict[str, Any]:
+def _call(job: Job) -> dict[str, object]:
     record: dict[str, Any] = {"command": job.command, "version": _version("sabia")}
     if (number := result_version(job.command)) != 1:
         record["result"] = number
     return record | {"options": job.options, "seed": job.seed}
 
 
-def _decisive(options: dict[str, Any]) -> dict[str, Any]:
+def _decisive(options: dict[str, Any]) -> dict[str, object]:
     """The options, with the tokenizer's path as in earlier versions, whose rows stay valid."""
     path = options.get("tokenizer")
     if not isinstance(path, str) or os.path.basename(path) != layout.TOKENIZER:
@@ -439,7 +439,7 @@ def _shards(job: Job, known: Known) -> list[dict[str, Any]]:
     return shards
 
 
-def _shard(path: Path, size: int) -> dict[str, Any]:
+def _shard(path: Path, size: int) -> dict[str, object]:
     rows, made = rows_in(str(path)), read_metadata(str(path)) or {}
     shard = {"name": path.name, "rows": rows, "size_bytes": size}
     shard["fingerprint"] = made.get("fingerprint")
@@ -466,7 +466,7 @@ def _write_listed(job: Job) -> None:
         listed.write_json(f"{out}/{layout.MANIFEST}", content)
 
 
-def _listed_shard(out: str, pair: tuple[str, str]) -> dict[str, Any]:
+def _listed_shard(out: str, pair: tuple[str, str]) -> dict[str, object]:
     """A shard at a URL for its manifest."""
     path = f"{out}/{pair[0]}"
     with open_binary(path) as file:

@@ -38,7 +38,7 @@ def _common(seen: set[type]) -> pa.DataType | None:
     return _SCALARS.get(next(iter(seen))) if len(seen) == 1 else None
 
 
-def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, Any]:
+def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, object]:
     """A row for `to_batch`; raises ValueError with the reason if it cannot be converted."""
     schema = schemas.KINDS[kind]
     extra_types = {field.name: field.type for field in extras}

@@ -23,7 +23,7 @@ def extend_context(
     max_positions: int,
     theta: float | None = None,
     factor: float | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A configuration for rows of up to `max_positions` tokens; `config` is not modified.
 
     theta: the new base. factor: YaRN's, relative to the original context; if the model already uses
@@ -75,7 +75,7 @@ def extend_vocabulary(spec: ModelSpec, vocab_size: int) -> ModelSpec:
 
 def _rotation(
     values: Mapping[str, Any], theta: float | None, factor: float | None, now: int, wanted: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The rotary fields with the base `theta` and YaRN's `factor` over the original context."""
     rotary = dict(values)
     if theta is not None:

@@ -35,7 +35,7 @@ class MoeShape:
         return self.expert_ffn or -(-dense // (32 * self.chosen)) * 32
 
 
-def _qwen3_moe(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
+def _qwen3_moe(config: Mapping[str, Any], moe: MoeShape) -> dict[str, object]:
     return {
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.chosen,
@@ -46,7 +46,7 @@ def _qwen3_moe(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
     }
 
 
-def _mixtral(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
+def _mixtral(config: Mapping[str, Any], moe: MoeShape) -> dict[str, object]:
     return {
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.chosen,
@@ -56,7 +56,7 @@ def _mixtral(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
     }
 
 
-def _deepseek_v3(config: Mapping[str, Any], moe: MoeShape) -> dict[str, Any]:
+def _deepseek_v3(config: Mapping[str, Any], moe: MoeShape) -> dict[str, object]:
     head = config["head_dim"]
     if config["num_key_value_heads"] != config["num_attention_heads"] or head < 4:
         raise UsageError(

@@ -16,11 +16,11 @@ def _kinds(config: Config, local: str, period: int) -> list[str]:
     return [local if n % period else "full_attention" for n in reversed(range(depth))]
 
 
-def _mistral(config: Config) -> dict[str, Any]:
+def _mistral(config: Config) -> dict[str, object]:
     return {"sliding_window": 4096, "attention_bias": None}
 
 
-def _gemma2(config: Config) -> dict[str, Any]:
+def _gemma2(config: Config) -> dict[str, object]:
     return {
         "hidden_act": None,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -32,7 +32,7 @@ def _gemma2(config: Config) -> dict[str, Any]:
     }
 
 
-def _gemma3(config: Config) -> dict[str, Any]:
+def _gemma3(config: Config) -> dict[str, object]:
     return _gemma2(config) | {
         "model_type": "gemma3_text",
         "sliding_window": max(1, min(512, config["max_position_embeddings"] // 4)),
@@ -43,7 +43,7 @@ def _gemma3(config: Config) -> dict[str, Any]:
     }
 
 
-def _hybrid(config: Config) -> dict[str, Any]:
+def _hybrid(config: Config) -> dict[str, object]:
     """Qwen3.5: a quarter of each attention head is rotated, or all of it if a quarter is odd."""
     heads, size = config["num_attention_heads"], config["head_dim"]
     return {
@@ -58,7 +58,7 @@ def _hybrid(config: Config) -> dict[str, Any]:
     }
 
 
-def _qwen3_next(config: Config) -> dict[str, Any]:
+def _qwen3_next(config: Config) -> dict[str, object]:
     """The hybrid with the experts of Qwen3 MoE and a shared expert of the same width."""
     shared = {"shared_expert_intermediate_size": config["moe_intermediate_size"]}
     return _hybrid(config) | shared | {"model_type": "qwen3_next"}

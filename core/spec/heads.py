@@ -80,7 +80,7 @@ def problem_of(config: Mapping[str, Any]) -> Problem:
 
 def classifier_config(
     config: Mapping[str, Any], labels: tuple[str, ...], problem: Problem, pad_id: int | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The configuration of a classifier with the body of a model; pad_id: used if it has none."""
     architecture = str((config.get("architectures") or [""])[0])
     ending = next((end for end in _ENDINGS if architecture.endswith(end)), None)

@@ -58,7 +58,7 @@ def _optional(unread: dict[str, Any], name: str, default: float) -> float:
 
 def _longrope(
     unread: dict[str, Any], head_dim: int, original: float, positions: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """LongRoPE's factors of each pair, and its amplitude: attention_factor, or by the stretch."""
     factors: dict[str, Any] = {}
     for name in ("short_factor", "long_factor"):
@@ -78,7 +78,7 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _yarn(unread: dict[str, Any], factor: float) -> dict[str, Any]:
+def _yarn(unread: dict[str, Any], factor: float) -> dict[str, object]:
     """YaRN's optional fields; the amplitude is attention_factor, a ratio of mscales, or default."""
     for name in ("mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
         if unread.get(name) == 0:

@@ -83,7 +83,7 @@ def _cross_entropy(result: Evaluation) -> float:
     return float(extras["nll"] / result.weight) if "nll" in extras else float(result.loss)
 
 
-def _by_source(label: str, sums: Mapping[str, Any], rows: TokenRows) -> dict[str, Any]:
+def _by_source(label: str, sums: Mapping[str, Any], rows: TokenRows) -> dict[str, object]:
     """{label: {source: mean loss}} if there are several sources."""
     if len(rows.reported_sources) < 2:
         return {}

@@ -297,7 +297,7 @@ class Crawl:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._extract, response)
 
-    def _extract(self, response: Response) -> dict[str, Any]:
+    def _extract(self, response: Response) -> dict[str, object]:
         sandbox = self._sandboxes.get()
         try:
             return sandbox.extract(response.body, response.content_type, response.url, True)

@@ -173,7 +173,7 @@ def _archive(
     return contextlib.closing(file)
 
 
-def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, Any]:
+def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, object]:
     """The settings that identify a crawl; budget and delays may change when it is resumed. The keys
     must not change, because they are stored in existing states."""
     steering = {"words": options.focus, "classifier": options.classifier, "label": options.label,
@@ -210,7 +210,7 @@ def _write(
     manifest.write_parts(job, schema, made, batches, parts, PART_DOCUMENTS)
 
 
-def _row(kept: dict[str, Any]) -> dict[str, Any]:
+def _row(kept: dict[str, Any]) -> dict[str, object]:
     """A stored document with the types of Arrow."""
     scores = [tuple(pair) for pair in kept["scores"]]
     return kept | {"scores": scores, "crawl_time": datetime.fromisoformat(kept["crawl_time"])}

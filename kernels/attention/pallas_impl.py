@@ -171,7 +171,7 @@ def _within(low: Any, high: Any, b: object, i: object, step: Any) -> Any:
     return jnp.maximum(jnp.minimum(low[b, i] + step, high[b, i] - 1), 0)
 
 
-def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
+def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, object]:
     """Blocks of the kernels whose programs own queries: grid (batch, head, queries, keys)."""
 
     def query_block(b, h, i, j, *_):
@@ -196,7 +196,7 @@ def _query_specs(rows: int, columns: int, group: int, size: int, size_v: int) ->
     }
 
 
-def _key_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, Any]:
+def _key_specs(rows: int, columns: int, group: int, size: int, size_v: int) -> dict[str, object]:
     """Blocks of the kernel whose programs own keys: grid (batch, group, keys, head, queries)."""
 
     def key_block(b, h, j, g, i, *_):

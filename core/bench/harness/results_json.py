@@ -26,7 +26,7 @@ def harness_json(
     table: Table,
     originals: Mapping[str, int],
     config: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The results of a model. originals: task → rows of its split; config: settings of the run."""
     results: dict[str, dict[str, Any]] = {}
     yaml = {task.name: task.yaml for task in tasks if task.yaml is not None}
@@ -84,7 +84,7 @@ def _children_first(groups: Sequence[Group]) -> list[Group]:
 def _of_task(
     name: str, settings: YamlTask, cells: Mapping[str, Mapping[Any, float]], summary: Summary,
     model: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     figures: dict[str, Any] = {}
     sizes = [0]
     for given in settings.filter_list:
@@ -105,7 +105,7 @@ def _of_task(
 
 def _of_group(
     group: Group, results: Sequence[GroupResult], tasks: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     made: dict[str, Any] = {"alias": group.alias or group.name, "name": group.name}
     if not group.metrics:
         return made
@@ -136,7 +136,7 @@ def _version(settings: YamlTask) -> Any:
     return metadata.get("version", "Yaml") if isinstance(metadata, Mapping) else "Yaml"
 
 
-def _config(settings: YamlTask) -> dict[str, Any]:
+def _config(settings: YamlTask) -> dict[str, object]:
     """The keys of a task as in its file, without those that have no value."""
     made: dict[str, Any] = {}
     for one in fields(settings):

@@ -248,7 +248,7 @@ def write_checkpoint(
             _copy_tokenizer(Path(tokenizer_from), temporary)
 
 
-def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, Any]:
+def _with_dtype(config: Mapping[str, Any], tensors: Arrays) -> dict[str, object]:
     """The configuration with the dtype of the largest tensor, if that is a float."""
     result = dict(config)
     largest = max(tensors.values(), key=lambda array: array.size).dtype.name

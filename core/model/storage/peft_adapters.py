@@ -143,7 +143,7 @@ def _pairs(root: Path, spec: ModelSpec) -> dict[str, tuple[np.ndarray, np.ndarra
     return pairs
 
 
-def _settings(root: Path) -> dict[str, Any]:
+def _settings(root: Path) -> dict[str, object]:
     """adapter_config.json; raises UsageError for what `load_adapter` does not compute."""
     if not (root / CONFIG).is_file() or not (root / WEIGHTS).is_file():
         raise UsageError(f"adapter: {root} has no {CONFIG} or {WEIGHTS} (expected both)")

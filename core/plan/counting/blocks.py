@@ -154,7 +154,7 @@ def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
     return of_rows(feed.rows(hidden), sizes)
 
 
-def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, Any]:
+def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
     sizes: dict[str, Any] = {"heads": mixer.heads, "window": mixer.window}
     sizes |= {"score_width": mixer.score_width(), "cache_width": cached}

@@ -330,7 +330,7 @@ VALUES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-def parse_fields(text: str) -> dict[str, Any]:
+def parse_fields(text: str) -> dict[str, object]:
     """'fsdp=8,micro-batch=2' → {"fsdp": 8, "micro_batch": 2}; short names as well (tp, pp, mb).
 
     Raises UsageError.

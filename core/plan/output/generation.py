@@ -101,7 +101,7 @@ def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str
     return View("\n".join(lines), report | known_figures | {"assumed": serving.assumed})
 
 
-def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, Any]:
+def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, object]:
     """A replica at full load as a JSON object."""
     replica, held = load.replica, chip_memory(load.replica)
     return {

@@ -157,7 +157,7 @@ def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
     return f"sabia pretrain {flags}"
 
 
-def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, Any]:
+def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, object]:
     """One layout: axes, memory by term and step by part."""
     layout, time = row.layout, row.time
     return {

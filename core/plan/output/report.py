@@ -54,7 +54,7 @@ def fields(one: object, *names: str) -> dict[str, Any]:
     return {name: getattr(one, name) for name in names}
 
 
-def _price(price: Price) -> dict[str, Any]:
+def _price(price: Price) -> dict[str, object]:
     return {
         **fields(price, "usd_per_chip_hour", "tier", "provider", "region", "spot", "commitment"),
         "source": price.source,
@@ -71,7 +71,7 @@ def layout_words(row: DeadlineRow) -> str | None:
     return described(row.layout.layout)
 
 
-def _row(plan: Plan, row: DeadlineRow) -> dict[str, Any]:
+def _row(plan: Plan, row: DeadlineRow) -> dict[str, object]:
     size = plan.cluster.chip.node_chips
     return {
         **fields(row, "deadline_s", "compute_min_chips"),

@@ -200,7 +200,7 @@ class SizeAnswer:
             for row in self.rows
         ]
 
-    def _figures(self, row: Sized, pair: Pair) -> dict[str, Any]:
+    def _figures(self, row: Sized, pair: Pair) -> dict[str, object]:
         low, high = (None, None)
         if self.fitted:
             low, high = self.fitted.loss_interval(pair.params, pair.tokens)

@@ -154,7 +154,9 @@ def _numbers(scores: dict[str, np.ndarray]) -> np.ndarray:
     return probabilities @ np.array([float(name) for name in scores]) / probabilities.sum(-1)
 
 
-def _agreement(names: Sequence[str], true: Sequence[Any], predicted: np.ndarray) -> dict[str, Any]:
+def _agreement(
+    names: Sequence[str], true: Sequence[Any], predicted: np.ndarray
+) -> dict[str, object]:
     if predicted.ndim == 1:
         figures = held_out_metrics.regression_metrics(np.array(true, float), predicted)
     else:

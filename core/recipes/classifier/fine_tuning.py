@@ -213,7 +213,7 @@ def _measure(
     _show(job, report, world)
 
 
-def _plain(figures: dict[str, Any]) -> dict[str, Any]:
+def _plain(figures: dict[str, Any]) -> dict[str, object]:
     """Figures for JSON: null instead of NaN."""
     return {k: None if isinstance(v, float) and np.isnan(v) else v for k, v in figures.items()}
 

@@ -29,7 +29,7 @@ class TextReader:
         if self.length < 4:
             raise UsageError(f"--length: {self.length} tokens (expected 4 or more)")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # without the cached backend, which cannot be pickled
         return {"tokenizer": self.tokenizer, "length": self.length, "long": self.long}
 

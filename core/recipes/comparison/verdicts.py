@@ -176,7 +176,7 @@ def percent(logarithm: float, sign: str = "") -> str:
     return f"{math.expm1(logarithm) * 100:{sign}.2f}%"
 
 
-def _figures(look: Look) -> dict[str, Any]:
+def _figures(look: Look) -> dict[str, object]:
     """Relative figures of a look; an upper end that no number has is left out."""
     relative = {
         name: math.expm1(value) if value < 100 else None

@@ -38,7 +38,7 @@ class PolicyObjective:
         """See Objective."""
         return self.table.figures(results, sums, lr)
 
-    def details(self, results: Results, sums: np.ndarray) -> dict[str, Any]:
+    def details(self, results: Results, sums: np.ndarray) -> dict[str, object]:
         """See Objective: the rate of sampling."""
         return {"tokens_per_s": metrics_row(0.0, sums, results)["tokens_per_s"]}
 
@@ -49,7 +49,7 @@ class PolicyObjective:
         rewards = self.table.rewards
         return {"samples": self.table.samples, "reward_first": rewards[0], "reward": rewards[-1]}
 
-    def validate(self, step: int) -> dict[str, Any]:
+    def validate(self, step: int) -> dict[str, object]:
         """See Objective: the mean rewards of a greedy and of a sampled answer to each prompt."""
         if not self.held_out:
             return {}

@@ -165,7 +165,7 @@ class SampleSource:
         if isinstance(self.engine, ServedPolicy):
             self.engine.deliver(step, self.world)
 
-    def sampling_params(self) -> dict[str, Any]:
+    def sampling_params(self) -> dict[str, object]:
         """The policy, whole, in the precision of its training, adapters merged."""
         params = self.stepper.whole_params()
         if self.lora is not None:

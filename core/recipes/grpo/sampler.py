@@ -7,7 +7,6 @@ are read from there, and only the rest is generated.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.opened import open_budget
@@ -155,7 +154,7 @@ class Sampler:
         self.journal.finish(step, self.seed, names, pairs, messages, draw)
         return dict(zip(asked, pairs, strict=True))
 
-    def _message(self, prompt: Prompt, sample: Completion) -> dict[str, Any]:
+    def _message(self, prompt: Prompt, sample: Completion) -> dict[str, object]:
         """The sample as a message of a chat record."""
         tokenizer = self.engine.tokenizer
         text = tokenizer.decode(sample.tokens)

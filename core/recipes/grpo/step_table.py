@@ -91,7 +91,7 @@ def step_sums(
     return np.array([number for part in parts for number in part], np.float64)
 
 
-def judge_row(sums: np.ndarray, priced: bool) -> dict[str, Any]:
+def judge_row(sums: np.ndarray, priced: bool) -> dict[str, object]:
     """The judge's calls of a step: those paid for, the share of answers from the cache, dollars;
     what its auditor was asked about, and how far it agrees."""
     t = dict(zip(SUMS, sums.tolist(), strict=False))
@@ -107,7 +107,7 @@ def judge_row(sums: np.ndarray, priced: bool) -> dict[str, Any]:
     return row
 
 
-def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> dict[str, Any]:
+def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> dict[str, object]:
     """The figures of a step for metrics.jsonl: means over samples, tokens and updates."""
     t = dict(zip(SUMS, sums.tolist(), strict=False))
     made = [update for update in updates if update.updated]

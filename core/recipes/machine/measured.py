@@ -27,7 +27,7 @@ FROM_DATA_SHEET = ("bf16_tflops", "fp8_tflops", "fp4_tflops", "int8_tops", "powe
 SYSTEM = Path("/sys/class")
 
 
-def measured_machine() -> dict[str, Any]:
+def measured_machine() -> dict[str, object]:
     """Keys and values of a machine file; about 3 seconds."""
     import torch
 

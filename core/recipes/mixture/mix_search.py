@@ -91,7 +91,7 @@ def _limits(options: PretrainOptions, proxies: Proxies) -> np.ndarray:
 
 def _regression(
     proxies: Proxies, options: PretrainOptions, target: np.ndarray, limits: np.ndarray
-) -> dict[str, Any]:
+) -> dict[str, object]:
     seed = proxies.job.seed
     mixes = draw_mixes(proxies.base, options.proxies, seed)
     losses = []

@@ -44,7 +44,7 @@ def run(job: Job, options: ReportOptions) -> None:
         print("\n".join(lines_of(answer)))
 
 
-def of_token(text: str, outputs: Sequence[Output], chains: Chains) -> dict[str, Any]:
+def of_token(text: str, outputs: Sequence[Output], chains: Chains) -> dict[str, object]:
     """The chain of the token RUN:STEP:ROW:POSITION."""
     path, *rest = text.rsplit(":", 3)
     if len(rest) != 3 or not all(part.isdigit() for part in rest):
@@ -72,7 +72,7 @@ def of_token(text: str, outputs: Sequence[Output], chains: Chains) -> dict[str, 
 
 def _of_position(
     row: TokenRow, position: int, chains: Chains, made: dict[str, Any], near: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     piece = row.piece_at(position)
     about = _about(row) | {"position": position, "token_id": int(row.ids[position])}
     if piece is None:
@@ -119,7 +119,7 @@ def _rows_with_id(
 
 def of_sample(
     trained: TrainingRun, step: int, row: int, position: int, chains: Chains
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The chain of a token of a GRPO run: the sample, and the record of its prompt."""
     paths = sorted((trained.path / "samples").glob(f"step-{step - 1:08d}-*.parquet"))
     samples: list[dict[str, Any]] = []

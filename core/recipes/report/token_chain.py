@@ -163,7 +163,7 @@ def _encoded(
     return np.array(ids, np.int32), spans, "".join(texts)
 
 
-def _token(text: str, spans: Sequence[tuple[int, int]], number: int) -> dict[str, Any]:
+def _token(text: str, spans: Sequence[tuple[int, int]], number: int) -> dict[str, object]:
     """Token `number` of a document in its text."""
     start, end = spans[number]
     before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
@@ -204,7 +204,7 @@ def stages_of(records: Sequence[Record]) -> list[dict[str, Any]]:
     return stages
 
 
-def _plain(columns: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(columns: Mapping[str, Any]) -> dict[str, object]:
     """Columns with a value; free JSON and scores as objects."""
     plain = {}
     for name, value in columns.items():

@@ -73,7 +73,7 @@ def _ask(file: TextIO, question: str) -> str:
         print("y: yes, n: no, s: skip, q: stop", file=sys.stderr)
 
 
-def _rates(answers: Sequence[tuple[str, bool]]) -> dict[str, Any]:
+def _rates(answers: Sequence[tuple[str, bool]]) -> dict[str, object]:
     """Of all answers and by reason: how many, how many wrong removals, their share and its
     interval."""
     asked, wrong = Counter(reason for reason, _ in answers), Counter[str]()
@@ -83,7 +83,7 @@ def _rates(answers: Sequence[tuple[str, bool]]) -> dict[str, Any]:
     return _rate(wrong.total(), len(answers)) | {"by_reason": by_reason}
 
 
-def _rate(wrong: int, answered: int) -> dict[str, Any]:
+def _rate(wrong: int, answered: int) -> dict[str, object]:
     if not answered:
         return {"answered": 0, "wrong": 0, "rate": None, "low": None, "high": None}
     low, high = (float(end) for end in wilson(np.array(wrong), np.array(answered)))

@@ -4,7 +4,6 @@ was made from; then the commands that make again what is missing or stale."""
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sabia.core import units
 from sabia.core.shards.job import Job
@@ -101,7 +100,7 @@ def _short(text: str) -> str:
     return text.replace(f"{os.getcwd()}/", "")
 
 
-def _as_json(path: str, graph: Graph) -> dict[str, Any]:
+def _as_json(path: str, graph: Graph) -> dict[str, object]:
     node = graph[path]
     record = {k: v for k, v in node.output.record.items() if k not in ("inputs", "reads", "moved")}
     return {

@@ -150,7 +150,7 @@ def _commit_of(tree: Path) -> str:
 OF_SHARD = ("inputs", "host", "start", "end", "cpu_seconds")  # the rest is shared: a call
 
 
-def summed(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summed(shards: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """The shards of a manifest with what they tell about their runs: `calls`, to which each shard
     refers by number, and `totals`."""
     calls: dict[str, dict[str, Any]] = {}
@@ -224,7 +224,7 @@ def run_metadata(job: Any, made: Mapping[str, Any]) -> dict[str, RunRecord]:
     return {RUN: RunRecord(made, call_of_job(job), inputs_of_job(job), job.jobs)}
 
 
-def call_of_job(job: Any) -> dict[str, Any]:
+def call_of_job(job: Any) -> dict[str, object]:
     """The call of a job with the content that the files named by its options have now."""
     return {**job.call, "reads": [_named(path) for path in job.call.get("reads", ())]}
 
@@ -234,7 +234,7 @@ def inputs_of_job(job: Any) -> list[dict[str, Any]]:
     return [_named(one) for one in job.inputs if one != "-"]
 
 
-def _named(name: str) -> dict[str, Any]:
+def _named(name: str) -> dict[str, object]:
     """A file or directory with its content, see `identity_of`."""
     path = name if "://" in name else os.path.abspath(name)
     return {"name": path, "content": identity_of(path)}
@@ -246,7 +246,7 @@ def inputs_of(sources: Sequence[Any]) -> list[dict[str, Any]]:
     return [_input_of(source) for source in sources]
 
 
-def _input_of(source: Any) -> dict[str, Any]:
+def _input_of(source: Any) -> dict[str, object]:
     if source.origin:
         return _named(source.name)
     known: dict[str, Any] = {"name": source.name}

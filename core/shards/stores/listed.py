@@ -96,7 +96,7 @@ def version_of(about: dict[str, Any]) -> str:
     return version("", about) or " ".join([str(about.get("size")), *times])
 
 
-def shards_of(out: str, names: Sequence[str], made: Mapping[str, Any]) -> dict[str, Any]:
+def shards_of(out: str, names: Sequence[str], made: Mapping[str, Any]) -> dict[str, object]:
     """The entries of a manifest for shards that are written, all with the same provenance."""
     there = objects_below(out)
     (common,), (part,) = shared([made])

@@ -84,7 +84,7 @@ def _package(protocol: str) -> str:
     return str(known_implementations.get(protocol, {}).get("class", protocol)).split(".")[0]
 
 
-def _settings(protocol: str) -> dict[str, Any]:
+def _settings(protocol: str) -> dict[str, object]:
     """Of s3fs: how single requests are repeated."""
     if EXTRAS.get(protocol) == "gs":  # it logs tracebacks of what is tried again
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
@@ -302,7 +302,7 @@ def version(url: str, about: dict[str, Any]) -> str:
 VERSIONS = ("VersionId", "generation", "ETag", "etag", "md5Hash", "content_md5")
 
 
-def about_object(url: str) -> dict[str, Any]:
+def about_object(url: str) -> dict[str, object]:
     """What the store says of an object. Raises SabiaError."""
     files, key = locate(url)
     return dict(retried(url, files.info, key))

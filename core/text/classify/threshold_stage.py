@@ -62,7 +62,7 @@ def run(job: Job, options: ThresholdOptions) -> None:
         notes.note(f"apply it: sabia classify … --calibration {job.out} --where {options.score}_ok")
 
 
-def decide(rows: _Rows, options: ThresholdOptions, seed: int) -> dict[str, Any]:
+def decide(rows: _Rows, options: ThresholdOptions, seed: int) -> dict[str, object]:
     """The report, which is the content of the calibration file. Raises BadData, Infeasible."""
     count, positives = len(rows.scores), int(rows.truth.sum())
     if count < MIN_ROWS or positives in (0, count):

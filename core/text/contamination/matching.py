@@ -16,7 +16,6 @@ sentences; a translation or a paraphrase without five equal words in a row is no
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class Finding:
     begin: int
     end: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON; shares are rounded to three decimals."""
         return asdict(self) | {"overlap": round(self.overlap, 3), "beside": round(self.beside, 3)}
 

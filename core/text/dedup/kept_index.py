@@ -96,7 +96,7 @@ def _replaced(directory: Path, run: dict[str, Any]) -> np.ndarray:
     return rows
 
 
-def _parameters(config: DedupOptions, seed: int) -> dict[str, Any]:
+def _parameters(config: DedupOptions, seed: int) -> dict[str, object]:
     """The parameters that all runs of an index must share."""
     bands = asdict(lsh.sketch_of(config, seed))
     return bands | {name: getattr(config, name) for name in ("method", "verify", "keep")}

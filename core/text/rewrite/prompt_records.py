@@ -109,7 +109,7 @@ def answer_of(response: ChatResponse) -> Answer:
     return Answer(text or "", reasoning, response, reason)
 
 
-def answered(record: Mapping[str, Any], text: str, reasoning: str = "") -> dict[str, Any]:
+def answered(record: Mapping[str, Any], text: str, reasoning: str = "") -> dict[str, object]:
     """The columns of a chat record in which the assistant answers with `text`."""
     turn = {"role": "assistant", "content": text, "reasoning_content": reasoning or None}
     columns = {name: record[name] for name in COLUMNS}

@@ -120,7 +120,7 @@ class Encoder:
 
         return KernelEncoder(self.tokenizer)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {"tokenizer": self.tokenizer, "engine": self.engine}
 
 

@@ -184,7 +184,7 @@ class MegatronSink(TokenFileSink):
         return sum(width * len(batch.column("tokens").values) for batch in batches)
 
 
-def _feature(kind: pa.DataType) -> dict[str, Any]:
+def _feature(kind: pa.DataType) -> dict[str, object]:
     if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "_type": "List"}
     return {"dtype": str(kind), "_type": "Value"}

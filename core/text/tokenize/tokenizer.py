@@ -200,7 +200,7 @@ def _backend(definition: str) -> Any:
     return backend
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, object]:
     """The object in a JSON file, {} where there is no such file."""
     if not path.is_file():
         return {}

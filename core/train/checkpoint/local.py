@@ -77,7 +77,7 @@ def steps(directory: Path) -> list[int]:
     return sorted((step for step in steps_there if step is not None), reverse=True)
 
 
-def merge(entries: Iterable[Entry]) -> dict[str, Any]:
+def merge(entries: Iterable[Entry]) -> dict[str, object]:
     """Files and tensors of all processes; raises Failed unless the pieces form whole tensors."""
     files: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
@@ -129,7 +129,7 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, Any]:
+def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, object]:
     """The manifest, if its hash equals the commit mark; BadData otherwise."""
     if text_hash(text) != mark.decode("ascii", "replace").strip():
         raise BadData(f"checkpoint {name}: manifest does not match its commit mark")

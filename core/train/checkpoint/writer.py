@@ -22,7 +22,7 @@ FILE_BYTES = 512 << 20  # an upload is retried file by file
 CHUNK_BYTES = 4 << 20
 
 
-def write_pieces(directory: Path, rank: int, pieces: Iterable[Piece]) -> dict[str, Any]:
+def write_pieces(directory: Path, rank: int, pieces: Iterable[Piece]) -> dict[str, object]:
     """Write this process's files; returns its entry {files: {…}, tensors: {…}} of the manifest."""
     entry: dict[str, Any] = {"files": {}, "tensors": {}}
     groups = batches_by_size(pieces, lambda piece: piece.array.nbytes, FILE_BYTES)
@@ -38,7 +38,7 @@ def write_pieces(directory: Path, rank: int, pieces: Iterable[Piece]) -> dict[st
     return entry
 
 
-def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _write_file(path: Path, pieces: Sequence[Piece]) -> dict[str, object]:
     # widest dtypes first, so that all tensors are aligned
     ordered = sorted(pieces, key=lambda piece: -piece.array.dtype.itemsize)
     header = encode_header({piece.key: piece.array for piece in ordered})

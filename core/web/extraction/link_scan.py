@@ -7,7 +7,6 @@ needed. Anchor texts are not read; `extract` does that for crawls that keep text
 import html
 import re
 from functools import lru_cache
-from typing import Any
 
 from sabia.core.urls import canonical
 
@@ -20,7 +19,7 @@ _ROBOTS = re.compile(rb"<meta\s[^<>]*name\s*=\s*[\"']?(?:robots|sabia)\b[^<>]*",
 _CLOSED = re.compile(rb"\b(?:nofollow|none)\b", re.IGNORECASE)
 
 
-def links_only(body: bytes, content_type: str, url: str) -> dict[str, Any]:
+def links_only(body: bytes, content_type: str, url: str) -> dict[str, object]:
     """Like `extract.Extracted` as a dictionary, with links and without text."""
     links: list[tuple[str, str]] = []
     if "html" in content_type.lower() and not _closed(body):

@@ -26,7 +26,7 @@ class Sandbox(Child):
     ) -> None:
         super().__init__(MODULE, time_s, memory_bytes, wait_s)
 
-    def extract(self, body: bytes, content_type: str, url: str, links: bool) -> dict[str, Any]:
+    def extract(self, body: bytes, content_type: str, url: str, links: bool) -> dict[str, object]:
         """`extract.Extracted` as a dictionary; raises Unextractable."""
         try:
             answer = self.ask({"type": content_type, "url": url, "links": links}, body)
