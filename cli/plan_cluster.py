@@ -34,10 +34,12 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     starts the run.
     """
     import json
+    import shutil
     import sys
 
     from sabia.core import notes
     from sabia.core.plan.answer import answer
+    from sabia.core.plan.output.table import wrapped
 
     if options.measure:
         from sabia.core.recipes.machine.measured import as_toml, measured_machine
@@ -65,7 +67,8 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     if options.json:
         print(json.dumps(plan.report, indent=2))
     elif shows_plan:
-        print(plan.text)
+        terminal = sys.stdout.isatty()
+        print(wrapped(plan.text, shutil.get_terminal_size().columns) if terminal else plan.text)
 
 
 def _write_rows(job: Job, plan: "PlanOutput") -> None:

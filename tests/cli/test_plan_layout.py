@@ -1,6 +1,7 @@
 """plan-cluster with layouts, scripts and charts, as a user calls it."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -18,8 +19,15 @@ RUN = "--params 8B --tokens 1T --chip h100 --price 2"
 def test_a_search_shows_layouts_and_a_line_to_paste() -> None:
     done = process(f"{RUN} --search")
     assert done.returncode == 0, done.stderr
-    heads = [" ".join(line.split()[:11]) for line in done.stdout.splitlines()]
-    assert "LAYOUT CHIPS dp fsdp tp pp cp ep v mb RECOMPUTE" in heads
+    lines = done.stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("# "))
+    head, *rows = [line.replace(" *", "").split() for line in lines[first : first + 4]]
+    assert head[:2] == ["#", "CHIPS"] and {"dp", "tp", "pp", "mb", "REMAT"} < set(head)
+    assert "ep" not in head  # 1 in each layout of a dense model
+    axes = head[2 : head.index("mb")]
+    sizes = [dict(zip(head, row, strict=False)) for row in rows]
+    for row in sizes:
+        assert math.prod(int(row[axis]) for axis in axes) == int(row["CHIPS"].replace(",", ""))
     line = next(x for x in done.stdout.splitlines() if x.startswith("command"))
     assert line.split()[1:3] == ["sabia", "pretrain"] and "--mesh" in line
 

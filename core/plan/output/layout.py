@@ -99,7 +99,12 @@ def _table(
 ) -> list[str]:
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
     several = len({row.chips for row in shown}) > 1
-    head = ["LAYOUT", *(["CHIPS"] if several else []), *COLUMNS, "RECOMPUTE", "STEP", "MFU",
+    used = [
+        name
+        for name, field in COLUMNS.items()
+        if name in ("dp", "mb") or any(getattr(row.layout, field) != 1 for row in shown)
+    ]
+    head = ["#", *(["CHIPS"] if several else []), *used, "REMAT", "STEP", "MFU",
             "GB/CHIP", *(["COST"] if price else [])]  # fmt: skip
     rows = []
     for number, row in enumerate(shown, 1):
@@ -110,7 +115,7 @@ def _table(
             [
                 f"{number}{' *' if described(row.layout) in picked else ''}",
                 *([f"{row.chips:,}"] if several else []),
-                *(f"{getattr(row.layout, field):g}" for field in COLUMNS.values()),
+                *(f"{getattr(row.layout, COLUMNS[name]):g}" for name in used),
                 row.layout.recompute,
                 seconds(row.step_s),
                 f"{middle:.0f}% ({low:.0f}-{high:.0f})",

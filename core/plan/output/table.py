@@ -4,6 +4,8 @@ Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON).
 formats; every figure comes from the plan.
 """
 
+import re
+import textwrap
 from collections.abc import Sequence
 
 from sabia.core.plan import compute, memory
@@ -12,6 +14,9 @@ from sabia.core.plan.money.prices import format_rate
 from sabia.core.plan.planner import Plan, Run
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_count, format_duration
+
+WIDTH = 80  # columns of a terminal, where it does not say
+LABEL = re.compile(r"[a-z][a-z ]{8} (?=\S)")
 
 
 def render(request: PlanRequest, plan: Plan) -> str:
@@ -54,15 +59,54 @@ def render(request: PlanRequest, plan: Plan) -> str:
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: first column left, the others right, two spaces between."""
+    """Lines of a table: first column left, the others right, two spaces between.
+
+    The head takes several lines where one would make the table wider than WIDTH.
+    """
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    if sum(widths) + 2 * (len(head) - 1) > WIDTH:
+        bodies = [max((len(row[i]) for row in rows), default=1) for i in range(len(head))]
+        cells = [_stacked(cell, body) for cell, body in zip(head, bodies, strict=True)]
+        depth = max(map(len, cells))
+        heads = list(zip(*([""] * (depth - len(cell)) + cell for cell in cells), strict=True))
+        return _aligned([*heads, *rows])
+    return _aligned([head, *rows])
+
+
+def _stacked(cell: str, least: int) -> list[str]:
+    """The words of a cell in lines as wide as the column's other cells, or its longest word."""
+    width = max(least, *map(len, cell.split()), 1)
+    return textwrap.wrap(cell, width, break_on_hyphens=False) or [""]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if i else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in (head, *rows)
+        for row in rows
     ]
+
+
+def wrapped(text: str, width: int) -> str:
+    """The report for a terminal: labelled lines wrap under their text, and a command goes on
+    after a backslash. Tables stay as they are."""
+    lines = []
+    for line in text.split("\n"):
+        label = LABEL.match(line)
+        if label is None or len(line) <= width:
+            lines.append(line)
+            continue
+        command = line.startswith("command")
+        parts = textwrap.wrap(
+            line, width - 2 * command, subsequent_indent=" " * label.end(),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        lines += [part + " \\" for part in parts[:-1]] if command else parts[:-1]
+        lines.append(parts[-1])
+    return "\n".join(lines)
 
 
 def power_of_ten(value: float) -> str:

@@ -20,6 +20,23 @@ def test_columns_line_up():
     assert lines == ["A   LONG      C", "aa     1  22222", "a     10      3"]
 
 
+def test_the_head_of_a_wide_table_takes_several_lines():
+    lines = table.columns(["NAME", "AN, HOUR-LY RATE", "B"], [["a" * 60, "12345678", "c" * 9]])
+    assert [line.split() for line in lines[:2]] == [["AN,"], ["HOUR-LY"]]
+    assert lines[2].split() == ["NAME", "RATE", "B"] and max(map(len, lines)) == 81
+
+
+def test_labelled_lines_wrap_in_a_terminal():
+    text = "verdict   one two three four\nper day   12345 678 90\nTHE  TABLE  STAYS  AS  IT  IS"
+    text += "\ncommand   sabia pretrain --mesh data=2\nneocloud                      2  4"
+    assert table.wrapped(text, 80) == text
+    assert table.wrapped(text, 20).split("\n") == [
+        "verdict   one two", "          three four", "per day   12345 678", "          90",
+        "THE  TABLE  STAYS  AS  IT  IS", "command   sabia \\", "          pretrain \\",
+        "          --mesh \\", "          data=2", "neocloud                      2  4",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("usd", "text"),
     [(199_630, "$0.20M"), (544_444, "$0.54M"), (15_840, "$15.8K"), (25.3, "$25.30"),
@@ -80,7 +97,7 @@ def test_stops_view():
     text = run(chips=150, preempt=6 * 3600.0, bucket_gbps=8.0).text
     assert "one every 6.7d, 36% within 3 days, a preemption every 6h" in text
     assert "40 min to storage; one every 40 min" in text
-    assert "neocloud at 50%, " in text and "NEOCLOUD AT 50% $2.20" in text
+    assert "neocloud at 50%, " in text and "NEOCLOUD" in text and "$2.20" in text
     calm = run(chips=150, failure_rate=0.0).text
     assert "150 chips failing 0% a day: no failure" in calm
     assert "one at the end" in calm
