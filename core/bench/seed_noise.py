@@ -7,13 +7,17 @@ over items alone takes the luck of a seed for a property of the data.
 
 The interval of the difference holds after all pairs at once, so that training may stop at any look
 (a confidence sequence: Darling and Robbins 1967, PNAS 58, 66-68; Howard et al. 2021, Ann. Stat. 49,
-arXiv 1810.08240): of the error that is allowed, the look after n pairs gets 1 / (n (n - 1)), whose
-sum is 1. Each look has two intervals, and the shorter one counts: Student's for the differences of
-the pairs, which is short where a shared seed moves both scores alike, and Welch's (1947) for the
-runs of either way, which has more degrees of freedom; they share that error 1 : 3. Both suppose
-scores of a normal distribution, Welch's also that a shared seed does not move the scores apart. The
-square of the half width from the choice of held-out items, which more runs do not reduce, is added
-(Banerjee 1960, Sankhya 22, 357-358: such intervals cover at least as often as their parts).
+arXiv 1810.08240): each look gets a share of the error that is allowed (`spending`), and the sum of
+the shares is 1. Most of it goes to the first looks, where a verdict saves the most runs. Ways are
+equal by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657-680): if they
+differ by more than the margin, only one end of an interval can be on the wrong side of it, so that
+each end may fail with the whole error of the look. Each look has two intervals, and the shorter one
+counts: Student's for the differences of the pairs, which is short where a shared seed moves both
+scores alike, and Welch's (1947) for the runs of either way, which has more degrees of freedom; they
+share the look's error. Both suppose scores of a normal distribution, Welch's also that a shared
+seed does not move the scores apart. The square of the half width from the choice of held-out items,
+which more runs do not reduce, is added (Banerjee 1960, Sankhya 22, 357-358: such intervals cover at
+least as often as their parts).
 `tests/core/bench/test_seed_noise.py` measures how often verdicts are wrong.
 """
 
@@ -27,7 +31,9 @@ import numpy as np
 from sabia.core.bench import statistics
 
 FIRST_LOOK = 2  # pairs
-OF_PAIRS = 0.25  # share of a look's error
+# after so many pairs: the share of the error that the look gets, and that of its paired interval
+LOOKS = {2: (0.35, 0.02), 3: (0.25, 0.1), 4: (0.2, 0.2)}
+LATER = 0.2, 0.3  # of all later ones together, and of each
 FARTHEST, STEP = 1_000, 1.05  # pairs that a forecast looks at
 FORECAST_LOOK = 3  # pairs, from which on a forecast may end the comparison
 BETTER, WORSE, EQUAL, OPEN = "better", "worse", "equal", "cannot tell"
@@ -36,6 +42,9 @@ BETTER, WORSE, EQUAL, OPEN = "better", "worse", "equal", "cannot tell"
 @dataclass(frozen=True)
 class Look:
     """What `pairs` pairs of runs say about the second way minus the first, in logarithms of loss.
+
+    low, high: the ends of the interval; for `equal` each of them holds with the look's confidence,
+    for the other verdicts both do.
 
     noise: standard deviation between the seeds of a way; pair_noise: between the differences of
     pairs; item_noise: standard error of the difference from the choice of items. more: pairs that,
@@ -75,8 +84,7 @@ class Rule:
         gap, spread = float(np.mean(b - a)), float(np.std(b - a, ddof=1))
         seeds = Seeds(spread**2, float(np.var(a, ddof=1)), float(np.var(b, ddof=1)))
         items = _of_items(first.mean(0), second.mean(0), clusters)
-        half = self._half(pairs, seeds, items)
-        verdict = self._verdict(gap, half)
+        verdict, half = self._verdict(gap, pairs, seeds, items)
         more, more_items = (0, 1.0) if verdict != OPEN else self._forecast(gap, seeds, items, pairs)
         noise = math.sqrt((seeds.first + seeds.second) / 2)
         return Look(pairs, gap, gap - half, gap + half, noise, spread, math.sqrt(items.variance),
@@ -92,12 +100,15 @@ class Rule:
         """Whether a comparison ends after this look."""
         return look.verdict != OPEN or look.pairs >= self.most or self.hopeless(look)
 
-    def _verdict(self, gap: float, half: float) -> str:
+    def _verdict(self, gap: float, pairs: int, seeds: "Seeds", items: "Part") -> tuple[str, float]:
+        """The verdict, and the half width that it is drawn from."""
+        half = self._half(pairs, seeds, items, sides=1)
         if abs(gap) + half <= self.margin:
-            return EQUAL
+            return EQUAL, half
+        half = self._half(pairs, seeds, items, sides=2)
         if abs(gap) <= half:
-            return OPEN
-        return BETTER if gap < 0 else WORSE
+            return OPEN, half
+        return (BETTER if gap < 0 else WORSE), half
 
     def _forecast(
         self, gap: float, seeds: "Seeds", items: "Part", pairs: int
@@ -105,24 +116,35 @@ class Rule:
         """(more pairs, times as many items) that are expected to give a verdict; (None, 1): more
         pairs than a forecast looks at."""
         for later in _later(pairs):
-            if self._verdict(gap, self._half(later, seeds, items)) != OPEN:
+            if self._verdict(gap, later, seeds, items)[0] != OPEN:
                 return later - pairs, 1.0
         reach, nothing = max(abs(gap), self.margin - abs(gap)), Part(0.0, items.degrees)
         for later in _later(pairs):
-            if self._half(later, seeds, nothing) <= reach / 2:
-                of_items = self._half(later, Seeds(0.0, 0.0, 0.0), items)
+            if self._half(later, seeds, nothing, sides=2) <= reach / 2:
+                of_items = self._half(later, Seeds(0.0, 0.0, 0.0), items, sides=2)
                 return later - pairs, (of_items / reach) ** 2 / 0.75  # 1/4 + 3/4 = 1
         return None, 1.0
 
-    def _half(self, pairs: int, seeds: "Seeds", items: "Part") -> float:
-        """Half width of the interval after so many pairs with these variances."""
-        error = self.error / (pairs * (pairs - 1))
+    def _half(self, pairs: int, seeds: "Seeds", items: "Part", sides: int) -> float:
+        """Half width of the interval after so many pairs with these variances; sides: on which of
+        its ends together it fails with the look's error."""
+        spent, of_pairs = spending(pairs)
+        error = self.error * spent * 2 / sides
         paired = Part(seeds.pairs / pairs, pairs - 1)
         apart = Part(seeds.first / pairs, pairs - 1) + Part(seeds.second / pairs, pairs - 1)
         return min(
             math.hypot(seeds_part.half(share * error), items.half(share * error))
-            for seeds_part, share in ((paired, OF_PAIRS), (apart, 1 - OF_PAIRS))
+            for seeds_part, share in ((paired, of_pairs), (apart, 1 - of_pairs))
         )
+
+
+def spending(pairs: int) -> tuple[float, float]:
+    """The share of the error that the look after so many pairs gets, and that of its paired
+    interval."""
+    if pairs in LOOKS:
+        return LOOKS[pairs]
+    first = max(LOOKS)  # the sum of 1 / (n (n - 1)) from n = first + 1 on is 1 / first
+    return LATER[0] * first / (pairs * (pairs - 1)), LATER[1]
 
 
 def _later(pairs: int) -> Iterator[int]:

@@ -143,20 +143,24 @@ class PretrainOptions(
     compare: bool = switch(
         "Compare the INPUTs as corpora by small runs with several seeds", group="Comparison",
         recorded=False,
-        excludes=("search_mix", "mesh", "list_read", "checkpoint_url"),
+        excludes=("search_mix", "list_read", "checkpoint_url"),
     )  # fmt: skip
-    """Each INPUT is a candidate, and each of the others is compared with the first. All runs have
-    the same model and the same `--steps` or `--tokens`; the runs of a pair have the same seed, thus
-    the same initial weights. They are scored by the loss of the documents of `--validation`, by the
-    bits per byte of the answers of `--task`, or by both. Two pairs measure the noise between seeds.
-    After each pair the comparison is tested, by intervals that hold at all looks together
+    """Each INPUT is a candidate, token rows or documents, and each of the others is compared with
+    the first. Documents, also those of `--validation`, are tokenized into the directory, with the
+    tokenizer of `--tokenizer` or `--model`, in rows of the model's context, 2k at most. All runs
+    have the same model and the same `--steps` or `--tokens`; the runs of a pair have the same seed,
+    thus the same initial weights. They are scored by the loss of the documents of `--validation`,
+    by the bits per byte of the answers of `--task`, or by both. Two pairs measure the noise between
+    seeds. After each pair the comparison is tested, by intervals that hold at all looks together
     (confidence sequences, arXiv 1810.08240) and allow for the noise of seeds and for the choice of
-    documents; it ends with `better`, `worse`, `equal` (within `--delta`), or `cannot tell`, with
-    the number of runs that are expected to tell and their cost. It ends before `--max-runs` if so
-    many runs are not expected to tell. No candidate is read more than once, or `--max-repeat`
-    times. The directory has the runs in `runs/` (of which finished ones are not repeated),
-    `comparison.json` and `comparison.html`. If a comparison cannot tell, the exit code is 3; a
-    later call with a larger `--max-runs` continues."""
+    documents; it ends with `better`, `worse`, `equal` (within `--delta`, by two one-sided tests, so
+    that each end of its interval has the confidence), or `cannot tell`, with the number of runs
+    that are expected to tell and their cost. It ends before `--max-runs` if so many runs are not
+    expected to tell. No candidate is read more than once, or `--max-repeat` times. The directory
+    has the runs in `runs/` (of which finished ones are not repeated), `comparison.json` and
+    `comparison.html`. If a comparison cannot tell, the exit code is 3; a later call with a larger
+    `--max-runs` continues. All runs are trained in one process; a `--mesh` of several devices needs
+    JAX."""
     delta: float = quantity(
         "share", "Relative difference of loss within which corpora are equal", "1%", above=0,
         group="Comparison", only=COMPARE, recorded=False,

@@ -166,6 +166,64 @@ def test_scores_are_those_of_eval_and_of_validation(tmp_path: Path, sabia: Comma
     assert scores["held-out loss"] == pytest.approx(losses[-1], rel=1e-4)
 
 
+def test_documents_are_compared_as_their_token_rows_are(tmp_path: Path, sabia: Commands) -> None:
+    make_tokens(tmp_path / "made")  # for its tokenizer
+    tokenizer, texts = tmp_path / "made" / "_tokenizer", corpus(600)
+    parts = {"a": texts[:280], "b": [text[::-1] for text in texts[:280]], "held": texts[280:330]}
+    for name, of_part in parts.items():
+        lines = (json.dumps({"text": text, "id": str(i)}) for i, text in enumerate(of_part))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        done = sabia("tokenize", tmp_path / f"{name}.jsonl", "--tokenizer", tokenizer, "--length",
+                     "64", "-o", tmp_path / "rows" / name)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "prose.toml").write_text(
+        'name = "prose"\nkind = "perplexity"\ndata = "held.jsonl"\n'
+    )
+    same = ["--shape", "d=16,layers=1,heads=2,context=64", "--steps", "4", "--batch", "8", "-q",
+            "--peak-flops", "1G", "--compare", "--task", tmp_path / "prose.toml", "--max-runs", "2",
+            "--to", "jsonl"]  # fmt: skip
+
+    def compare(out: str, a: Path, b: Path, held: Path, *more: object) -> list[dict]:
+        done = sabia("pretrain", a, b, "--validation", held, *same, "-o", tmp_path / out, *more)
+        assert done.returncode in (0, 3), done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    documents = [tmp_path / f"{name}.jsonl" for name in parts]
+    rows = [tmp_path / "rows" / name for name in parts]
+    expected = compare("of-rows", *rows)
+    assert {row["measure"] for row in expected} == {"held-out loss", "prose"}
+    made = compare("of-text", *documents, "--tokenizer", tokenizer)
+    for one, other in zip(made, expected, strict=True):
+        assert one.pop("more_items") == other.pop("more_items") and one == other
+    # one of either kind; text that is tokenized is not tokenized again
+    shard = tmp_path / "of-text" / "tokens" / "a" / "part-00000.parquet"
+    before = shard.stat().st_mtime_ns
+    assert compare("of-text", *documents, "--tokenizer", tokenizer)[0]["score"] == made[0]["score"]
+    assert shard.stat().st_mtime_ns == before
+    assert compare("of-both", rows[0], *documents[1:])[0]["score"] == made[0]["score"]
+    done = sabia("pretrain", *documents[:2], *same, "-o", tmp_path / "none")
+    assert done.returncode == 2 and b"--tokenizer: is missing" in done.stderr
+    done = sabia("pretrain", *documents[:2], *same, "-o", tmp_path / "plan", "--tokenizer",
+                 tokenizer, "--dry-run")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert str(documents[0]).encode() in done.stdout and not (tmp_path / "plan").exists()
+
+
+@pytest.mark.slow
+def test_a_mesh_gives_the_same_comparison(corpora: Path, tmp_path: Path, sabia: Commands) -> None:
+    words = [str(corpora / "clean"), str(corpora / "noisy"), *SMALL, "--steps", str(STEPS), "--to",
+             "jsonl", "--compare", "--validation", str(corpora / "held"), "--backend",
+             "jax"]  # fmt: skip
+    made = []
+    for mesh in ((), ("--mesh", "data=2"), ("--mesh", "fsdp=2")):
+        done = sabia("pretrain", *words, *mesh, "-o", tmp_path / "-".join(("run", *mesh[1:])))
+        assert done.returncode == 0, done.stderr
+        made.append(json.loads(done.stdout))
+    for one in made[1:]:
+        assert one["verdict"] == "worse" and one["runs"] == made[0]["runs"]
+        assert one["difference"] == pytest.approx(made[0]["difference"], rel=1e-3)
+
+
 def test_what_does_not_fit_is_refused(corpora: Path, tmp_path: Path, sabia: Commands) -> None:
     clean, noisy, held = (str(corpora / name) for name in ("clean", "noisy", "held"))
     write(tmp_path / "few", 0.0, rows=20)

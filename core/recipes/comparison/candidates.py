@@ -147,8 +147,6 @@ class Runs:
 def open_runs(job: Job, options: PretrainOptions, world: World) -> Runs:
     """The candidates of the inputs. Raises UsageError for one candidate, equal ones, or several
     tokenizers."""
-    if world.size > 1:
-        raise UsageError("--compare trains small models in one process (expected one process)")
     if len(job.inputs) < 2 or "-" in job.inputs:
         given = " ".join(job.inputs) or "stdin"
         raise UsageError(f"--compare: {given} (expected two or more candidates as INPUT)")

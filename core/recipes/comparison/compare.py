@@ -6,21 +6,28 @@ again trains nothing that is finished and comes to the same verdicts; with a lar
 goes on.
 """
 
+import contextlib
+import tempfile
+from pathlib import Path
+
 import numpy as np
 
 from sabia.core import notes
 from sabia.core.bench.seed_noise import FIRST_LOOK, OPEN, Look, Rule
-from sabia.core.errors import Infeasible
+from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.pretrain import PretrainOptions
+from sabia.core.parallel.world import World
 from sabia.core.recipes import pretrain, training_run
 from sabia.core.recipes.comparison import measures, verdicts
 from sabia.core.recipes.comparison.candidates import Runs, open_runs, start_over
+from sabia.core.recipes.comparison.text_rows import with_rows
 from sabia.core.recipes.comparison.verdicts import Comparison, Report, percent
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.spec import parameter_count
+from sabia.core.train.run_directory import RunDirectory
 
 
 def run(job: Job, options: PretrainOptions) -> None:
@@ -29,6 +36,18 @@ def run(job: Job, options: PretrainOptions) -> None:
     Raises Infeasible if a comparison cannot tell, after all is written.
     """
     directory, world = open_run(job, options)
+    if world.size > 1:
+        raise UsageError("--compare trains small models in one process (expected one process)")
+    with contextlib.ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="sabia-compare-")
+        folder = Path(stack.enter_context(temporary)) if job.dry_run else directory.path
+        _run(job, *with_rows(job, options, folder), directory, world)
+
+
+def _run(
+    given: Job, job: Job, options: PretrainOptions, directory: RunDirectory, world: World
+) -> None:
+    """Compare token rows; given: the job with its own inputs."""
     runs = open_runs(job, options, world)
     plans = runs.plans()
     task, plan = plans[0]
@@ -50,7 +69,7 @@ def run(job: Job, options: PretrainOptions) -> None:
         }
         figures |= training_run.describe_plan(task, plan, job.mesh)
         flops = most * plan.tokens * plan.flops_per_token
-        show_plan(job, options, flops, parameter_count(task.spec), 0, figures)
+        show_plan(given, options, flops, parameter_count(task.spec), 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

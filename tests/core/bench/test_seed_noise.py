@@ -15,6 +15,7 @@ from sabia.core.bench.seed_noise import (
     WORSE,
     Look,
     Rule,
+    spending,
     t_quantile,
 )
 
@@ -80,6 +81,11 @@ def test_quantiles_are_those_of_students_t_and_never_smaller() -> None:
             assert 0.9999 < ratio < (1.04 if degrees % 1 else 1.001), (degrees, tail)
 
 
+def test_the_looks_share_the_whole_error_and_no_more() -> None:
+    spent = [spending(pairs)[0] for pairs in range(FIRST_LOOK, 20_000)]
+    assert 0.9999 < sum(spent) <= 1 and spent == sorted(spent, reverse=True)
+
+
 NULLS = {
     "as measured": {},
     "seeds alone": {"of_items": 0.0},
@@ -91,15 +97,15 @@ NULLS = {
 }
 
 
-def wrong_ones(name: str, count: int) -> int:
-    """How many of so many nulls have a wrong verdict at any of the looks, also after the rule would
-    have ended."""
-    rng, rule, wrong = np.random.default_rng(len(name)), Rule(0.05, 1e-9, PAIRS), 0
-    clusters = np.arange(ITEMS)
+def wrong_ones(name: str, count: int, margin: float = 1e-9) -> int:
+    """How many of so many comparisons have a wrong verdict at any of the looks, also after the rule
+    would have ended. The ways differ by just more than the margin, by nothing where it is 1e-9."""
+    rng, rule, wrong = np.random.default_rng(len(name)), Rule(0.05, margin, PAIRS), 0
+    gap, clusters = (1.001 * rule.margin if margin > 1e-9 else 0.0), np.arange(ITEMS)
     for _ in range(count):
-        first, second = losses(rng, 0.0, **NULLS[name])
+        first, second = losses(rng, gap, **NULLS[name])
         seen = [rule.look(first[:n], second[:n], clusters) for n in range(2, PAIRS + 1)]
-        wrong += any(look.verdict != OPEN for look in seen)
+        wrong += not all(right(look.verdict, gap, rule.margin if gap else 0.0) for look in seen)
     return wrong
 
 
@@ -110,8 +116,11 @@ def test_at_most_one_of_twenty_nulls_has_a_wrong_verdict_at_any_of_nine_looks(na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NULLS)
-def test_the_same_of_two_thousand_nulls(name: str) -> None:
-    assert wrong_ones(name, 2000) <= 100
+@pytest.mark.parametrize("margin", [1e-9, 0.01, 0.03])
+def test_the_same_of_two_thousand_also_of_ways_just_outside_the_margin(
+    name: str, margin: float
+) -> None:
+    assert wrong_ones(name, 2000, margin) <= 100
 
 
 def test_ways_just_outside_the_margin_are_not_called_equal() -> None:
@@ -146,8 +155,16 @@ def test_planted_contrasts_and_nulls() -> None:
     assert used <= 0.6, used
 
 
+def test_most_nulls_are_told_to_be_equal_by_a_small_margin() -> None:
+    """By two-sided intervals it would be about half of them."""
+    rng, rule = np.random.default_rng(6), Rule(0.05, 0.03, 5)
+    ends = [[*looks(rule, *losses(rng, 0.0, pairs=5))][-1] for _ in range(200)]
+    assert np.mean([look.verdict == EQUAL for look in ends]) > 0.66
+    assert all(max(-look.low, look.high) <= rule.margin for look in ends if look.verdict == EQUAL)
+
+
 def test_a_forecast_of_more_pairs_is_kept() -> None:
-    """Half of the comparisons end within the pairs that were forecast after five, or nearly so."""
+    """Four of ten comparisons end within the pairs that were forecast after five, or nearly so."""
     rng, rule, kept = np.random.default_rng(2), Rule(0.05, 0.001, 200), []
     for _ in range(60):
         first, second = losses(rng, 0.01, of_items=0.001, pairs=60)
@@ -156,7 +173,7 @@ def test_a_forecast_of_more_pairs_is_kept() -> None:
         if look.verdict == OPEN and look.more and look.more < 40:
             at = 5 + look.more
             kept.append(rule.look(first[:at], second[:at], clusters).verdict != OPEN)
-    assert len(kept) > 20 and np.mean(kept) > 0.4, (len(kept), np.mean(kept))
+    assert len(kept) > 20 and np.mean(kept) > 0.3, (len(kept), np.mean(kept))
 
 
 def test_few_items_are_named_as_what_is_missing() -> None:
