@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Does rewriting pages so that the reasoning precedes the answer give a better model? A measurement.
 #   bash examples/rewrite_claim.sh [--fast] [--seeds N] [--first-seed N] [FOLDER]
-# 25 CPU minutes, about 14 minutes on two cores (--fast: 2 CPU minutes, a test of the commands, whose
+# 25 CPU minutes, about 14 minutes on two free cores (--fast: 1 CPU minute, a test of the commands, whose
 # result means nothing). Everything is kept in FOLDER (default: rewrite-claim).
 # The pages are generated: problems of four steps, the answer first. For each seed one model is
 # pretrained on the pages as they are and one on the same pages after `sabia rewrite`, with as many

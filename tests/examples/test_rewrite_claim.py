@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from marked_environment import marked_environment
 from scipy import stats
 
 from sabia.core.text.rewrite import reason_first
@@ -100,7 +100,7 @@ def test_equal_seeds_do_not_make_an_effect_certain() -> None:
 @pytest.mark.slow
 def test_the_whole_measurement_on_small_sizes(tmp_path: Path) -> None:
     words = ["bash", str(EXAMPLES / "rewrite_claim.sh"), "--fast", str(tmp_path / "claim")]
-    environment = os.environ | {"SABIA_VENV": sys.prefix}
+    environment = marked_environment(tmp_path)
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     answers = pq.read_table(tmp_path / "claim" / "rows.parquet").to_pylist()
@@ -109,5 +109,5 @@ def test_the_whole_measurement_on_small_sizes(tmp_path: Path) -> None:
     assert len(effects["effects"]) == 6 and 0 < effects["cpu_minutes"] < 5
     for arm in ("pages", "rewritten"):
         metrics = tmp_path / "claim" / "seed-1" / arm / "none" / "metrics.jsonl"
-        assert lines(metrics)[-1]["step"] == 29  # as many tokens in both
+        assert lines(metrics)[-1]["step"] == 30  # as many tokens in both
     assert "after many demonstrations" in done.stdout and "next:" in done.stdout
