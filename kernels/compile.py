@@ -43,6 +43,7 @@ from sabia.kernels.language.interface import score as language_score
 from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
 from sabia.kernels.quality.interface import measure
+from sabia.kernels.row_products.interface import matrix_vector, scores, weighted_sums
 from sabia.kernels.runtime.cache_folder import (
     FUNCTIONS,
     compile_listeners,
@@ -126,6 +127,15 @@ def _word_spans() -> None:
     align(words.hash, np.ones(len(words.hash)), words.hash, _N)
 
 
+def _row_products() -> None:
+    one = np.zeros((1, 1, 1, 1), np.float32)
+    for dtype in (np.float32, np.uint16):
+        numbers = np.zeros((1, 1, 1, 1), dtype)
+        matrix_vector(numbers[0, 0], one[0, 0, 0], one[0, 0, 0], _N)
+        scores(one, numbers, one, _N)
+        weighted_sums(one, numbers, one, _N)
+
+
 EXAMPLES: Mapping[str, Callable[[], None]] = {
     "quality": _quality,
     "bpe": _bpe,
@@ -135,6 +145,7 @@ EXAMPLES: Mapping[str, Callable[[], None]] = {
     "fasttext": _fasttext,
     "language": _language,
     "word_spans": _word_spans,
+    "row_products": _row_products,
 }
 
 

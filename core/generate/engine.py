@@ -23,7 +23,7 @@ from sabia.core.generate.session import Counts, Session
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.model.storage.stored_weights import Stored
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import Ops, dtype_name
+from sabia.core.ops.base import Ops, Params, dtype_name
 from sabia.core.ops.kv_cache import cache_bytes, check_context
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 from sabia.core.spec import ModelSpec
@@ -74,6 +74,7 @@ class Engine:
         self.cache_bytes = cache_memory(embed) if cache_bytes is None else cache_bytes
         self.shares_prefixes, self.prefill_positions = shares_prefixes, prefill_positions
         self.draft, self.counts = draft, Counts()  # of all calls
+        self._prepared: Params = {}
 
     @property
     def adapters(self) -> Sequence[str]:
@@ -87,6 +88,12 @@ class Engine:
             name: value for name, value in params.items() if isinstance(value, np.ndarray | Stored)
         }
         return {**params, **(self.ops.to_device(arrays, self.dtype) if arrays else {})}
+
+    def prepared(self) -> Params:
+        """The parameters for the products of a session, which stay as they are during it."""
+        most_bytes = cache_memory(self.params["embed"])
+        self._prepared = self.ops.prepared(self.params, self._prepared, most_bytes)
+        return self._prepared
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """All samples of all requests, in the order of the requests, samples 0..n-1 of each.

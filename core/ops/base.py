@@ -101,6 +101,12 @@ class Ops(ArrayFunctions, Protocol):
     def to_device(self, params: Mapping[str, Any], dtype: str | None = None) -> dict[str, Array]:
         """NumPy arrays (ml_dtypes too) → backend arrays on the default device, cast to `dtype`."""
 
+    def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
+        """The same parameters with copies, of at most so many bytes, that products read faster, for
+        as long as nothing is written to them; `former` again, which this gave before, if it was for
+        these parameters and they are unchanged."""
+        return params
+
     def to_numpy(self, params: Params) -> dict[str, Any]:
         """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
 

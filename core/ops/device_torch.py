@@ -19,10 +19,11 @@ from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.axes import check_product
-from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat, dtype_name
+from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, weighted_bincount
 from sabia.core.ops.kernel_choice import requested_kernels
+from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
 from sabia.core.ops.stored_torch import codes_on
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear
@@ -295,6 +296,10 @@ class TorchOps(Ops):
     cond = staticmethod(lambda condition, yes, no: yes() if condition else no())
     repeat = staticmethod(_repeat)
 
+    def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
+        """See Ops.prepared."""
+        return packed(params, former, most_bytes)
+
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         """See Ops.embedding."""
         return F.embedding(ids, table)
@@ -310,6 +315,8 @@ class TorchOps(Ops):
     def kernel(self, product: Product) -> list[Tensor]:
         """See Ops.kernel."""
         x, matrices, plan = product
+        if takes(x, matrices, plan):
+            return products(x, matrices)
         multiply: Any = fp32_linear if computed_in_fp32(x) else F.linear
         results = []
         for matrix in matrices:

@@ -19,7 +19,8 @@ Order of choice
                     library: FlexAttention (takes all of the above: a score function for the cap, a
                     block mask, sinks from its log-sum-exp), which compiles a kernel per length.
     torch on CPU    library: `scaled_dot_product_attention` for a plain mask, else its kernel on
-                    pieces of queries and keys (torch_cpu), in plain operations with a cap.
+                    pieces of queries and keys (torch_cpu), in plain operations with a cap. One
+                    query per row of a cache: loops over its slots (kernels.row_products).
     JAX on TPU      library: splash attention, where lengths are multiples of 128 and start is a
                     Python number; else the Pallas kernel.
     JAX on CUDA     library: cuDNN through `jax.nn.dot_product_attention` for half-precision causal

@@ -1,7 +1,7 @@
 """Attention over the slots of a key-value cache in torch: `scaled_dot_product_attention`.
 
 Its CPU and flash kernels read grouped keys without a copy; soft-capped attention is a plain
-expression.
+expression. One query per row of a large cache is computed by kernels.row_products on a CPU.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.row_products.interface import scores as scores_of
+from sabia.kernels.row_products.interface import weighted_sums
+from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 
 Tensor = torch.Tensor
@@ -50,6 +53,8 @@ def attention(
     sinks: Tensor | None,
 ) -> Tensor:
     """See attention.attention; keys and values may have another dtype than queries."""
+    if (whole := _in_order(q, k, v)) is not None:
+        return _one_query(q, *whole, mask, scale, softcap, sinks)
     dtype = q.dtype
     # [B, T, H, N] → [B, H, T, N]; keys and values [B, K, S, ·]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -65,6 +70,43 @@ def attention(
     if computed_in_fp32(q) and q.shape[2] > 1:
         q, k, v, mask = q.float(), k.float(), v.float(), CacheMask(mask.bias.float())
     return _fused_attention(q, k, v, mask, scale)[..., :size].to(dtype)
+
+
+def _in_order(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Keys and values with all slots of their rows, if there is one query per row and loops over
+    the slots read them faster than a fused kernel."""
+    if q.shape[1] > 1 or not q.dtype == k.dtype == v.dtype:
+        return None
+    if not reads_in_order(q, (k.numel() + v.numel()) * k.element_size()):
+        return None
+    keys, values = _whole_rows(k), _whole_rows(v)
+    return None if keys is None or values is None else (keys, values)
+
+
+def _whole_rows(x: Tensor) -> Tensor | None:
+    """The contiguous array of whole rows, of which x[B, S, K, N] is the first slots."""
+    rows, slots, heads, size = x.shape
+    step = heads * size
+    whole, rest = divmod(x.stride(0), step)
+    if rest or whole < slots or x.stride()[1:] != (step, size, 1):
+        return None
+    return x.as_strided((rows, whole, heads, size), (x.stride(0), step, size, 1))
+
+
+def _one_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: CacheMask, scale: float, softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """q[B, 1, H, N], contiguous k[B, S or more, K, N] and v[B, S or more, K, M] → [B, 1, H, M]."""
+    batch, _, heads, size = q.shape
+    groups, per_group = k.shape[2], heads // k.shape[2]
+    queries = (q.float() * scale).reshape(batch, groups, per_group, size)
+    made = torch.empty(batch, groups, per_group, mask.keys)
+    scores_of(numbers(queries), numbers(k), numbers(made))
+    weights = _weights(made[..., None, :], mask, softcap, sinks)
+    out = torch.empty(batch, groups, per_group, v.shape[3])
+    weighted_sums(numbers(weights[..., 0, :].contiguous()), numbers(v), numbers(out))
+    return out.reshape(batch, 1, heads, -1).to(q.dtype)
 
 
 def _fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: CacheMask, scale: float) -> Tensor:
@@ -111,12 +153,19 @@ def _capped_attention(
     groups = k.shape[1]
     q = q.reshape(batch, groups, heads // groups, length, size)  # [B, K, H/K, T, N]
     scores = torch.einsum("bkgtn,bksn->bkgts", q, k).float() * scale  # [B, K, H/K, T, S], fp32
-    scores = torch.tanh(scores / cap) * cap + mask.bias[:, :, None]
-    if sinks is not None:
-        # [B, K, H/K, T, 1]
-        column = sinks.float().view(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat((scores, column), -1)
-    # the sink is in the denominator only: its own column is dropped
-    weights = torch.softmax(scores, -1)[..., : k.shape[2]].to(v.dtype)
+    weights = _weights(scores, mask, cap, sinks).to(v.dtype)
     out = torch.einsum("bkgts,bksn->bkgtn", weights, v)  # [B, K, H/K, T, P]
     return out.reshape(batch, heads, length, v.shape[-1])
+
+
+def _weights(scores: Tensor, mask: CacheMask, cap: float | None, sinks: Tensor | None) -> Tensor:
+    """The weights of keys, from scores[B, K, H/K, T, S] times the scale, fp32."""
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    scores = scores + mask.bias[:, :, None]
+    if sinks is not None:
+        # [B, K, H/K, T, 1]
+        column = sinks.float().view(1, scores.shape[1], -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), -1)
+    # the sink is in the denominator only: its own column is dropped
+    return torch.softmax(scores, -1)[..., : mask.keys]

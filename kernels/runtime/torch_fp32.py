@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 Tensor = torch.Tensor
-X86 = ("x86_64", "AMD64")
+X86_64 = platform.machine() in ("x86_64", "AMD64")
 
 
 def _native_dtypes(capabilities: dict[str, Any]) -> frozenset[torch.dtype]:
@@ -27,7 +27,7 @@ def _native_dtypes(capabilities: dict[str, Any]) -> frozenset[torch.dtype]:
 
 def _emulated_dtypes() -> frozenset[torch.dtype]:
     read = getattr(torch.cpu, "get_capabilities", None)
-    if platform.machine() not in X86 or read is None:
+    if not X86_64 or read is None:
         return frozenset()
     return frozenset((torch.bfloat16, torch.float16)) - _native_dtypes(read())
 

@@ -15,7 +15,7 @@ import numpy as np
 from sabia.core.generate.pages import Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.sampling import RowParams
-from sabia.core.ops.base import Ops
+from sabia.core.ops.base import Ops, Params
 from sabia.core.spec import ModelSpec
 
 ECHO_POSITIONS = 512  # of a prompt, whose logits are computed together
@@ -29,6 +29,9 @@ class Model(Protocol):
     params: dict[str, Any]
     tokenizer: Any
     ops: Ops
+
+    def prepared(self) -> Params:
+        """The parameters, as `Ops.prepared` gives them; called again when they were replaced."""
 
 
 class Prefilled(NamedTuple):

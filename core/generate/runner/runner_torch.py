@@ -20,7 +20,7 @@ from sabia.core.generate.runner.interface import (
 )
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
-from sabia.core.ops.base import dtype_name
+from sabia.core.ops.base import Params, dtype_name
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 
 Tensor = torch.Tensor
@@ -49,6 +49,8 @@ class TorchRunner:
         graphs = self._device.type == "cuda" and row_adapters(model.ops) is None
         sizes = capacity, min(context, self._cache.slots)
         self._graphs = StepGraphs(self._one_each, self._device, *sizes) if graphs else None
+        self._source: Params = {}
+        self._prepared: Params = {}
 
     def computing(self) -> AbstractContextManager[Any]:
         """See Runner.computing."""
@@ -238,6 +240,13 @@ class TorchRunner:
         return Echo(logprobs, best)
 
     @property
+    def _params(self) -> Params:
+        """The model's present parameters, prepared."""
+        if self.model.params is not self._source:
+            self._source, self._prepared = self.model.params, self.model.prepared()
+        return self._prepared
+
+    @property
     def _device(self) -> torch.device:
         device: torch.device = self.model.params["embed"].device
         return device
@@ -255,12 +264,12 @@ class TorchRunner:
     ) -> Tensor:
         if (rule := row_adapters(self.model.ops)) is not None:
             rule.rows = adapters
-        spec, params, ops = self.model.spec, self.model.params, self.model.ops
+        spec, params, ops = self.model.spec, self._params, self.model.ops
         hidden: Tensor = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits[B, V] of hidden states [B, D]."""
         model = self.model
-        logits: Tensor = forward.logits(model.spec, model.params, hidden[:, None], model.ops)
+        logits: Tensor = forward.logits(model.spec, self._params, hidden[:, None], model.ops)
         return logits[:, 0]

@@ -1,0 +1,123 @@
+"""Products of a generation on a CPU, with matrices in the layout of oneDNN.
+
+A step of a few rows multiplies a small input by every matrix of the model, and MKL and oneDNN
+arrange a plain matrix anew for each product. `packed` gives parameters that know their own packed
+copies: those of matrices that are multiplied by one input (queries, keys and values; gate and up)
+are one matrix. A copy is made when a product first needs it. One row is multiplied by the matrices
+as they are (kernels.row_products). The values of all parameters stay as they are meanwhile.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from sabia.core.ops.base import Params
+from sabia.core.ops.product import Matrix
+from sabia.kernels.row_products.interface import matrix_vector
+from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
+from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, X86_64
+
+Tensor = torch.Tensor
+_MKLDNN = torch.ops.mkldnn
+
+
+class _Joined:
+    """Matrices that are multiplied by one input. sizes: the outputs of each."""
+
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self._weights = [matrix.weight for matrix in matrices]
+        self.sizes = [len(weight) for weight in self._weights]
+        self.outputs = sum(self.sizes)
+        self.nbytes = sum(weight.nbytes for weight in self._weights)
+        self.bias: Tensor | None = None
+        if any(matrix.bias is not None for matrix in matrices):
+            self.bias = torch.cat([
+                weight.new_zeros(len(weight)) if bias is None else bias.to(weight.dtype)
+                for _, weight, bias, _ in matrices
+            ])  # fmt: skip
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """All of them as one matrix, in the layout of oneDNN."""
+        whole = torch.cat(self._weights) if len(self.sizes) > 1 else self._weights[0].detach()
+        packed: Tensor = _MKLDNN._reorder_linear_weight.default(whole, None)
+        return packed
+
+    @cached_property
+    def arrays(self) -> list[np.ndarray]:
+        """Each of them as it is."""
+        return [numbers(weight) for weight in self._weights]
+
+    def of_one_row(self, x: Tensor) -> Tensor:
+        """x[..., in], of one row, times all matrices."""
+        made, row, end = torch.empty(*x.shape[:-1], self.outputs), numbers(x.float().view(-1)), 0
+        out = numbers(made).reshape(-1)
+        for array, size in zip(self.arrays, self.sizes, strict=True):
+            start, end = end, end + size
+            matrix_vector(array, row, out[start:end])
+        y = made if x.dtype == torch.float32 else made.to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+
+class Packed(torch.Tensor):
+    """A matrix that is in all other respects a plain tensor. source, version: the tensor that it
+    is, and how often that had been written to. joined: by the names of the matrices that are
+    multiplied together, of which this is the first."""
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+    source: Tensor
+    version: int
+    joined: dict[tuple[str, ...], _Joined]
+
+
+def packed(params: Params, former: Params, most_bytes: int) -> Params:
+    """See Ops.prepared: matrices as `Packed` where the processor gains by it."""
+    matrices = {name: x for name, x in params.items() if _gains(x)}
+    if sum(x.nbytes for x in matrices.values()) > most_bytes:
+        return params
+    if former.keys() == params.keys() and all(_is_of(former[n], x) for n, x in params.items()):
+        return former
+    return {name: _packed(x) if name in matrices else x for name, x in params.items()}
+
+
+def _packed(x: Tensor) -> Packed:
+    made: Packed = torch.Tensor._make_subclass(Packed, x)
+    made.source, made.version, made.joined = x, _version(x), {}
+    return made
+
+
+def _is_of(one: Any, x: Any) -> bool:
+    return one is x or (type(one) is Packed and one.source is x and one.version == _version(x))
+
+
+def _version(x: Tensor) -> int:
+    """How often the tensor was written to; those of inference mode do not count it."""
+    return 0 if x.is_inference() else x._version
+
+
+def _gains(x: Any) -> bool:
+    if not (X86_64 and isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() == 2):
+        return False
+    return x.dtype in (torch.float32, torch.bfloat16) and x.dtype not in FP32_COMPUTED
+
+
+def takes(x: Tensor, matrices: Sequence[Matrix], plan: Any) -> bool:
+    """Whether `products` multiplies x by these matrices."""
+    if type(matrices[0].weight) is not Packed or plan is not None:
+        return False
+    return all(type(m.weight) is Packed and m.weight.dtype == x.dtype for m in matrices)
+
+
+def products(x: Tensor, matrices: Sequence[Matrix]) -> list[Tensor]:
+    """x[..., in] times each of the matrices, the first of which is `Packed`."""
+    first, key = matrices[0].weight, tuple([matrix.name for matrix in matrices])
+    if (joined := first.joined.get(key)) is None:
+        first.joined[key] = joined = _Joined(matrices)
+    if x.numel() == x.shape[-1] and reads_in_order(x, joined.nbytes):
+        y = joined.of_one_row(x)
+    else:
+        y = _MKLDNN._linear_pointwise.default(x, joined.packed, joined.bias, "none", [], "")
+    return [y] if len(matrices) == 1 else list(torch.split_with_sizes(y, joined.sizes, -1))

@@ -1,0 +1,1 @@
+"""Products of one row at a time on a CPU: a matrix by a vector, and attention of one query."""

@@ -1,0 +1,25 @@
+"""Tensors for sabia.kernels.row_products, and where these products are the faster ones."""
+
+import numpy as np
+import torch
+
+Tensor = torch.Tensor
+FEW_THREADS = 2  # torch's own products use more
+LEAST_BYTES = 1 << 19  # less is read from a cache of the processor
+
+
+def reads_in_order(x: Tensor, nbytes: int) -> bool:
+    """Whether this many bytes of numbers like x are read faster by these loops."""
+    return (
+        nbytes >= LEAST_BYTES
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and torch.get_num_threads() <= FEW_THREADS
+        and not torch.is_grad_enabled()
+        and (torch.is_inference_mode_enabled() or not torch.compiler.is_compiling())
+    )
+
+
+def numbers(x: Tensor) -> np.ndarray:
+    """A view of a contiguous tensor; bfloat16 as bits."""
+    return (x if x.dtype == torch.float32 else x.view(torch.uint16)).numpy()

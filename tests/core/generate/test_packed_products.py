@@ -1,0 +1,83 @@
+"""Parameters with packed copies for products on a CPU: equal products, and copies made anew where
+weights changed."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sabia.core.generate.engine import Engine
+from sabia.core.generate.requests import Request
+from sabia.core.ops.device_torch import TorchOps
+from sabia.core.ops.packed_torch import X86_64, Packed
+from sabia.core.ops.product import Matrix, Product
+from sabia.kernels.row_products import torch_arrays
+
+from ..model.test_decoding_backends import engine_of
+
+pytestmark = pytest.mark.skipif(not X86_64, reason="matrices are packed on x86 only")
+MOST = 1 << 40
+
+
+def weights(*rows: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return {f"w{n}": torch.randn(size, 48, generator=draw).to(dtype) for n, size in enumerate(rows)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "least"), [(1, 0), (1, 1 << 20), (2, 0), (17, 0)])
+def test_joined_products_are_those_of_each_matrix(
+    rows: int, least: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_arrays, "LEAST_BYTES", least)
+    ops, plain = TorchOps(), weights(33, 7, 20, dtype=dtype)
+    ready = ops.prepared(plain, {}, MOST)
+    bias = torch.arange(7).to(dtype)
+    x = torch.randn(rows, 1, 48, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+    def product(params: Any, names: tuple[str, ...]) -> list[torch.Tensor]:
+        every = (Matrix(n, params[n], bias if n == "w1" else None) for n in names)
+        return list(ops.kernel(Product(x, tuple(every))))
+
+    with torch.inference_mode():
+        for names in (("w0", "w1", "w2"), ("w0",), ("w1", "w2"), ("w0", "w2")):
+            both = zip(product(ready, names), product(plain, names), strict=True)
+            for mine, theirs in both:
+                bound = 2e-5 if dtype == torch.float32 else 0.13
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=bound)
+
+
+def test_copies_are_kept_until_a_weight_changes() -> None:
+    ops, plain = TorchOps(), weights(33, 7)
+    ready = ops.prepared(plain, {}, MOST)
+    assert all(type(x) is Packed for x in ready.values())
+    assert ops.prepared(dict(plain), ready, MOST) is ready
+    with torch.no_grad():
+        plain["w1"].mul_(2)
+    again = ops.prepared(plain, ready, MOST)
+    assert again is not ready
+    assert ops.prepared({**plain, "w1": plain["w1"].clone()}, again, MOST) is not again
+
+
+def test_without_memory_parameters_stay_as_they_are() -> None:
+    plain = weights(33, 7)
+    assert TorchOps().prepared(plain, {}, 40 * 48 * 4 - 1) is plain
+    assert TorchOps().prepared(plain, {}, 40 * 48 * 4) is not plain
+
+
+def test_a_trainer_writes_weights_in_place() -> None:
+    """Tokens after an update are those of a new engine with the new weights."""
+    engine = engine_of("llama", "torch")
+    asked = [Request([3, 1, 4], 12, n=3, stop_ids=())]
+
+    def tokens(one: Engine) -> list[list[int]]:
+        return [made.tokens for made in one.generate(asked)]
+
+    before = tokens(engine)
+    draw = np.random.default_rng(1)
+    with torch.no_grad():
+        for x in engine.params.values():
+            x += torch.from_numpy(draw.standard_normal(x.shape, np.float32) * 0.3)
+    changed = {name: x.numpy().copy() for name, x in engine.params.items()}
+    assert tokens(engine) == tokens(Engine(engine.spec, changed, engine.tokenizer)) != before

@@ -1,0 +1,90 @@
+"""Loops of one row at a time: both engines agree, and attention over a cache with them is that of
+torch's fused kernel, in groups of queries, with a window, sinks and a cap."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sabia.kernels.attention import torch_cached
+from sabia.kernels.attention.interface import attention, attention_mask
+from sabia.kernels.row_products import interface, torch_arrays
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (7, 3), (5, 64), (33, 100)])
+def test_engines_agree(rows: int, size: int, dtype: torch.dtype) -> None:
+    weight, x = torch_arrays.numbers(drawn(rows, size, dtype=dtype)), drawn(size).numpy()
+    made = np.zeros((2, rows), np.float32)
+    cache = torch_arrays.numbers(drawn(2, rows + 3, 3, size, dtype=dtype))
+    q, parts = drawn(2, 3, 2, size).numpy(), drawn(2, 3, 2, rows).numpy()
+    found, sums = np.zeros((2, 2, 3, 2, rows), np.float32), np.ones((2, *q.shape), np.float32)
+    for number, engine in enumerate(("numba", "reference")):
+        interface.matrix_vector(weight, x, made[number], engine)
+        interface.scores(q, cache, found[number], engine)
+        interface.weighted_sums(parts, cache, sums[number], engine)
+    for both in (made, found, sums):
+        np.testing.assert_allclose(*both, atol=2e-5)
+
+
+def test_a_number_that_is_none_is_in_the_result() -> None:
+    weight, out = np.ones((3, 40), np.float32), np.zeros(3, np.float32)
+    weight[1, 17] = np.nan
+    interface.matrix_vector(weight, np.ones(40, np.float32), out)
+    assert np.isnan(out).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "sizes", "window", "softcap", "sinks"),
+    [
+        (6, 2, (16, 16), None, None, False),
+        (4, 4, (24, 16), 5, None, False),
+        (8, 1, (16, 16), None, None, True),
+        (4, 2, (16, 16), 7, 3.0, True),
+    ],
+)
+def test_attention_of_one_query(
+    heads: int, kv_heads: int, sizes: tuple[int, int], window: int | None, softcap: float | None,
+    sinks: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    positions = torch.tensor([[0], [12], [4], [3]])
+    q = drawn(4, 1, heads, sizes[0], dtype=dtype)
+    # rows with more slots than are read
+    k, v = (drawn(4, 20, kv_heads, size, dtype=dtype, seed=size)[:, :13] for size in sizes)
+    mask = attention_mask(q[:, :, 0], 1, 13, slots=positions, window=window)
+    settings: Any = {"softcap": softcap, "sinks": drawn(heads, seed=4) if sinks else None}
+    with torch.inference_mode():
+        fused = attention(q, k, v, mask, **settings)
+        called = list[Any]()
+        mine = torch_cached._one_query
+        monkeypatch.setattr(torch_arrays, "LEAST_BYTES", 0)
+        monkeypatch.setattr(torch_cached, "_one_query",
+                            lambda *args: called.append(args) or mine(*args))  # fmt: skip
+        in_order = attention(q, k, v, mask, **settings)
+    assert called
+    assert in_order.dtype == dtype
+    bound = 2e-6 if dtype == torch.float32 else 0.02
+    torch.testing.assert_close(in_order, fused, rtol=0, atol=bound)
+
+
+def test_other_layouts_and_gradients_are_left_to_the_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_arrays, "LEAST_BYTES", 0)
+    q, k = drawn(2, 1, 4, 16), drawn(2, 20, 2, 16)
+    assert torch_cached._in_order(q, k, k) is None  # a gradient is asked for
+    with torch.no_grad():
+        assert torch_cached._in_order(q, k, k) is not None
+        assert torch_cached._in_order(q, k[:, ::2], k[:, ::2]) is None
+        assert torch_cached._in_order(q, k[:1].expand(2, -1, -1, -1), k) is None
+        assert torch_cached._in_order(q, k.transpose(1, 2), k) is None
+        assert torch_cached._in_order(q, k.bfloat16(), k) is None
+        assert torch_cached._in_order(drawn(2, 2, 4, 16), k, k) is None
