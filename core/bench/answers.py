@@ -27,6 +27,7 @@ from sabia.core.generate.requests import LENGTH, Completion, Request
 from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
+from sabia.core.parallel.split_model import SplitModel
 from sabia.core.progress import progress
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
@@ -87,6 +88,7 @@ def generate(
     engine: Callable[[], Any], context: int, tokenizer: Tokenizer, task: Task,
     items: Sequence[Item], options: EvalOptions, variables: Mapping[str, Any], kept: KeptResults,
     only: int | None = None, tools: Sequence[Mapping[str, Any]] = (),
+    split: SplitModel | None = None,
 ) -> list[Answer]:  # fmt: skip
     """Answers by the local engine, in the order of the items; variables: of the chat template.
 
@@ -94,7 +96,8 @@ def generate(
 
     Answers that are kept are not generated again, and new ones are kept when they are finished; the
     engine, of a model of `context` positions, is opened if there are any. Equal prompts have one
-    greedy answer.
+    greedy answer. split: the processes that generate them together, of which the leading one keeps
+    them.
 
     Random numbers are a function of seed, task, item and sample, so two models use the same ones.
     Prompts too long for the model are truncated on the left, with a warning.
@@ -137,13 +140,15 @@ def generate(
         finished += filter(None, known)
         if new := tuple(n for n, done in zip(request.samples, known, strict=True) if done is None):
             left.append(replace(request, only=new))
+    if split:
+        finished, left = split.agreed((finished, left))
     answers = []
     count = sum(len(request.samples) for request in requests)
     with progress(count, task.name, "answers") as bar:
         sampled = engine().stream(left) if left else ()
         for number, done in enumerate(chain(finished, sampled)):
             reason, asked = done.finish_reason, named[done.request_id]
-            if number >= len(finished):
+            if number >= len(finished) and (split is None or split.leads):
                 kept.keep_completion(asked[0][0], done)
             for _, name in asked:
                 answer = answer_of(

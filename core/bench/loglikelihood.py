@@ -217,7 +217,7 @@ class Scorer:
             kept = kept if self.split.leads else None
         with progress(sum(map(len, every)), "score", "texts") as bar:
             for batch in self._batches(every):
-                self._check_stop()
+                self.check_stop()
                 new = [every[number] for number in batch.units if not values[every[number]]]
                 if new:
                     score = self._score_shared if len(new[0]) > 1 else self._score_rows
@@ -230,7 +230,7 @@ class Scorer:
         of_units = ([values[unit] for unit in units(rows, self.shares)] for rows in fitted)
         return [np.array([value for part in parts for value in part]) for parts in of_units]
 
-    def _check_stop(self) -> None:
+    def check_stop(self) -> None:
         """Raise Interrupted where this process was asked to stop, or the leading one of those that
         make the same calls: all stop before the same batch."""
         if self.split is None:

@@ -32,6 +32,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.draft.draft import Draft
+    from sabia.core.parallel.split_model import SplitModel
 
 SLOTS = 512
 PAGES_SHARE = 5  # a fifth of the memory is for pages
@@ -53,6 +54,7 @@ class Engine:
         shares_prefixes: bool = False,
         prefill_positions: int = 1 << 40,
         draft: Draft | None = None,
+        split: SplitModel | None = None,
     ) -> None:
         """`params` are NumPy arrays or tensors by spec name; arrays are moved to the device.
 
@@ -62,16 +64,20 @@ class Engine:
         those of the backend, with rules (default: torch, without).
         `shares_prefixes`: what several prompts of a call begin with is run once; its keys and
         values are kept in pages, in a fifth of `cache_bytes`, and the parameters must stay as they
-        are during a call. `prefill_positions`: of the prompts that are run together.
+        are during a call. `prefill_positions`: of the prompts that are run together. `split`: the
+        processes that hold the parameters together (torch); all of them make the same calls.
         """
         check_predicts(spec)
-        self.spec, self.tokenizer = spec, tokenizer
+        self.spec, self.tokenizer, self.split = spec, tokenizer, split
+        self.cached = split.cached if split else spec
         self.ops = ops or load_ops("torch")
         self.dtype = dtype
         self.params = self.placed(params)
         self.slots, self.on_step = slots, on_step
         embed = self.params["embed"] if cache_bytes is None else None
         self.cache_bytes = cache_memory(embed) if cache_bytes is None else cache_bytes
+        if split:
+            self.cache_bytes = split.agreed(self.cache_bytes)
         self.shares_prefixes, self.prefill_positions = shares_prefixes, prefill_positions
         self.draft, self.counts = draft, Counts()  # of all calls
         self._prepared: Params = {}
@@ -147,7 +153,7 @@ class Engine:
         page_memory: int = 0, most_pages: int = 1 << 40, keeps_replies: bool = False,
     ) -> Session:  # fmt: skip
         """A session for `capacity` samples of `context` positions, with pages in so many bytes."""
-        table = PageTable.fitting(self.spec, self._cache_dtype, page_memory, most_pages)
+        table = PageTable.fitting(self.cached, self._cache_dtype, page_memory, most_pages)
         runner, drafter = self.runner(capacity, context, table), None
         if self.draft is not None:
             drafter = self.draft.drafter(capacity, context, self._row_slots(context))
@@ -172,7 +178,7 @@ class Engine:
     def row_bytes(self, context: int) -> int:
         """Bytes of the cache for a sample of `context` positions, with that of a draft model."""
         slots = self._row_slots(context)
-        own = cache_bytes(self.spec, 1, slots, self._cache_dtype, self._slack)
+        own = cache_bytes(self.cached, 1, slots, self._cache_dtype, self._slack)
         return own + (self.draft.row_bytes(slots) if self.draft else 0)
 
     def _row_slots(self, context: int) -> int:

@@ -1,9 +1,12 @@
-"""A model over the devices of a mesh, for passes without gradients and without caches.
+"""A model over the devices of a mesh, for passes without gradients.
 
 Weights are split as in training: over `fsdp`, gathered for each layer; over `tensor` and `expert`,
 with split products. torch has one process per device: those along `data` have items of their own,
 and the others compute the same rows together. In JAX rows are split over data, fsdp and expert, and
 every process makes the same calls.
+
+Generation, in torch and over data and tensor alone: processes along `tensor` decode the same rows,
+each with its own heads of keys and values, and the first of them draws the tokens.
 """
 
 from typing import Any, Protocol
@@ -16,12 +19,14 @@ from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 
 AXES = ("data", "fsdp", "expert", "tensor")
+GENERATION_AXES = ("data", "tensor")
 
 
 class SplitModel(Protocol):
     """What differs between a model on one device and one over a mesh."""
 
     ops: Ops
+    cached: ModelSpec  # with the heads whose keys, values and states this process caches
     rows: int  # of which the rows of a batch are a multiple
     part: tuple[int, int]  # which part of the items this process has, and their number
     leads: bool  # among the processes that compute the same items

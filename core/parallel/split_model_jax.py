@@ -30,6 +30,7 @@ class JaxSplit:
             for name, tensor in table.items()
         }
         self.ops = build_ops("jax", spec, mesh=partial(MeshOps, table, mesh, self.devices))
+        self.cached = spec
         self.rows, self.leads, self.size = mesh.rows, world.leads, world.size
 
     def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:

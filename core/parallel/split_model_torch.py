@@ -1,5 +1,6 @@
 """A model over the processes of a torch mesh; see core.parallel.split_model."""
 
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,22 @@ from sabia.core.parallel.mesh import AXES, Mesh
 from sabia.core.parallel.mesh_ops_torch import OPS_GROUPS, MeshOps
 from sabia.core.parallel.sharding_rules import shard_slices, weight_split
 from sabia.core.parallel.world import World
+from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
 TOGETHER = tuple(axis for axis in AXES if axis != "data")  # of processes with the same items
+_CACHED = {"kv_heads", "key_heads", "value_heads"}  # of which caches have arrays
+
+
+def cached_part(spec: ModelSpec, ways: int) -> ModelSpec:
+    """The model with one of `ways` equal parts of the heads that are cached."""
+    layers = list[Layer]()
+    for layer in spec.layers:
+        mixer: Any = layer.mixer
+        names = {field.name for field in fields(mixer)} & _CACHED
+        parts = {name: getattr(mixer, name) // ways for name in names}
+        layers.append(replace(layer, mixer=replace(mixer, **parts)))
+    return replace(spec, layers=tuple(layers))
 
 
 class TorchSplit:
@@ -29,6 +43,7 @@ class TorchSplit:
         self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
         self.groups = Groups(mesh, world.rank, (*OPS_GROUPS, TOGETHER))
         self.ops = build_ops("torch", spec, mesh=partial(MeshOps, table, self.groups))
+        self.cached = cached_part(spec, mesh.tensor)
         self.part = (mesh.coordinates(world.rank)["data"], mesh.data)
         self.first = next(min(ranks) for ranks in mesh.peers(TOGETHER) if world.rank in ranks)
         self.leads = world.rank == self.first

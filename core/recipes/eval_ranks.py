@@ -2,8 +2,8 @@
 
 Under torch each process along `data` computes its part of the items, with a whole model or one that
 is split over the processes along the other axes, which compute the same items together. In JAX the
-rows of each batch are split too. Log-likelihoods can be computed on any of these; generation needs
-a whole model on each device.
+rows of each batch are split too. Log-likelihoods can be computed on any of these; answers are
+generated in torch, by whole models or by models split over `tensor`.
 
 Each process keeps its results where all find them (`--judge-cache`), as a run does that may be
 killed. When all have ended, the first one reads them, calls judges and servers, and writes the
@@ -21,7 +21,7 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import parse_mesh
-from sabia.core.parallel.split_model import AXES, split_model
+from sabia.core.parallel.split_model import AXES, GENERATION_AXES, split_model
 from sabia.core.parallel.world import detect
 from sabia.core.recipes.evaluated_models import EvaluatedModel, LocalModel, divides
 from sabia.core.recipes.run_call import joined
@@ -42,11 +42,19 @@ def check_mesh(
     if not divides(options):
         return
     works = "--mesh data=N with --backend torch"
-    if generating := [task.name for task in tasks if task.generates]:
+    generating = next((task.name for task in tasks if task.generates), "")
+    if generating and options.backend == "jax":
         raise UsageError(
-            f"--mesh: {options.mesh}: {generating[0]} is answered in words, which one device "
-            f"generates (expected {works}; or run a server and give its URL)"
+            f"--mesh: {options.mesh}: {generating} is answered in words (expected {works}, or "
+            "tensor=N too)"
         )
+    if generating and (others := [axis for axis in axes if axis not in GENERATION_AXES]):
+        raise UsageError(
+            f"--mesh: axis {others[0]}: {generating} is answered in words (expected "
+            f"{' and '.join(GENERATION_AXES)}; or run a server and give its URL)"
+        )
+    if generating and options.draft:
+        raise UsageError(f"--draft: not with --mesh {options.mesh} (expected {works})")
     if options.min_k:
         raise UsageError(f"--min-k: not with --mesh {options.mesh} (expected {works})")
     for model in models:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core import notes, stop
+from sabia.core import notes
 from sabia.core.bench.answers import (
     QUESTION_CHARACTERS,
     Answer,
@@ -254,8 +254,8 @@ class LocalModel(EvaluatedModel):
         spec, params, ops = self.scorer.spec, self.scorer.params, self.scorer.ops
         memory = cache_limit(params, cache_memory(params["embed"]))
         engine = Engine(
-            spec, params, self.tokenizer, self.dtype, on_step=stop.check, ops=ops,
-            cache_bytes=memory, shares_prefixes=True,
+            spec, params, self.tokenizer, self.dtype, on_step=self.scorer.check_stop, ops=ops,
+            split=self.split, cache_bytes=memory, shares_prefixes=True,
             prefill_positions=PREFILL_POSITIONS if on_cpu(params) else 1 << 40,
         )  # fmt: skip
         engine.draft = load_draft(self.options, engine, self.dtype, self.backend)
@@ -362,7 +362,7 @@ class LocalModel(EvaluatedModel):
         context = self.spec.max_positions
         return generate(
             lambda: self.engine, context, self.tokenizer, task, items, options, self.variables,
-            self.kept, only, tools,
+            self.kept, only, tools, self.split,
         )  # fmt: skip
 
 

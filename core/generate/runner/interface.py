@@ -16,6 +16,7 @@ from sabia.core.generate.pages import Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.sampling import RowParams
 from sabia.core.ops.base import Ops, Params
+from sabia.core.parallel.split_model import SplitModel
 from sabia.core.spec import ModelSpec
 
 ECHO_POSITIONS = 512  # of a prompt, whose logits are computed together
@@ -26,6 +27,8 @@ class Model(Protocol):
     """What is run; the parameters may be replaced between two calls of a runner."""
 
     spec: ModelSpec
+    cached: ModelSpec  # the same, with the heads whose keys, values and states are cached here
+    split: SplitModel | None
     params: dict[str, Any]
     tokenizer: Any
     ops: Ops

@@ -38,7 +38,7 @@ class TorchRunner:
         self._cache = self._new_cache(capacity, context, slack)
         embed = model.params["embed"]
         self._pages = forward.KVCache.pages(
-            model.spec, pages, PAGE, states, model.ops, dtype_name(embed), embed
+            model.cached, pages, PAGE, states, model.ops, dtype_name(embed), embed
         )
         self._columns: Columns | None = None
         self._adapters = np.zeros(capacity, np.int64)  # of each row
@@ -46,7 +46,8 @@ class TorchRunner:
         self._ahead: forward.KVCache | None = None  # with the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
         # a graph would keep the adapters of the rows that it was captured with
-        graphs = self._device.type == "cuda" and row_adapters(model.ops) is None
+        alone = row_adapters(model.ops) is None and model.split is None
+        graphs = self._device.type == "cuda" and alone
         sizes = capacity, min(context, self._cache.slots)
         self._graphs = StepGraphs(self._one_each, self._device, *sizes) if graphs else None
         self._source: Params = {}
@@ -205,7 +206,8 @@ class TorchRunner:
         if self._columns is None or self._columns.of is not params:
             self._columns = Columns(params, self._device)
         chosen = logits[: len(params)] if which is None else logits[self._tensor(which)]
-        return Drawn(*(x.cpu().numpy() for x in draw(chosen, self._columns, uniform, bias)))
+        made = Drawn(*(x.cpu().numpy() for x in draw(chosen, self._columns, uniform, bias)))
+        return made if self.model.split is None else self.model.split.agreed(made)
 
     def stacked(self, parts: Sequence[tuple[Tensor, np.ndarray]]) -> Tensor:
         """See Runner.stacked."""
@@ -257,7 +259,7 @@ class TorchRunner:
     def _new_cache(self, rows: int, positions: int, slack: int | None = None) -> forward.KVCache:
         model, embed = self.model, self.model.params["embed"]
         create = forward.KVCache.create
-        return create(model.spec, rows, positions, model.ops, dtype_name(embed), embed, slack)
+        return create(model.cached, rows, positions, model.ops, dtype_name(embed), embed, slack)
 
     def _hidden(
         self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray
@@ -272,4 +274,4 @@ class TorchRunner:
         """Logits[B, V] of hidden states [B, D]."""
         model = self.model
         logits: Tensor = forward.logits(model.spec, self._params, hidden[:, None], model.ops)
-        return logits[:, 0]
+        return logits[:, 0] if model.split is None else model.split.whole_vocabulary(logits[:, 0])

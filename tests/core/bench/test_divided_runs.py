@@ -1,6 +1,10 @@
 """Shards of an evaluation: their rows together are those of an undivided run."""
 
 import json
+import os
+import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +17,9 @@ pytest.importorskip("torch")
 from hybrid_models import hybrid
 
 from sabia.core.model.storage import hub
-from sabia.core.spec import load_spec
+from sabia.core.spec import from_config, load_spec
+
+from ..model.conftest import CONFIGS, perturbed
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +197,9 @@ def scores_of_mesh(
     assert done.returncode == 0, done.stderr.decode()
     for row, other in zip(*(pq.read_table(path).to_pylist() for path in (one, ours)), strict=True):
         assert other.pop("value") == pytest.approx(row.pop("value"), rel=1e-4, abs=1e-4)
-        row.pop("detail"), other.pop("detail")
+        details = [json.loads(each.pop("detail") or "{}") for each in (row, other)]
         assert row == other
+        assert details[0].get("response") == details[1].get("response")
     log = "".join(path.read_text(errors="replace") for path in (folder / "b").rglob("*.log"))
     assert "nats" in log
     # what is kept is not computed again
@@ -201,12 +208,16 @@ def scores_of_mesh(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["fsdp=2", "tensor=2", "data=2,tensor=2"])
+@pytest.mark.parametrize(
+    ("mesh", "kinds"),
+    [("fsdp=2", ""), ("tensor=2", "said talk"), ("data=2,tensor=2", "said")],
+)
 def test_scores_over_a_mesh_of_processes(
-    mesh: str, tasks: Path, tiny_model: Path, tmp_path: Path
+    mesh: str, kinds: str, tasks: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    processes = 4 if "," in mesh else 2
-    scores_of_mesh(tasks, tiny_model, tmp_path, "--mesh", mesh, processes=processes)
+    """Log-likelihoods, sampled answers and greedy answers in several turns."""
+    processes, every = 4 if "," in mesh else 2, f"mc few prose {kinds}"
+    scores_of_mesh(tasks, tiny_model, tmp_path, "--mesh", mesh, processes=processes, kinds=every)
 
 
 @pytest.mark.slow
@@ -225,14 +236,53 @@ def test_scores_of_a_mixture_over_a_mesh(
 ) -> None:
     processes = 1 if "jax" in words else 2
     given = ["--mesh", *words.split()]
-    scores_of_mesh(tasks, mixture, tmp_path, *given, processes=processes, kinds="few prose")
+    kinds = "few prose" if "expert" in words else "few prose said"
+    scores_of_mesh(tasks, mixture, tmp_path, *given, processes=processes, kinds=kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt-oss", "qwen3-moe", "deepseek-v3", "gemma2"])
+def test_answers_of_models_split_over_processes(
+    family: str, tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Windows, sinks, experts, latents, and a cap of the logits."""
+    sizes = {"vocab_size": load_spec(tiny_model).vocab_size, "max_position_embeddings": 512}
+    sizes |= {"num_key_value_heads": 2} if family == "gemma2" else {}
+    spec = from_config(CONFIGS[family] | sizes)
+    model = tmp_path / family
+    hub.save_model(model, spec, perturbed(spec), tokenizer_from=tiny_model)
+    scores_of_mesh(tasks, model, tmp_path, "--mesh", "tensor=2", processes=2, kinds="said")
+
+
+@pytest.mark.slow
+def test_a_process_of_a_split_model_that_dies_is_named(
+    tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "long.toml").write_text(
+        f'name = "long"\ndata = "{tasks / "rows.jsonl"}"\nkind = "exact_match"\nsamples = 90\n'
+        'verifier = "contains"\ntemperature = 1\nmax_new_tokens = 200\nprompt = "{{a}}"\n'
+        'answer = "answer"\n'
+    )
+    call = [*torchrun(2), "eval", "--task", tmp_path / "long.toml", "--model", tiny_model]
+    call += ["--judge-cache", tmp_path / "c", "--mesh", "tensor=2", "-o", tmp_path / "s.parquet"]
+    with open(tmp_path / "err", "w") as err:
+        run = subprocess.Popen([*map(str, call)], stdout=subprocess.DEVNULL, stderr=err)
+    while not list(tmp_path.rglob("calls-*.log")) and run.poll() is None:
+        time.sleep(0.2)
+    ranks = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True).stdout
+    other = next(pid for pid in ranks.split()
+                 if b"RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())  # fmt: skip
+    os.kill(int(other), signal.SIGKILL)
+    run.wait(200)
+    assert f"rank 1 ({os.uname().nodename.split('.')[0]}" in (tmp_path / "err").read_text()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--mesh", "pipe=2"], "axis pipe (expected data, fsdp, expert, tensor)"),
-        (["--mesh", "tensor=2", "--task", "SAID"], "said is answered in words"),
+        (["--mesh", "fsdp=2", "--task", "SAID"], "axis fsdp: said is answered in words"),
+        (["--mesh", "tensor=2", "--draft", "ngram", "--task", "SAID"], "--draft: not with --mesh"),
         (["--mesh", "data=2", "--backend", "jax", "--task", "SAID"], "said is answered in words"),
         (["--mesh", "fsdp=2", "--min-k", "20%"], "--min-k: not with --mesh fsdp=2"),
         (["--mesh", "data=2"], "torchrun --nproc-per-node 2"),
