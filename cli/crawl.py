@@ -14,6 +14,7 @@ from sabia.core.shards.job import Job
     sabia crawl seeds.txt --contact me@example.org --sitemaps robots --no-extract --warc warc/
     sabia crawl seeds.txt --replay warc/ --focus examples.txt --budget 2k --report focus.html -o try/
     sabia crawl archive.warc.gz my_folder/ | sabia classify -o kept/
+    sabia crawl archive.warc.gz --markdown -o pages/
     """,  # noqa: E501 - a help page wraps it
 )
 def crawl(job: Job, options: CrawlOptions) -> None:

@@ -148,6 +148,12 @@ class CrawlOptions(RowOptions, Appending, Focus, Network, group="Crawl"):
                         group="Input and output")  # fmt: skip
     """`eval` skips the subdirectory `eval`; `*/eval` skips each directory `eval` below the top
     level. Only for directories of pages, not for seed URLs."""
+    markdown: bool = switch("Write the text of pages as Markdown", common=True, later=True,
+                            only=unless("no_extract"))  # fmt: skip
+    """The same parts of a page are chosen as without it. Headings, lists, block quotes, tables,
+    code blocks, code spans, formulas (between dollar signs, in TeX), superscripts and subscripts
+    are kept; targets of links, images, bold and italic type are not. Only the text of HTML pages
+    changes."""
     max_bytes: int = quantity("size", "Maximum size of a page or file", "8MB")
     """Larger pages and files are rejected."""
 

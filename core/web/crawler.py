@@ -300,7 +300,10 @@ class Crawl:
     def _extract(self, response: Response) -> dict[str, object]:
         sandbox = self._sandboxes.get()
         try:
-            return sandbox.extract(response.body, response.content_type, response.url, True)
+            markdown = self.options.markdown
+            return sandbox.extract(
+                response.body, response.content_type, response.url, True, markdown
+            )
         finally:
             self._sandboxes.put(sandbox)
 

@@ -175,14 +175,15 @@ def _archive(
 
 def _identity(options: CrawlOptions, inputs: Inputs) -> dict[str, object]:
     """The settings that identify a crawl; budget and delays may change when it is resumed. The keys
-    must not change, because they are stored in existing states."""
+    must not change, because they are stored in existing states; new ones only with new options."""
     steering = {"words": options.focus, "classifier": options.classifier, "label": options.label,
                 "threshold": options.threshold, "hard": options.hard, "order": options.order,
                 "exploration": EXPLORATION}  # fmt: skip
     seeds = hashlib.blake2b("\n".join(inputs.seeds).encode(), digest_size=16).hexdigest()
+    later = {"markdown": True} if options.markdown else {}
     return {"seeds": seeds, "steering": steering, "seed": options.seed, "stay": options.stay,
             "warc": options.warc, "extract": not options.no_extract,
-            "replay": comma_separated(options.replay)}  # fmt: skip
+            "replay": comma_separated(options.replay), **later}  # fmt: skip
 
 
 def _summary(frontier: Frontier, counters: dict[str, float], rejects: Rejects) -> Summary:

@@ -19,9 +19,11 @@ TAG_NAMES = tuple(
 COLUMNS = (
     "start", "end", "bytes", "words", "link_bytes", "links", "commas", "sentences", "digits",
     "capitals", "stop_words", "furniture", "breaks", "element", "row", "flags", "ancestors", "own",
-    "parent", "depth",
+    "parent", "depth", "source", "source_end",
 )  # fmt: skip
-ELEMENT_COLUMNS = ("up", "tag", "own", "bytes", "link_bytes", "prose", "blocks")
+ELEMENT_COLUMNS = (
+    "up", "tag", "own", "bytes", "link_bytes", "prose", "blocks", "source", "source_end",
+)  # fmt: skip
 MARK_COLUMNS = ("tag", "start", "end", "text", "text_end", "href", "href_end", "nofollow")
 BLOCK_KIND, VOID_KIND, RAW_KIND, UNSEEN_KIND, FORMAT_KIND = 1, 2, 4, 8, 16
 SPACE, LOWER, UPPER, DIGIT, COMMA, STOP, REFERENCE, OTHER, HIGH = range(9)

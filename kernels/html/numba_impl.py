@@ -92,7 +92,7 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
         starts = i
         i = read_attributes(data, i, n, attributes, automaton, hints)
         if closing:
-            _end(tag, begun, blocks, elements, marks, state, stack, opened, tag_kinds, walls)
+            _end(tag, begun, blocks, elements, marks, state, stack, opened, tag_kinds, walls, i)
             continue
         kind = tag_kinds[tag] if tag > 0 else 0
         if tag in (layout.T_META, layout.T_BASE, layout.T_HTML) or key == layout.TIME_KEY:
@@ -110,12 +110,14 @@ def _scan(data, text, blocks, elements, marks, kinds, tag_keys, tag_values, tag_
                     marks[state[layout.MARKS] - 1, layout.M_TEXT_END] = end
             i = end
         elif kind & VOID_KIND:
-            _void(tag, kind, blocks, elements, state, stack, text)
+            _void(tag, kind, blocks, elements, state, stack, text, i)
         elif tag > 0:
             _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, stack,
-                  opened, attributes, begun, tag_kinds)  # fmt: skip
-    _flush(blocks, elements, state, stack)
+                  opened, attributes, begun, i)  # fmt: skip
+    _flush(blocks, elements, state, stack, n)
+    _pop_to(1, elements, marks, state, stack, opened, n)
     _close_link(marks, state, n)
+    elements[0, layout.E_SOURCE_END] = n
     for e in range(state[layout.ELEMENTS] - 1, 0, -1):
         up = elements[e, layout.E_UP]
         for column in range(layout.E_BYTES, layout.E_BLOCKS + 1):
@@ -156,7 +158,7 @@ def _close_link(marks, state, position):
 
 
 @_jit
-def _void(tag, kind, blocks, elements, state, stack, text):
+def _void(tag, kind, blocks, elements, state, stack, text, end):
     row = state[layout.BLOCKS]
     if tag == layout.T_BR:
         state[layout.INSIDE] = 0
@@ -166,17 +168,17 @@ def _void(tag, kind, blocks, elements, state, stack, text):
             blocks[row, layout.BREAKS] += 1
         state[layout.GAP] = 0
     elif kind & BLOCK_KIND:
-        _flush(blocks, elements, state, stack)
+        _flush(blocks, elements, state, stack, end)
 
 
 @_jit
 def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, stack, opened,
-          attributes, begun, tag_kinds):  # fmt: skip
+          attributes, begun, end):  # fmt: skip
     """A start tag: end what it ends, and push it."""
     if kind & (BLOCK_KIND | UNSEEN_KIND):
-        _flush(blocks, elements, state, stack)
+        _flush(blocks, elements, state, stack, end)
         if closes[tag]:
-            _close_implied(closes[tag], stops[tag], marks, state, stack, opened, begun)
+            _close_implied(closes[tag], stops[tag], elements, marks, state, stack, opened, begun)
     deep = state[layout.DEEP]
     if deep >= DEPTH:
         state[layout.OVERFLOW] += 1
@@ -204,6 +206,7 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
     if e < len(elements):
         elements[e, layout.E_UP], elements[e, layout.E_TAG] = stack[above, layout.S_ELEMENT], tag
         elements[e, layout.E_OWN] = attributes[layout.A_HINTS]
+        elements[e, layout.E_SOURCE] = begun
         stack[deep, layout.S_ELEMENT] = e
         state[layout.ELEMENTS] = e + 1
         if tag == layout.T_TR:
@@ -211,7 +214,7 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
 
 
 @_jit
-def _close_implied(ends, stops, marks, state, stack, opened, begun):
+def _close_implied(ends, stops, elements, marks, state, stack, opened, begun):
     """Pop down to the outermost of the open elements in `ends` that nothing in `stops` shields."""
     k, outermost = state[layout.DEEP] - 1, -1
     while k >= 1:
@@ -222,13 +225,15 @@ def _close_implied(ends, stops, marks, state, stack, opened, begun):
             break
         k -= 1
     if outermost >= 1:
-        _pop_to(outermost, marks, state, stack, opened, begun)
+        _pop_to(outermost, elements, marks, state, stack, opened, begun)
 
 
 @_jit
-def _pop_to(depth, marks, state, stack, opened, position):
+def _pop_to(depth, elements, marks, state, stack, opened, position):
     for k in range(depth, state[layout.DEEP]):
         opened[stack[k, layout.S_TAG]] -= 1
+        # of the element itself, or of the one around it, which ends later
+        elements[stack[k, layout.S_ELEMENT], layout.E_SOURCE_END] = position
     state[layout.DEEP] = depth
     # the link was opened inside of what is popped
     if state[layout.LINK] >= 0 and state[layout.LINK_DEEP] > depth:
@@ -236,7 +241,8 @@ def _pop_to(depth, marks, state, stack, opened, position):
 
 
 @_jit
-def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds, walls):
+def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds, walls,
+         end):  # fmt: skip
     """An end tag: pop to the element it ends, if one is open that no wall shields."""
     if tag == layout.T_A:
         _close_link(marks, state, position)
@@ -253,14 +259,15 @@ def _end(tag, position, blocks, elements, marks, state, stack, opened, tag_kinds
             return
         k -= 1
     if tag_kinds[tag] & (BLOCK_KIND | UNSEEN_KIND):
-        _flush(blocks, elements, state, stack)
-    _pop_to(k, marks, state, stack, opened, position)
+        _flush(blocks, elements, state, stack, end)
+    _pop_to(k, elements, marks, state, stack, opened, position)
 
 
 @_jit
-def _flush(blocks, elements, state, stack):
-    """End the current block, if it holds text."""
+def _flush(blocks, elements, state, stack, end):
+    """End the current block, if it holds text; the next one's source begins at `end`."""
     row = state[layout.BLOCKS]
+    state[layout.SINCE] = end
     state[layout.INSIDE] = state[layout.GAP] = 0
     if blocks[row, layout.BYTES] == 0:
         blocks[row] = 0

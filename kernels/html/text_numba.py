@@ -38,7 +38,7 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
         return find(data, i + 1, n, layout.LT)
     block, out = blocks[state[layout.BLOCKS]], state[layout.OUT]
     if block[layout.BYTES] == 0:
-        block[layout.START] = out
+        block[layout.START], block[layout.SOURCE] = out, state[layout.SINCE]
     inside, gap, start = state[layout.INSIDE], state[layout.GAP], out
     value = U(state[layout.HASH])
     pre = top[layout.S_FLAGS] & layout.PRE_FLAG
@@ -92,6 +92,7 @@ def read_text(data, i, n, text, blocks, state, stack, kinds, word_keys, word_val
             out += 1
         i += used
     block[layout.BYTES] += out - start
+    block[layout.SOURCE_END] = i
     if state[layout.LINK] >= 0:
         block[layout.LINK_BYTES] += out - start
     state[layout.HASH] = np.int64(value)

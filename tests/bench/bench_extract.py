@@ -28,7 +28,7 @@ from fit_extract import f1, tuning, words_of
 
 Page = tuple[str, bytes, str]
 PEERS = ("trafilatura-fast", "trafilatura", "resiliparse")
-OURS = ("ours", "ours-fast-tier", "ours-links", "ours-sandbox")
+OURS = ("ours", "ours-fast-tier", "ours-links", "ours-markdown", "ours-sandbox")
 
 
 def news(data: Path) -> list[Page]:
@@ -77,8 +77,8 @@ def _ours(name: str) -> Callable[[bytes], str]:
     extract.warm_up()
     if name == "ours-fast-tier":
         block_classifier.DOUBT, extract.FEW_WORDS = 9.0, 0
-    links = name == "ours-links"
-    return lambda page: extract.extract(page, "text/html", "http://h/", links).text
+    links, markdown = name in ("ours-links", "ours-markdown"), name == "ours-markdown"
+    return lambda page: extract.extract(page, "text/html", "http://h/", links, markdown).text
 
 
 def score(data: Path, other: Path | None) -> dict[str, object]:

@@ -84,7 +84,7 @@ class Graph:
         """All pages as one WARC file of response records, gzip by record."""
         with path.open("wb") as file:
             for page in self.pages:
-                file.write(_record(page.url, page.html.encode()))
+                file.write(record(page.url, page.html.encode()))
 
     def _vocabularies(self) -> list[list[str]]:
         syllables = [c + v for c in "bcdfglmnprstvz" for v in "aeiou"]
@@ -173,7 +173,8 @@ class Graph:
         return " ".join(self.rng.choices(words, k=self.rng.choice((1, 2))))
 
 
-def _record(url: str, body: bytes) -> bytes:
+def record(url: str, body: bytes) -> bytes:
+    """A WARC response record of an HTML page, compressed."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: "
     block = head + str(len(body)).encode() + b"\r\n\r\n" + body
     fields = (

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.errors import BadData
-from sabia.core.options.crawl import Focus
+from sabia.core.errors import BadData, UsageError
+from sabia.core.options.crawl import CrawlOptions
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import score_names
 from sabia.core.shards.job import Job
@@ -38,12 +38,15 @@ from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.core.web.fetch import MIME_TYPES
 from sabia.core.web.focus import make_judge
 
+Extract = Callable[[bytes, str, str], dict[str, Any]]  # body, content type and URL of a page
 ScoreOf = Callable[[str], float | None]  # the score of a text and a count of relevant ones
 
 
-def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Summary:
+def read_stored_pages(job: Job, sources: tuple[Any, ...], options: CrawlOptions) -> Summary:
     """Turn the sources into documents at the job's output."""
     judged = bool(options.focus or options.classifier)
+    if options.markdown and not any(map(_has_pages, sources)):
+        raise UsageError("--markdown: only with pages as INPUT; these inputs are documents")
     if judged:
         make_judge(options)  # reports a mistake in the options once, before any work
     whole = not job.shard
@@ -55,6 +58,10 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: Focus) -> Sum
     transform = partial(read_shard, options=options, names=names, extras=extras)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify",
                    schema=pa.schema([*schemas.document(names), *extras]))  # fmt: skip
+
+
+def _has_pages(source: object) -> bool:
+    return isinstance(source, PageFiles) and not isinstance(source, FolderRecords)
 
 
 def _is_archive(source: object) -> bool:
@@ -76,7 +83,7 @@ def _score_names(source: object, whole: bool) -> set[str]:
 def read_shard(
     batches: Iterator[pa.RecordBatch],
     context: ShardContext,
-    options: Focus,
+    options: CrawlOptions,
     names: tuple[str, ...],
     extras: Sequence[pa.Field] = (),
 ) -> Iterator[pa.RecordBatch]:
@@ -102,13 +109,14 @@ def read_shard(
                     score = score_of(row["text"])
                     row["scores"] += [] if score is None else [(FOCUS, score)]
             else:
-                documents = list(_documents(batch, sandbox, score_of, context, bool(extras)))
+                extract = partial(sandbox.extract, links=False, markdown=options.markdown)
+                documents = list(_documents(batch, extract, score_of, context, bool(extras)))
             if documents:
                 yield to_batch(documents, "document", extras, names)
 
 
 def _documents(
-    batch: pa.RecordBatch, sandbox: Sandbox, score_of: ScoreOf, context: ShardContext, columns: bool
+    batch: pa.RecordBatch, extract: Extract, score_of: ScoreOf, context: ShardContext, columns: bool
 ) -> Iterator[dict[str, Any]]:
     for page in batch.to_pylist():
         kind = page["content_type"] or "text/html"
@@ -116,7 +124,7 @@ def _documents(
             context.reject({"url": page["url"]}, f"content type {kind}")
             continue
         try:
-            extracted = sandbox.extract(page["body"], kind, page["url"], False)
+            extracted = extract(page["body"], kind, page["url"])
         except Unextractable as error:
             context.reject({"url": page["url"]}, str(error))
             continue

@@ -9,6 +9,7 @@ first network gives to the neighbours, the elements around, and the page before 
 """
 
 import html
+import re
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _TAG_NUMBERS = np.array([definitions.TAG_NAMES.index(name) + 1 for name in TAGS]
 _LEVEL_NAMES = ("bytes", "prose_share", "links", "prose", "blocks")
 _NEAR_NAMES = ("bytes", "links", "stop_words", "sentences")
 _PRE = 1 << FLAG_NAMES.index("pre")
+_WORD = re.compile(r"\w+")
 _SENTENCE_ENDS = np.isin(np.arange(256), np.frombuffer(b".!?:\"';)", np.uint8))
 SIZES = (
     "bytes", "words", "links", "link_count", "commas", "sentences", "digits", "capitals",
@@ -186,3 +188,17 @@ def text_of(page: Page, chosen: np.ndarray) -> str:
             lines.append(line)
         row_before = rows[i]
     return "\n".join(lines)
+
+
+def blocks_in(page: Page, text: str) -> np.ndarray:
+    """The blocks whose text is in a text that another extractor chose, bool[blocks]: half of their
+    runs of three words are in it, or for shorter blocks all their words are a line or cell."""
+    words = _WORD.findall(text)
+    runs = set(zip(words, words[1:], words[2:], strict=False))
+    short = {tuple(_WORD.findall(cell)) for line in text.split("\n") for cell in line.split("|")}
+    raw, inside = page.text.tobytes(), np.zeros(len(page.blocks), bool)
+    for i, (start, end) in enumerate(page.blocks[:, :2].tolist()):
+        own = _WORD.findall(html.unescape(raw[start:end].decode("utf-8", "replace")))
+        known = [run in runs for run in zip(own, own[1:], own[2:], strict=False)]
+        inside[i] = 2 * sum(known) >= len(known) if known else bool(own) and tuple(own) in short
+    return inside

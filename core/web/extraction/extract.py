@@ -12,6 +12,7 @@ import numpy as np
 
 from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction.decoding import decode
+from sabia.core.web.extraction.markdown.render import markdown_of
 from sabia.core.web.extraction.page_metadata import MetadataReader
 from sabia.kernels.html.definitions import COLUMNS, FLAG_NAMES, Page
 from sabia.kernels.html.interface import scan
@@ -43,8 +44,10 @@ def warm_up() -> None:
     block_classifier.nets()
 
 
-def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -> Extracted:
-    """Text and links of a page; plain text is unchanged."""
+def extract(
+    body: bytes, content_type: str, url: str, want_links: bool = True, markdown: bool = False
+) -> Extracted:
+    """Text, of HTML as Markdown on request, and links of a page."""
     decoded = decode(body, content_type)
     if content_type.lower().startswith("text/plain"):
         return Extracted(tidy(decoded), "", "", "", (), True, PLAIN)
@@ -52,30 +55,32 @@ def extract(body: bytes, content_type: str, url: str, want_links: bool = True) -
     page = scan(np.frombuffer(data, np.uint8))
     marks = MetadataReader(page, data)
     facts = marks.facts()
-    text, extractor = main_text(page, decoded)
+    text, extractor, chosen = main_text(page, decoded)
+    if markdown and chosen.any():
+        text = markdown_of(page, data, chosen)
     links = tuple(marks.links(url, facts.base)) if want_links and facts.follow else ()
     return Extracted(text, facts.title, facts.language, facts.date, links, facts.index, extractor)
 
 
-def main_text(page: Page, decoded: str) -> tuple[str, str]:
-    """The page's text and the extractor that was used."""
+def main_text(page: Page, decoded: str) -> tuple[str, str, np.ndarray]:
+    """The page's text, the extractor that was used, and the blocks that hold it, bool[blocks]."""
     if not len(page.blocks):
-        return "", FAST
+        return "", FAST, np.zeros(0, bool)
     p = block_classifier.probabilities(page)
     chosen = p > block_classifier.THRESHOLD
     words = page.blocks[:, _WORDS]
     enough = int(words[chosen].sum()) >= min(FEW_WORDS, int(words.sum()))
     if enough and block_classifier.doubt(page, p) <= block_classifier.DOUBT:
-        return block_features.text_of(page, chosen), FAST
+        return block_features.text_of(page, chosen), FAST, chosen
     import trafilatura
 
     text = trafilatura.extract(decoded, fast=True, include_comments=False, include_tables=True)
     careful = tidy(text or "")
     if careful:
-        return careful, CAREFUL
+        return careful, CAREFUL, block_features.blocks_in(page, careful)
     if not chosen.any():
         chosen = page.blocks[:, _FLAGS] & _FURNITURE == 0
-    return block_features.text_of(page, chosen), FAST
+    return block_features.text_of(page, chosen), FAST, chosen
 
 
 def tidy(text: str) -> str:

@@ -26,10 +26,13 @@ class Sandbox(Child):
     ) -> None:
         super().__init__(MODULE, time_s, memory_bytes, wait_s)
 
-    def extract(self, body: bytes, content_type: str, url: str, links: bool) -> dict[str, object]:
+    def extract(
+        self, body: bytes, content_type: str, url: str, links: bool, markdown: bool = False
+    ) -> dict[str, object]:
         """`extract.Extracted` as a dictionary; raises Unextractable."""
         try:
-            answer = self.ask({"type": content_type, "url": url, "links": links}, body)
+            asked = {"type": content_type, "url": url, "links": links, "markdown": markdown}
+            answer = self.ask(asked, body)
         except PastLimitError as error:
             raise Unextractable(f"extraction {error}") from error
         if "error" in answer:
@@ -41,7 +44,8 @@ def _serve(memory_bytes: int) -> None:
     from sabia.core.web.extraction import extract
 
     def answer(asked: dict[str, Any], body: bytes) -> dict[str, Any]:
-        return vars(extract.extract(body, asked["type"], asked["url"], asked["links"]))
+        given = (asked[name] for name in ("type", "url", "links", "markdown"))
+        return vars(extract.extract(body, *given))
 
     serve(answer, memory_bytes, extract.warm_up)
 

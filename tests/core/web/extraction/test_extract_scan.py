@@ -16,6 +16,7 @@ from sabia.kernels.html.definitions import (
     HINT_NAMES,
     MAX_BLOCKS,
     MAX_MARKS,
+    TAG_NAMES,
 )
 from sabia.kernels.html.interface import scan as scan_page
 
@@ -177,3 +178,31 @@ def test_any_bytes_are_read():
         assert page.marks[:, 1:7].max(initial=0) <= len(source) + 1
         known = re.sub(rb"\s", b"", source)
         assert all(byte in known + b" \n" for byte in page.text.tobytes())
+
+
+def test_blocks_and_elements_say_where_they_are_in_the_source():
+    rng = random.Random(3)
+    tags = ("div", "p", "b", "ul", "li", "table", "tr", "td", "pre", "blockquote", "span")
+    for _ in range(200):
+        source = "".join(
+            rng.choice((f"<{rng.choice(tags)}>", f"</{rng.choice(tags)}>", "a&amp;b ", "é<br>"))
+            for _ in range(rng.randint(1, 60))
+        )
+        data, page = source.encode(), scan(source)
+        raw = page.text.tobytes()
+        names = ("start", "end", "source", "source_end")
+        starts, ends, since, until = (column(page, name) for name in names)
+        for start, end, first, last in zip(starts, ends, since, until, strict=True):
+            inside = re.sub(rb"<br>|\s", b"", re.sub(rb"<(?!br)[^>]*>", b"", data[first:last]))
+            assert inside == re.sub(rb"\s", b"", raw[start:end])
+        assert since == sorted(since) and all(
+            a <= b for a, b in zip(until, since[1:], strict=False)
+        )
+        up, tag, begin, stop = (page.elements[:, ELEMENT_COLUMNS.index(name)].tolist()
+                                for name in ("up", "tag", "source", "source_end"))  # fmt: skip
+        assert begin == sorted(begin) and stop[0] == len(data)
+        for e in range(1, len(up)):
+            assert data[begin[e] :].startswith(f"<{TAG_NAMES[tag[e] - 1]}>".encode())
+            assert begin[up[e]] <= begin[e] < stop[e] <= stop[up[e]]
+        for element, first, last in zip(column(page, "element"), since, until, strict=True):
+            assert begin[element] <= first < last <= stop[element]
