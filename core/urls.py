@@ -7,6 +7,7 @@ canonical URL is what is fetched, so it loses only parameters whose names can me
 """
 
 import re
+from functools import lru_cache
 
 import can_ada
 
@@ -24,6 +25,13 @@ _SESSION = re.compile(r";(jsessionid|phpsessid|sid)=[^/?;]*", re.IGNORECASE)
 # not one whose character would become part of another escape: %%34%31, %4%31
 _ESCAPE = re.compile(r"(?<!%)(?<!%[0-9A-Fa-f])%([0-9A-Fa-f]{2})")
 MAX_RAW = 10_000  # characters of a link that is read
+# (the URL up to its query, the query) of a URL that is its own canonical form but for parameters: a
+# host name in small letters that is no number, no escape, no session, no dots as a segment
+_PLAIN = re.compile(
+    r"(https?://(?:(?!xn--)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)*(?!xn--)[a-z](?:[a-z0-9-]*[a-z0-9])?"
+    r"(?:/(?!\.{1,2}(?:[/?]|$))[A-Za-z0-9_~.,:@!*+=&$()-]*)+)"
+    r"(?:\?([A-Za-z0-9_~.,:@!*+=&$()/-]*))?",
+)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _TWO_SLASHES = ("//", "\\\\", "/\\", "\\/")
 _CONTROLS = "".join(map(chr, range(0x21)))  # stripped from both ends, as browsers do
@@ -35,9 +43,21 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 def canonical(url: str, base: str = "") -> str | None:
     """The canonical form of an http(s) URL (resolved against `base`), which is its own canonical
     form; None for anything else."""
-    form = _form(url, base)
+    if len(url) > MAX_RAW:
+        return None
+    try:
+        whole = _joined(url, base) if base else url
+    except (ValueError, TypeError):  # can_ada takes no lone surrogates
+        return None
+    if (plain := _PLAIN.fullmatch(whole)) and len(whole) <= MAX_RAW:
+        return whole if plain[2] is None else _with_parameters(whole, _TRACKERS)
+    form = _form(whole)
     for _ in range(_PASSES):  # without a session or a dot, a path or a host can be another
-        again = None if form is None else _form(form)
+        if form is None or len(form) > MAX_RAW:
+            return None
+        if (plain := _PLAIN.fullmatch(form)) and plain[2] is None:
+            return form
+        again = _form(form)
         if again == form:
             return form
         form = again
@@ -49,12 +69,10 @@ def comparison_key(url: str) -> str:
     return _with_parameters(url, _OFTEN_TRACKERS)
 
 
-def _form(url: str, base: str = "") -> str | None:
-    if len(url) > MAX_RAW:
-        return None
+def _form(url: str) -> str | None:
     try:
-        parsed = can_ada.parse(_joined(url, base) if base else url)
-    except (ValueError, TypeError):  # can_ada takes no lone surrogates
+        parsed = can_ada.parse(url)
+    except (ValueError, TypeError):
         return None
     host = parsed.hostname.removesuffix(".")
     labels = host.split(".")  # an empty one cannot be resolved
@@ -66,23 +84,30 @@ def _form(url: str, base: str = "") -> str | None:
     return _with_parameters(form, _TRACKERS)
 
 
+@lru_cache(64)
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Protocol, origin, path and query of a URL. Raises ValueError."""
+    parsed = can_ada.parse(url)
+    return parsed.protocol, parsed.origin, parsed.pathname, parsed.search
+
+
 def _joined(url: str, base: str) -> str:
     """A URL that is relative to an http(s) base, made absolute as WHATWG does (can_ada cannot)."""
-    plain = url.strip(_CONTROLS).translate(_BREAKS)
-    parsed = can_ada.parse(base)
+    clean = url.isprintable() and " " not in url
+    plain = url if clean else url.strip(_CONTROLS).translate(_BREAKS)
+    protocol, origin, path, query = _parts(base)
     if scheme := _SCHEME.match(plain):
         rest = plain[scheme.end() :]
-        if scheme[0].lower() != parsed.protocol or rest[:2] in _TWO_SLASHES:
+        if scheme[0].lower() != protocol or rest[:2] in _TWO_SLASHES:
             return plain
         plain = rest  # http:a is a relative URL where the base is of the same scheme
     if plain[:2] in _TWO_SLASHES:
-        return parsed.protocol + plain
+        return protocol + plain
     if plain[:1] in ("/", "\\"):
-        return parsed.origin + plain
-    folder = parsed.pathname.rpartition("/")[0] + "/"
-    kept = {"": parsed.pathname + parsed.search, "#": parsed.pathname + parsed.search,
-            "?": parsed.pathname}.get(plain[:1], folder)  # fmt: skip
-    return parsed.origin + kept + plain
+        return origin + plain
+    folder = path.rpartition("/")[0] + "/"
+    kept = {"": path + query, "#": path + query, "?": path}.get(plain[:1], folder)
+    return origin + kept + plain
 
 
 def _with_parameters(url: str, dropped: re.Pattern[str]) -> str:

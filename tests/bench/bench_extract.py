@@ -1,6 +1,7 @@
 """HTML to main text beside trafilatura and resiliparse: agreement with true texts, and speed.
 
     python tests/bench/bench_extract.py score DATA [--wcxb FOLDER]
+    python tests/bench/bench_extract.py passages FOLDER
     python tests/bench/bench_extract.py speed DATA [--runs 5] [--repeats 1 6]
 
 DATA holds article-extraction/ (ground-truth.json, html/*.html.gz) and trafilatura/ (evaldata.json,
@@ -8,8 +9,11 @@ eval/*.html); FOLDER is a split of WCXB (ground-truth/, html/). `score`: mean F1
 a page, and against trafilatura(fast=True) the mean difference with its paired standard error; by
 halves, since weights and thresholds were chosen on the tuning half (`fit_extract.tuning`). Of the
 pages in trafilatura/, how many passages that belong are found and how many that do not are left
-out. `speed`: every contender in processes of its own, in turns; the cost of a page is the slope of
-CPU seconds between the pages read --repeats[0] and --repeats[1] times, so that start-up is apart.
+out. `passages`: the same for trafilatura's own evaluation (FOLDER is `tests` of its repository:
+evaldata.json, eval/, cache/), white space folded, and the share of right answers a page, compared
+in pairs, of all pages and of those in doubt. `speed`: every contender in processes of its own, in
+turns; the cost of a page is the slope of CPU seconds between the pages read --repeats[0] and
+--repeats[1] times, so that start-up is apart.
 """
 
 import argparse
@@ -97,7 +101,8 @@ def score(data: Path, other: Path | None) -> dict[str, object]:
         answer[half] = _compare(
             {name: [*compress(values, kept)] for name, values in results.items()}
         )
-    answer["assertions"] = {name: _assertions(data, name) for name in ("ours", *PEERS)}
+    answer["assertions"] = {name: _counted(_assertions(data / "trafilatura", name))
+                            for name in ("ours", *PEERS)}  # fmt: skip
     if other:
         answer["wcxb"] = _by_kind(list(wcxb(other)))
     return answer
@@ -123,7 +128,7 @@ def _compare(results: dict[str, list[float]]) -> dict[str, object]:
     answer: dict[str, object] = {"pages": len(base)}
     for name, values in results.items():
         gaps = [a - b for a, b in zip(values, base, strict=True)]
-        answer[name] = {"f1": round(statistics.mean(values), 4),
+        answer[name] = {"mean": round(statistics.mean(values), 4),
                         "less_trafilatura_fast": round(statistics.mean(gaps), 4),
                         "paired_stderr": round(statistics.stdev(gaps) / len(gaps) ** 0.5, 4),
                         "below_0.8": sum(v < 0.8 for v in values)}  # fmt: skip
@@ -138,14 +143,45 @@ def _careful(pages: list[Page]) -> float:
     return round(asked.count(CAREFUL) / len(asked), 3)
 
 
-def _assertions(data: Path, name: str) -> dict[str, str]:
-    extract = contender(name)
-    found, wanted, kept_out, unwanted = 0, 0, 0, 0
-    for facts in json.loads((data / "trafilatura" / "evaldata.json").read_text()).values():
-        text = extract((data / "trafilatura" / "eval" / facts["file"]).read_bytes())
-        found += sum(passage in text for passage in facts["with"])
-        kept_out += sum(passage not in text for passage in facts["without"])
-        wanted, unwanted = wanted + len(facts["with"]), unwanted + len(facts["without"])
+def passages(folder: Path) -> dict[str, object]:
+    """Passages of trafilatura's own evaluation: counts, and right answers a page in pairs."""
+    from sabia.core.web.extraction.extract import CAREFUL, extract
+
+    asked = [extract(page, "text/html", "http://h/", False).extractor == CAREFUL
+             for page, _ in _asserted(folder)]  # fmt: skip
+    names = ("ours", "ours-fast-tier", "trafilatura-fast", "trafilatura")
+    results = {name: _assertions(folder, name) for name in names}
+    answer: dict[str, object] = {"pages": len(asked), "careful": round(statistics.mean(asked), 3)}
+    for group, kept in (("all", [True] * len(asked)), ("careful", asked)):
+        rows = {name: [*compress(values, kept)] for name, values in results.items()}
+        shares = {name: [(a + b) / (c + d) for a, c, b, d in values]
+                  for name, values in rows.items()}  # fmt: skip
+        answer[f"{group} passages"] = {name: _counted(values) for name, values in rows.items()}
+        answer[f"{group} shares"] = _compare(shares)
+    return answer
+
+
+def _asserted(folder: Path) -> list[tuple[bytes, dict[str, list[str]]]]:
+    """(page, its passages "with" and "without") of trafilatura's evaluation."""
+    entries = json.loads((folder / "evaldata.json").read_text()).values()
+    paths = [[folder / part / facts["file"] for part in ("eval", "cache")] for facts in entries]
+    return [(next(path for path in both if path.exists()).read_bytes(), facts)
+            for both, facts in zip(paths, entries, strict=True)]  # fmt: skip
+
+
+def _assertions(folder: Path, name: str) -> list[tuple[int, int, int, int]]:
+    """A page: passages found, of how many; passages left out, of how many."""
+    extract, rows = contender(name), []
+    for page, facts in _asserted(folder):
+        text = " ".join(extract(page).split())
+        inside, outside = ([" ".join(passage.split()) in text for passage in facts[kind]]
+                           for kind in ("with", "without"))  # fmt: skip
+        rows.append((sum(inside), len(inside), len(outside) - sum(outside), len(outside)))
+    return rows
+
+
+def _counted(rows: list[tuple[int, int, int, int]]) -> dict[str, str]:
+    found, wanted, kept_out, unwanted = (sum(column) for column in zip(*rows, strict=True))
     return {"with": f"{found} of {wanted}", "without": f"{kept_out} of {unwanted}"}
 
 
@@ -199,7 +235,7 @@ def work(name: str, data: Path, times: int) -> float:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("score", "speed", "work"))
+    parser.add_argument("action", choices=("score", "passages", "speed", "work"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--wcxb", type=Path)
     parser.add_argument("--runs", type=int, default=5)
@@ -212,6 +248,7 @@ def main() -> None:
         print(work(options.contender, options.data, options.times))
         return
     answer = (score(options.data, options.wcxb) if options.action == "score" else
+              passages(options.data) if options.action == "passages" else
               speed(options.data, options.runs, tuple(options.repeats), options.names))  # fmt: skip
     print(json.dumps(answer, indent=1))
 

@@ -5,9 +5,8 @@ Only the tags that the marks name are parsed again, each within a bounded span.
 
 import html
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
-
-import numpy as np
 
 from sabia.core.urls import canonical
 from sabia.kernels.html.definitions import MARK_COLUMNS, TAG_NAMES, Page
@@ -23,9 +22,13 @@ _JSON_DATE = re.compile(rb'"datePublished"\s{0,9}:\s{0,9}"([^"]{8,40})"')
 _DATE_NAMES = ("article:published_time", "datepublished", "og:published_time", "pubdate", "date",
                "publishdate", "dc.date", "dc.date.issued", "dcterms.created", "parsely-pub-date",
                "sailthru.date", "publish-date")  # fmt: skip
+_READ_META = re.compile(rb"robots|sabia|date|time|created|&", re.IGNORECASE)  # in _DATE_NAMES, too
 _TAG = {name: TAG_NAMES.index(name) + 1 for name in ("a", "meta", "base", "html", "title")}
-_TIME = len(TAG_NAMES) + 1
+_TAG["time"] = len(TAG_NAMES) + 1
 _COLUMN = {name: i for i, name in enumerate(MARK_COLUMNS)}
+_START, _END, _HREF, _HREF_END, _NOFOLLOW = (
+    _COLUMN[name] for name in ("start", "end", "href", "href_end", "nofollow")
+)
 
 
 class Metadata(NamedTuple):
@@ -47,7 +50,7 @@ class MetadataReader:
 
     def facts(self) -> Metadata:
         """Title, language, date, base URL and robots rules of the page."""
-        metas = [self._attributes(row) for row in self._of("meta")]
+        metas = [self._attributes(row) for row in self._of("meta") if self._may_matter(row)]
         base = next((attributes["href"] for attributes in map(self._attributes, self._of("base"))
                      if "href" in attributes), "")  # fmt: skip
         roots = [self._attributes(row) for row in self._of("html")[:1]]
@@ -68,9 +71,9 @@ class MetadataReader:
         anchors: dict[str, str] = {}
         seen: set[bytes] = set()  # menus repeat the same links
         for row in self._of("a"):
-            start, end = int(row[_COLUMN["href"]]), int(row[_COLUMN["href_end"]])
+            start, end = row[_HREF], row[_HREF_END]
             raw = self._data[start:end]
-            if start == end or row[_COLUMN["nofollow"]] or raw in seen:
+            if start == end or row[_NOFOLLOW] or raw in seen:
                 continue
             seen.add(raw)
             target = html.unescape(raw.decode("utf-8", "ignore"))
@@ -78,21 +81,26 @@ class MetadataReader:
             address = canonical(target, "" if whole else base)
             if address and address not in anchors:
                 source = self._source(row, "text", "text_end", _ANCHOR_SPAN)
-                text = html.unescape(_MARKUP.sub("", source))
+                text = html.unescape(_MARKUP.sub("", source) if "<" in source else source)
                 anchors[address] = " ".join(text.split())[:MAX_ANCHOR]
                 if len(anchors) >= MAX_LINKS:
                     break
         return list(anchors.items())
 
-    def _of(self, name: str) -> np.ndarray:
-        return self._rows[self._rows[:, 0] == _TAG[name]]
+    def _of(self, name: str) -> list[list[int]]:
+        rows: list[list[int]] = self._rows[self._rows[:, 0] == _TAG[name]].tolist()
+        return rows
 
-    def _source(self, row: np.ndarray, first: str, last: str, most: int) -> str:
+    def _may_matter(self, row: list[int]) -> bool:
+        """Whether a `meta` can have a name that is read."""
+        return bool(_READ_META.search(self._data, row[_START], min(row[_END], row[_START] + _SPAN)))
+
+    def _source(self, row: list[int], first: str, last: str, most: int) -> str:
         """The source between two columns of a mark, `most` bytes of it."""
-        start, end = int(row[_COLUMN[first]]), int(row[_COLUMN[last]])
+        start, end = row[_COLUMN[first]], row[_COLUMN[last]]
         return self._data[start : min(end, start + most)].decode("utf-8", "ignore")
 
-    def _attributes(self, row: np.ndarray) -> dict[str, str]:
+    def _attributes(self, row: list[int]) -> dict[str, str]:
         attributes: dict[str, str] = {}
         for match in _ATTRIBUTE.finditer(self._source(row, "start", "end", _SPAN)):
             value = match[2] or match[3] or match[4] or ""
@@ -104,9 +112,12 @@ class MetadataReader:
             (meta.get("property") or meta.get("name") or meta.get("itemprop") or "").lower():
             meta.get("content", "") for meta in reversed(metas)
         }  # fmt: skip
-        script = _JSON_DATE.search(self._data)
-        times = (self._attributes(row).get("datetime", "")
-                 for row in self._rows[self._rows[:, 0] == _TIME][:3])  # fmt: skip
-        candidates = [*(contents.get(name, "") for name in _DATE_NAMES),
-                      script[1].decode("ascii", "ignore") if script else "", *times]  # fmt: skip
-        return next((match[0] for text in candidates if (match := _DATE.match(text.strip()))), "")
+        dates = (match[0] for text in self._dates(contents) if (match := _DATE.match(text.strip())))
+        return next(dates, "")
+
+    def _dates(self, contents: dict[str, str]) -> Iterator[str]:
+        """Texts that may be the date, the most trusted first."""
+        yield from (contents.get(name, "") for name in _DATE_NAMES)
+        if script := _JSON_DATE.search(self._data):
+            yield script[1].decode("ascii", "ignore")
+        yield from (self._attributes(row).get("datetime", "") for row in self._of("time")[:3])

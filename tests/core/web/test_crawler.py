@@ -252,10 +252,10 @@ def test_the_archive_alone_gives_the_pages(web, tmp_path):
 def test_what_cannot_be_read_is_archived_all_the_same(web, tmp_path, monkeypatch):
     original = Sandbox.extract
 
-    def extract(self, body, content_type, url, links):
+    def extract(self, body, content_type, url, *others):
         if url.endswith("/bad"):
             raise Unextractable("extraction took more than 20 s")
-        return original(self, body, content_type, url, links)
+        return original(self, body, content_type, url, *others)
 
     monkeypatch.setattr(Sandbox, "extract", extract)
     web.page("/", '<p>Some text that can be read.</p><a href="/bad">b</a>')

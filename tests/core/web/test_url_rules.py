@@ -1,10 +1,12 @@
 """Canonical URLs, page families and what URLs give away of traps."""
 
 import random
+import re
 
 import can_ada
 import pytest
 
+from sabia.core import urls
 from sabia.core.urls import canonical, comparison_key
 from sabia.core.web.frontier import fingerprint
 from sabia.core.web.url_rules import host_of, looks_binary, origin_of, template_of, trap
@@ -115,6 +117,23 @@ def test_what_is_fetched_keeps_parameters_that_may_matter():
     assert canonical(url + "&utm_source=8&fbclid=9&PHPSESSID=a") == url
     assert comparison_key(url) == "http://h/p?id=7"
     assert fingerprint(url) == fingerprint("http://h/p?id=7") != fingerprint("http://h/p")
+
+
+def test_urls_recognized_as_canonical_are_what_the_parser_makes_of_them(monkeypatch):
+    choice = random.Random(5)
+    pieces = ("/", "a", "B1", ".", "..", "-", "_", "~", ",", "?", "&", "=", "a=b", "utm_source=c",
+              "%41", ";sid=1", "#", ":80", "@", "é", "'", "*", "(", "$", "//", " ")  # fmt: skip
+    hosts = ("h.com/", "www.a-b.org", "h/", "127.1/", "1.2.3.4", "a.0x1/", "A.com/", "xn--a.de/",
+             "a.-b/", "", "https.co/")  # fmt: skip
+    given = []
+    for _ in range(4_000):
+        path = "".join(choice.choices(pieces, k=choice.randrange(6)))
+        given.append(f"{choice.choice(('http', 'https'))}://{choice.choice(hosts)}{path}")
+    fast = [canonical(url) for url in given]
+    recognized = sum(bool(urls._PLAIN.fullmatch(url)) for url in given)
+    monkeypatch.setattr(urls, "_PLAIN", re.compile("(?!)"))
+    assert fast == [canonical(url) for url in given]
+    assert recognized > 150
 
 
 SCHEMES = ("http:", "https:", "HTTP:", "ftp:", "", "javascript:")

@@ -96,6 +96,8 @@ def test_lines_of_tables_lists_and_code():
         ('<script type=application/ld+json>{"datePublished": "2021-01-31"}</script>', "2021-01-31"),
         ("<time datetime='2020-02-03'>3 Feb</time>", "2020-02-03"),
         ("<meta name=date content='yesterday'>", ""),
+        ("<META NAME=DCTERMS.Created CONTENT=2020-01-02><time datetime=2021-01-01>", "2020-01-02"),
+        ("<meta name='p&#117;bdate' content=2020-01-02>", "2020-01-02"),
     ],
 )  # fmt: skip
 def test_date(head, date):
@@ -126,8 +128,9 @@ def test_links():
     ("said", "index", "links"),
     [("noindex", False, 1), ("nofollow", True, 0), ("NONE", False, 0), ("all", True, 1)],
 )
-def test_robots_meta(said, index, links):
-    body = page("<a href=/x>x</a>", f"<meta name=robots content='{said}'>")
+@pytest.mark.parametrize("name", ["robots", "ROBOTS", "sabia", "robot&#115;"])
+def test_robots_meta(name, said, index, links):
+    body = page("<a href=/x>x</a>", f"<meta name='{name}' content='{said}'>")
     found = extract(body.encode(), "text/html", "http://h/")
     assert (found.index, len(found.links)) == (index, links)
 
