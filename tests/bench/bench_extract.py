@@ -13,7 +13,8 @@ out. `passages`: the same for trafilatura's own evaluation (FOLDER is `tests` of
 evaldata.json, eval/, cache/), white space folded, and the share of right answers a page, compared
 in pairs, of all pages and of those in doubt. `speed`: every contender in processes of its own, in
 turns; the cost of a page is the slope of CPU seconds between the pages read --repeats[0] and
---repeats[1] times, so that start-up is apart.
+--repeats[1] times, so that start-up is apart. `turns`: in one process, for a busy
+machine (not for ours-fast-tier, which changes the others).
 """
 
 import argparse
@@ -215,6 +216,24 @@ def _measured(name: str, data: Path, times: int) -> float:
     return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
+def turns(data: Path, runs: int, names: list[str]) -> dict[str, object]:
+    """Pages per CPU second in one process, the contenders in turns; median of the runs."""
+    pages = [page for _, page, _ in news(data)]
+    extracts = {name: contender(name) for name in names}
+    costs: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(runs + 1):  # the first warms up
+        for name, extract in extracts.items():
+            start = time.process_time()
+            for page in pages:
+                extract(page)
+            costs[name].append(time.process_time() - start)
+    base = costs["trafilatura-fast"][1:]
+    return {name: {"pages_per_cpu_second": round(len(pages) / statistics.median(spent[1:]), 1),
+                   "times_trafilatura_fast": [round(a / b, 2) for a, b in
+                                              zip(base, spent[1:], strict=True)]}
+            for name, spent in costs.items()}  # fmt: skip
+
+
 def work(name: str, data: Path, times: int) -> float:
     """CPU seconds, children included, of the pages read so many times."""
     pages = [page for _, page, _ in news(data)]
@@ -235,7 +254,7 @@ def work(name: str, data: Path, times: int) -> float:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=("score", "passages", "speed", "work"))
+    parser.add_argument("action", choices=("score", "passages", "speed", "turns", "work"))
     parser.add_argument("data", type=Path)
     parser.add_argument("--wcxb", type=Path)
     parser.add_argument("--runs", type=int, default=5)
@@ -249,6 +268,7 @@ def main() -> None:
         return
     answer = (score(options.data, options.wcxb) if options.action == "score" else
               passages(options.data) if options.action == "passages" else
+              turns(options.data, options.runs, options.names) if options.action == "turns" else
               speed(options.data, options.runs, tuple(options.repeats), options.names))  # fmt: skip
     print(json.dumps(answer, indent=1))
 
