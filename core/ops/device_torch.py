@@ -26,7 +26,7 @@ from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
 from sabia.core.ops.stored_torch import codes_on
-from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
 
 Tensor = torch.Tensor
 
@@ -317,7 +317,6 @@ class TorchOps(Ops):
         x, matrices, plan = product
         if takes(x, matrices, plan):
             return products(x, matrices)
-        multiply: Any = fp32_linear if computed_in_fp32(x) else F.linear
         results = []
         for matrix in matrices:
             check_product(matrix.name, x, matrix.weight)
@@ -327,5 +326,8 @@ class TorchOps(Ops):
                 results.append(biased(grouped(x, matrix.weight, plan), matrix.bias, plan))
                 continue
             bias = None if matrix.bias is None else matrix.bias.to(x.dtype)
-            results.append(multiply(x, matrix.weight.to(x.dtype), bias))
+            weight = matrix.weight.to(x.dtype)
+            in_fp32 = computed_in_fp32(x) or is_large(x, weight)
+            multiply: Any = fp32_linear if in_fp32 else F.linear
+            results.append(multiply(x, weight, bias))
         return results

@@ -1,4 +1,7 @@
-"""BF16 and FP16 matrix products in fp32, for CPUs without instructions for them.
+"""Matrix products in fp32 on CPUs, of fp32 matrices and of 16-bit ones that have no instructions.
+
+Large fp32 products are oneDNN's: beside those of MKL, which torch uses, they take 0.75 to 0.95 of
+the time on a processor of AMD (tests/bench/RESULTS.md); small ones are slower to start.
 
 A CPU without AMX or AVX512-BF16 multiplies BF16 matrices several times slower than fp32 ones. A
 product of two BF16 (or FP16) numbers is exact in fp32, which is also the dtype of the sum, so
@@ -14,6 +17,7 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 X86_64 = platform.machine() in ("x86_64", "AMD64")
+LARGE = 1 << 26  # multiplications of a product from which oneDNN is faster
 
 
 def _native_dtypes(capabilities: dict[str, Any]) -> frozenset[torch.dtype]:
@@ -33,6 +37,7 @@ def _emulated_dtypes() -> frozenset[torch.dtype]:
 
 
 FP32_COMPUTED = _emulated_dtypes()
+_HAS_ONEDNN = X86_64 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def computed_in_fp32(x: Tensor) -> bool:
@@ -40,8 +45,29 @@ def computed_in_fp32(x: Tensor) -> bool:
     return x.dtype in FP32_COMPUTED and x.device.type == "cpu"
 
 
+def is_large(x: Tensor, weight: Tensor) -> bool:
+    """Whether x[..., in] · weight[out, in]ᵀ, both in fp32, is a product for oneDNN."""
+    return (
+        _HAS_ONEDNN
+        and x.numel() * weight.shape[0] >= LARGE
+        and x.dtype == weight.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+    )
+
+
+def times(x: Tensor, weight: Tensor) -> Tensor:
+    """x[..., in] · weight[out, in]ᵀ, without a gradient."""
+    if is_large(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return F.linear(x, weight)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    if bias is not None or torch.compiler.is_compiling():
+        bias = None if bias is None else bias.float()
+        return F.linear(x.float(), weight.float(), bias).to(x.dtype)
+    return times(x.float(), weight.float()).to(x.dtype)
 
 
 class _Fp32Linear(torch.autograd.Function):
@@ -55,13 +81,13 @@ class _Fp32Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad32, (needs_x, needs_weight, needs_bias) = grad.float(), ctx.needs_input_grad
         rows = grad32.flatten(0, -2)  # [M, out]
-        dx = (grad32 @ weight.float()).to(x.dtype) if needs_x else None
+        dx = times(grad32, weight.float().t()).to(x.dtype) if needs_x else None
         dw = (rows.t() @ x.float().flatten(0, -2)).to(weight.dtype) if needs_weight else None
         return dx, dw, rows.sum(0).to(x.dtype) if needs_bias else None
 
 
 def fp32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x[..., in] · weight[out, in]ᵀ + bias, all of one 16-bit dtype."""
+    """x[..., in] · weight[out, in]ᵀ + bias, all of one dtype, fp32 or 16 bits."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _product(x, weight, bias)
     return _Fp32Linear.apply(x, weight, bias)

@@ -4,7 +4,8 @@ Scores are computed for some tokens at a time, and the fp32 operations on them f
 that these stay in a CPU's cache. If the scores of all tokens fit in the budget they are saved, in
 the dtype of the product, otherwise the products are repeated in the backward pass. With p =
 softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 - (z/cap)²). The
-weight's gradient is summed over products in fp32.
+weight's gradient is summed over products in fp32. On a CPU, tokens whose two gradients are 0, such
+as those of prompts, are left out of the backward pass.
 """
 
 from collections.abc import Iterator
@@ -13,12 +14,21 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
+from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, times
 
 Tensor = torch.Tensor
 CPU_BLOCK_BYTES = 8 << 20
 PRODUCT_BYTES = 64 << 20
 WIDE_BLOCK_BYTES = 32 << 20
+MOST_USED = 0.95  # a larger share of tokens with gradients is not gathered
+
+
+def _used(grad_nll: Tensor, grad_lse: Tensor) -> Tensor | None:
+    """The tokens with a gradient; None for all."""
+    if grad_nll.device.type != "cpu":  # their number would have to be waited for
+        return None
+    used = ((grad_nll != 0) | (grad_lse != 0)).nonzero()[:, 0]
+    return used if len(used) <= MOST_USED * len(grad_nll) else None
 
 
 def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
@@ -64,18 +74,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, lse, saved = ctx.saved_tensors
-        tokens, vocabulary = hidden.shape[0], weight.shape[0]
+        every, weight, targets, lse, saved = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
+        hidden, used = every, _used(grad_nll, grad_lse)
+        if used is not None:
+            hidden, targets, lse = every[used], targets[used], lse[used]
+            grad_nll, grad_lse = grad_nll[used], grad_lse[used]
+        tokens, vocabulary = hidden.shape[0], weight.shape[0]
         factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), None
         buffer = hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
         d_scores = hidden.new_empty((ctx.product_rows, vocabulary))
         for part in _blocks(0, tokens, ctx.product_rows):
             d_part = d_scores[: part.stop - part.start]
-            raw = d_part if saved is None else saved[part]
+            raw = d_part if saved is None or used is not None else saved[part]
             if saved is None:
                 torch.mm(hidden[part], weight.t(), out=raw)
+            elif used is not None:
+                torch.index_select(saved, 0, used[part], out=raw)
             for block in _blocks(part.start, part.stop, ctx.rows):
                 rows = slice(block.start - part.start, block.stop - part.start)
                 dz, slope = buffer[: block.stop - block.start], None
@@ -87,11 +103,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
                 dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
                 d_part[rows] = dz if slope is None else dz.mul_(slope)
-            torch.mm(d_part, weight, out=d_hidden[part])
+            d_hidden[part] = times(d_part, weight.t())
             if ctx.needs_input_grad[1]:
                 d_weight = _added(d_weight, d_part.t(), hidden[part])
         if ctx.needs_input_grad[1]:
             d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
+        if used is not None:
+            d_hidden = torch.zeros_like(every).index_copy_(0, used, d_hidden)
         return d_hidden, d_weight, None, None, None, None, None
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.vocabulary_loss import torch_chunks
 from sabia.kernels.vocabulary_loss.interface import (
     choose_linear_cross_entropy,
     linear_cross_entropy,
@@ -79,6 +80,32 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ["reference", "eager", "triton"])
 def test_torch(cap: float | None, name: str) -> None:
     agree(run_torch(arrays(), cap, name), definition(arrays(), cap))
+
+
+@pytest.mark.parametrize("chunk_bytes", [CHUNK, 1 << 20])  # scores are computed again, or saved
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.99])
+def test_tokens_without_gradients_are_left_out_on_cpus(
+    share: float, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = arrays()
+    data |= {name: np.tile(data[name], 5) for name in ("targets", "g_nll", "g_lse")}
+    data["hidden"] = np.random.default_rng(1).standard_normal((5 * N, D)).astype(np.float32)
+    some = np.random.default_rng(2).random(5 * N) < share
+    data |= {name: data[name] * some for name in ("g_nll", "g_lse")}
+    given = {name: torch.from_numpy(array) for name, array in data.items()}
+    inputs = [given[name].requires_grad_() for name in ("hidden", "weight")]
+    outs = linear_cross_entropy(
+        *inputs, given["targets"], softcap=5.0, chunk_bytes=chunk_bytes, implementation="eager"
+    )
+    multiplied = []
+    product = torch_chunks.times
+    monkeypatch.setattr(
+        torch_chunks, "times", lambda x, w: (multiplied.append(len(x)), product(x, w))[1]
+    )
+    grads = torch.autograd.grad(outs, inputs, (given["g_nll"], given["g_lse"]))
+    agree([r.detach().numpy() for r in (*outs, *grads)], definition(data, 5.0))
+    left = (some & ((data["targets"] >= 0) | (data["g_lse"] != 0))).sum()
+    assert sum(multiplied) == (left if left <= 0.95 * 5 * N else 5 * N)
 
 
 @pytest.mark.parametrize("cap", [pytest.param(None, marks=pytest.mark.slow), 5.0])

@@ -37,3 +37,25 @@ def test_frozen_weights_get_no_gradient() -> None:
 )
 def test_units_are_known_by_name(capabilities: dict, dtypes: set) -> None:
     assert wide._native_dtypes(capabilities) == dtypes
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_large_fp32_products_are_those_of_float64(bias, monkeypatch):
+    called = []
+    product = wide.times
+    monkeypatch.setattr(
+        wide, "times", lambda x, w: (called.append(wide.is_large(x, w)), product(x, w))[1]
+    )
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 520, 256), (300, 256), *([(300,)] if bias else [])]
+    narrow = [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
+    exact = [tensor.detach().double().requires_grad_() for tensor in narrow]
+    results = []
+    for inputs, linear in ((narrow, wide.fp32_linear), (exact, torch.nn.functional.linear)):
+        y = linear(*inputs, *([] if bias else [None]))
+        # once a gradient of its own for each element, once one for all (its strides are 0)
+        gradients = torch.autograd.grad(y.square().sum() / 100, inputs, retain_graph=True)
+        results.append([y, *gradients, *torch.autograd.grad(y.sum(), inputs)])
+    assert any(called) and wide.is_large(narrow[0], narrow[1])
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found.double(), expected, rtol=2e-5, atol=2e-4)
