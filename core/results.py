@@ -20,7 +20,7 @@ RESULTS = {
     "tokenize": 1,
     "pretrain": 1,
     "sft": 2,
-    "grpo": 2,
+    "grpo": 3,
     "quantize": 5,
     "eval": 5,
     "plan-cluster": 2,

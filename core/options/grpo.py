@@ -131,23 +131,36 @@ class ServedSampler(Options, group="Rollouts", recorded=False):
 class OnPolicyTeacher(Options, group="Loss"):
     """A teacher that scores the samples of the policy."""
 
-    teacher: str = text("Model directory that scores the samples' tokens", "DIR", later=True)
+    teacher: str = text(
+        "Model directory, or URL of a server up to /v1, that scores the samples' tokens",
+        "DIR|URL", later=True,
+    )  # fmt: skip
     """On-policy distillation: the advantage of each token is `--teacher-weight` times log p of the
     teacher minus log p of the policy, the reverse KL divergence of the sampled tokens, and is added
     to that of the reward. With `--reward none` it is alone. The teacher has the tokenizer of the
     policy; every process holds it as a whole, in fp32. The metrics have the divergence as
-    `teacher_kl`."""
+    `teacher_kl`. A server gets token ids and must return the log-probabilities of prompts (`echo`),
+    as `sabia serve` does; one request asks for tokens from all over the vocabulary, and a server
+    with another tokenizer, or without log-probabilities, is refused. They are those at a
+    temperature of 1. One that does not answer is waited for as with `--sampler-url`. A run that is
+    resumed may have another address, but needs the same teacher."""
     teacher_weight: float = number(
         "Weight of the teacher in the advantage", 1.0, above=0, later=True, only=needs("teacher")
     )
+
+    @property
+    def teacher_is_served(self) -> bool:
+        """Whether the teacher is a server."""
+        return self.teacher.startswith(("http://", "https://"))
 
 
 class PolicyLoss(Options, group="Loss"):
     """How the policy loss is formed; the defaults are DAPO's clip and token sum, without KL."""
 
     updates: int = integer("Mini-batch updates per rollout batch", 1, least=1)
-    """Each update trains on a part of the samples. With a single update the importance ratio is 1,
-    so clipping has no effect."""
+    """Each update trains on an equal part of the samples, in the order of their prompts, whatever
+    the mesh, the backend and `--micro-tokens`. With a single update the importance ratio is 1, so
+    clipping has no effect."""
     aggregation: str = choice(
         "Token losses: mean over tokens, mean of samples' means, or Dr. GRPO", "token", "seq-mean",
         "dr",
@@ -314,6 +327,11 @@ class GrpoOptions(
         super().check()
         if self.reward == "none" and not self.teacher:
             raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")
+        if self.teacher_is_served and self.temperature != 1:
+            raise UsageError(
+                f"--temperature: {self.temperature:g} with a server as the --teacher (expected 1: "
+                "its log-probabilities are at 1)"
+            )
         if (self.thinking_budget or 0) >= self.max_new_tokens:
             raise UsageError(
                 f"--thinking-budget: {self.thinking_budget} (expected less than the "

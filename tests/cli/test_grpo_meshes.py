@@ -65,7 +65,7 @@ def one(folder: Path):
     return of
 
 
-LORA = ("--lora-rank", 4)
+LORA, UPDATES = ("--lora-rank", 4), ("--updates", 3)
 MESHES = [
     ("fsdp=2", "qwen3", LORA),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
@@ -81,6 +81,8 @@ MESHES = [
         ("fsdp=2,context=2", "qwen3", ("--remat", "matmuls")),
         ("data=2,tensor=2", "qwen3", ("--aggregation", "seq-mean")),
         ("data=2", "qwen3", ("--micro-tokens", 30)),
+        ("data=2", "qwen3", UPDATES),
+        ("fsdp=2", "qwen3", UPDATES),
     ]),
 ]  # fmt: skip
 

@@ -94,7 +94,9 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
             del values[name]
     for name in ("reward_model", "teacher", "draft"):
         if (path := getattr(options, name)) and path != NGRAM:
-            values[name] = weights_fingerprint(path, options.table[name].flag)
+            from_server = name == "teacher" and options.teacher_is_served
+            flag = options.table[name].flag
+            values[name] = "served" if from_server else weights_fingerprint(path, flag)
     in_loss = (name for name in PolicyLoss.table if name != "updates" and name in values)
     loss = {name: values.pop(name) for name in in_loss}
     judge = {key: values.pop(name) for name, key in JUDGE.items()}

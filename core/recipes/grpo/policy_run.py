@@ -37,7 +37,7 @@ from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.sampler import Sampler, open_grader
 from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable
-from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, check_teacher
+from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, open_teacher
 from sabia.core.recipes.model_source import load_fp32
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import (
@@ -104,8 +104,7 @@ def run(job: Job, options: GrpoOptions) -> None:
         return
     spec = load_spec(options.model)
     check_predicts(spec)
-    if options.teacher:
-        check_teacher(options, tokenizer)
+    teacher = open_teacher(options, tokenizer) if options.teacher else None
     with open_grader(job, options) as grader:
         reader = partial(
             read_prompts, tokenizer=tokenizer, grader=grader, longest=_longest(options, spec),
@@ -132,7 +131,8 @@ def run(job: Job, options: GrpoOptions) -> None:
                 _journal(call, options).clear()
 
         def make(mesh: Mesh) -> TrainingRun:
-            return _training(call, options, spec, mesh, tokenizer, prompts, held_out, grader, table)
+            given = (tokenizer, prompts, held_out, grader, table)
+            return _training(call, options, spec, mesh, *given, teacher and teacher(job.backend))
 
         made = Made(spec, options.model, options.model, lora, trained_for(options, lora))
         in_directory(call, options, made, check, make, lambda _: table.describe())
@@ -212,6 +212,7 @@ def _engine(
 def _training(
     call: RunCall, options: GrpoOptions, spec: ModelSpec, mesh: Mesh, tokenizer: Tokenizer,
     prompts: list[Prompt], held_out: list[Prompt], grader: Grader, table: StepTable,
+    teacher: OnPolicyTeacher | None,
 ) -> TrainingRun:  # fmt: skip
     job, world = call.job, call.world
     params = load_fp32(options.model)
@@ -238,7 +239,6 @@ def _training(
     reference = None
     if options.beta:
         reference = engine.ops.to_device(merged(start, lora) if lora else start, "float32")
-    teacher = OnPolicyTeacher.load(options.teacher, job.backend) if options.teacher else None
     source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
     meter = make_meter(

@@ -70,25 +70,45 @@ def is_informative(group: Group, options: GrpoOptions) -> bool:
     return bool(grpo.informative_groups(trained_rewards(group, options)[None])[0])
 
 
-def make_batch(groups: Sequence[Group], options: GrpoOptions, most: int = 0) -> Batch | None:
-    """The arrays of all training samples; None if every group has zero advantage.
-
-    most: samples of a row (0: --group).
-    """
+def training_samples(
+    groups: Sequence[Group], options: GrpoOptions
+) -> dict[tuple[int, int], TrainingSamples]:
+    """The training samples of the groups that have any, by (number of the prompt, draw)."""
     rewards = np.stack([trained_rewards(group, options) for group in groups])
     advantage = grpo.advantages(rewards, options.advantage == "std")
-    live = [is_informative(group, options) for group in groups]
-    training = [
-        (group.prompt, [
+    training = {
+        group.position[::-1]: (group.prompt, [
             (sample, float(advantage[g, i]))
             for i, sample in enumerate(group.samples)
             if not np.isnan(rewards[g, i])
             and (options.overlong == "keep" or sample.finish_reason != LENGTH)
         ])
-        for g, group in enumerate(groups) if live[g]
-    ]  # fmt: skip
-    training = [(prompt, samples) for prompt, samples in training if samples]
-    return arrays_of(training, options, most or options.group) if training else None
+        for g, group in enumerate(groups) if is_informative(group, options)
+    }  # fmt: skip
+    return {position: group for position, group in training.items() if group[1]}
+
+
+def divided(
+    training: Mapping[tuple[int, int], TrainingSamples],
+    counts: Mapping[tuple[int, int], int],
+    updates: int,
+) -> list[list[TrainingSamples]]:
+    """The training samples of each update; counts: samples of all processes' groups, by position.
+
+    All of them, numbered in the order of the positions, are cut into runs of nearly equal size. So
+    an update has the same samples with any mesh, backend and micro-batch, groups stay together but
+    at a cut, and processes, whose groups alternate, have nearly equal parts of each update.
+    """
+    parts: list[list[TrainingSamples]] = [[] for _ in range(updates)]
+    before, total = dict[tuple[int, int], int](), 0
+    for position in sorted(counts):
+        before[position], total = total, total + counts[position]
+    for position, (prompt, samples) in training.items():
+        update = (before[position] + np.arange(len(samples))) * updates // total
+        for number in np.unique(update):
+            some = [sample for sample, u in zip(samples, update, strict=True) if u == number]
+            parts[number].append((prompt, some))
+    return parts
 
 
 def empty_batch(options: GrpoOptions) -> Batch:
@@ -206,6 +226,20 @@ def _row_arrays(prompts: Sequence[Sequence[int]], targets: np.ndarray) -> Batch:
     return {"input_ids": ids, "completion_at": at}
 
 
+def sequences(batch: Batch) -> list[tuple[int, int, list[int], int]]:
+    """(row, number in it, ids of prompt and sample, tokens of the prompt) of trained samples."""
+    entries = []
+    for row, sample in zip(*np.nonzero(batch["loss_mask"].any(-1)), strict=True):
+        targets = batch["targets"][row, sample]
+        if "prompt_ids" in batch:
+            prompt = batch["prompt_ids"][row, : batch["prompt_length"][row, 0]]
+        else:
+            prompt = batch["input_ids"][row, : batch["completion_at"][row, 0] + 1]
+        ids = [*prompt.tolist(), *targets[targets >= 0].tolist()]
+        entries.append((int(row), int(sample), ids, len(prompt)))
+    return entries
+
+
 def row_tokens(batch: Batch) -> int:
     """Tokens of one row of the batch in a forward pass."""
     if "input_ids" in batch:
@@ -227,16 +261,6 @@ def with_slots(batch: Batch, rows: int, width: int) -> Batch:
     """The batch with the number of each row's micro-batch of `rows` rows, one-hot [R, width]."""
     number = np.arange(len(batch["targets"])) // rows
     return batch | {"slot": np.eye(width, dtype=np.float32)[number]}
-
-
-def split(batch: Batch, parts: int, seed: tuple[int, int]) -> list[Batch]:
-    """The rows in `parts` random parts of nearly equal size (fewer where there are fewer rows)."""
-    count = len(batch["targets"])
-    if parts == 1:
-        return [batch]
-    order = np.random.default_rng(seed).permutation(count)
-    chosen = np.array_split(order, min(parts, count))
-    return [{name: array[rows] for name, array in batch.items()} for rows in chosen]
 
 
 def score(

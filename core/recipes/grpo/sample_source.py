@@ -25,16 +25,18 @@ from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.sample_batch import (
     Batch,
     Group,
+    TrainingSamples,
+    arrays_of,
+    divided,
     empty_batch,
     is_dull,
-    make_batch,
     micro_batches,
     micro_rows,
     of_few_shapes,
     own_rows,
     row_tokens,
     score,
-    split,
+    training_samples,
     with_slots,
 )
 from sabia.core.recipes.grpo.sampler import Sampler
@@ -62,6 +64,8 @@ class SampleSource:
         mesh, self.world = self.stepper.mesh, self.sampler.world
         self.engine, self.step = self.sampler.engine, 0
         self.engine.on_step = self._on_step
+        if self.teacher is not None:
+            self.teacher.on_wait = self._on_step
         # processes must make the same passes
         self.shared = self.world.size > 1 and mesh.size > mesh.data
         prompts = self.sampler.schedule.prompts
@@ -86,8 +90,8 @@ class SampleSource:
             raise
         self._note(groups)
         seconds = time.monotonic() - started
-        updates = self._updates(groups, step)
-        computed = 1.0 * sum(len(part["targets"]) * row_tokens(part) for part in updates)
+        updates = self._updates(groups)
+        computed = 1.0 * sum(len(part["targets"]) * row_tokens(part) for part, _ in updates)
         if self.shared:  # equal on the processes that share rows
             computed *= self.stepper.mesh.rows / self.world.size
         after = self.sampler.grader.stats
@@ -96,31 +100,50 @@ class SampleSource:
             groups, *figures, self.table.sources, self._distance, self.engine.counts
         )
         self.engine.counts = Counts()
-        yield from updates
+        for batch, rows in updates:
+            self.stepper.micro_batch = rows
+            yield batch
 
     def sums(self) -> np.ndarray:
         """See Source: in the order of step_table.SUMS."""
         return self._sums
 
-    def _updates(self, groups: list[Group], step: int) -> list[Batch]:
-        options, ops = self.options, self.engine.ops
+    def _updates(self, groups: list[Group]) -> list[tuple[Batch, int]]:
+        """The batch of each update, and the rows of a pass over it."""
+        options = self.options
         if self.shared:
             every = gather_objects(self.world, groups)  # prompt n is of process n mod size
             groups = sorted((g for part in every for g in part), key=lambda group: group.position)
+        training = training_samples(groups, options)
+        counts = {position: len(samples) for position, (_, samples) in training.items()}
+        if not self.shared:
+            counts = {k: n for part in gather_objects(self.world, counts) for k, n in part.items()}
+        divisions = divided(training, counts, options.updates)
+        self._distance = (0.0, 0.0)
+        parts = [self._prepared(samples) for samples in divisions]
+        wide = self.devices if self.compiled else 1
+        most = max(micro_batches(part, rows * wide) for part, rows in parts)
+        width = max(gather_objects(self.world, most))  # sums over processes have one shape
+        return [(with_slots(part, rows * wide, width), rows) for part, rows in parts]
+
+    def _prepared(self, samples: list[TrainingSamples]) -> tuple[Batch, int]:
+        """This process's batch of an update, scored, and the rows of a pass.
+
+        Without samples it has a row of weight 0: all processes update equally often.
+        """
+        options, mesh = self.options, self.stepper.mesh
         # samples of a prompt share a row only where one process computes it in one pass
-        fan = 1 if self.shared or self.compiled or options.remat != "none" else 0
-        empty = empty_batch(options)
-        batch = make_batch(groups, options, fan) or empty
+        one = self.shared or self.compiled or options.remat != "none"
+        fan = 1 if one else options.group
+        batch = arrays_of(samples, options, fan) if samples else empty_batch(options)
         if self.shared:
-            batch = own_rows(batch, *self.stepper.row_part, self.stepper.mesh.context)
-        mesh, count = self.stepper.mesh, len(batch["targets"])
+            batch = own_rows(batch, *self.stepper.row_part, mesh.context)
         if self.compiled:
-            shapes = self.devices, mesh.context
-            batch, empty = (of_few_shapes(x, *shapes) for x in (batch, empty))
-        rows = self.stepper.micro_batch = micro_rows(batch, options)
+            batch = of_few_shapes(batch, self.devices, mesh.context)
+        rows = micro_rows(batch, options)
         score_with = partial(
-            score, self.stepper.spec, batch=batch, ops=ops, temperature=options.temperature,
-            rows=rows,
+            score, self.stepper.spec, batch=batch, ops=self.engine.ops,
+            temperature=options.temperature, rows=rows,
         )  # fmt: skip
         if self.reference is not None:
             batch["ref"] = score_with(self.reference)
@@ -128,21 +151,11 @@ class SampleSource:
             batch["old"] = score_with(self.engine.params)
         if self.teacher is not None:
             batch = self.teacher.advised(batch, options, rows)
-            share = self.stepper.mesh.rows / self.world.size if self.shared else 1.0
-            self._distance = self.teacher.distance(batch, share)
+            share = mesh.rows / self.world.size if self.shared else 1.0
+            apart, tokens = self.teacher.distance(batch, share)
+            self._distance = self._distance[0] + apart, self._distance[1] + tokens
             del batch["teacher"]
-            empty["advantage"] = np.repeat(empty["advantage"], empty["targets"].shape[-1], -1)
-        batch = {name: array[:count] for name, array in batch.items()}
-        parts = split(batch, options.updates, (self.sampler.seed, step))
-        # batches of weight 0 with the arrays of `batch`: all processes update equally often
-        empty |= {k: empty["sampler"] for k in ("old", "ref") if k in batch}
-        parts += [empty] * (options.updates - len(parts))
-        if self.compiled:
-            parts = [of_few_shapes(part, self.devices, mesh.context) for part in parts]
-            rows *= self.devices
-        most = max(micro_batches(part, rows) for part in parts)
-        width = max(gather_objects(self.world, most))  # sums over processes have one shape
-        return [with_slots(part, rows, width) for part in parts]
+        return batch, rows
 
     def _note(self, groups: Sequence[Group]) -> None:
         """Remember which prompts of a step were solved always or never."""

@@ -7,21 +7,14 @@ out. Of each step some samples are scored by the trainer before any is used, so 
 samples from another distribution is refused by name. One that does not answer is waited for.
 """
 
-import asyncio
-import json
-import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 
-from sabia.core import notes
 from sabia.core.errors import Failed, Unavailable, UsageError
-from sabia.core.generate.calls import Refused, Retryable, check_status
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import LENGTH, STOP, Completion, Request
 from sabia.core.generate.thinking import BUDGET, FORCED, thinking_fields
@@ -32,16 +25,11 @@ from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo.policy_config import max_gap
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.sample_batch import arrays_of, of_few_shapes, score
+from sabia.core.recipes.grpo.server_calls import Json, ServerCalls
 
-KEY = "SABIA_API_KEY"  # variable of the server's token
-CONCURRENT = 64  # requests
-OUTAGE_S = 600.0  # without an answer
-LONGEST_WAIT_S = 30.0
-POLL_S = 0.1
 CHECKED = 4  # samples of each step
 # temperatures that are tried where the log-probabilities are not those of --temperature
 TEMPERATURES = np.geomspace(0.25, 4.0, 49)
-Json = dict[str, Any]
 
 
 class ServedPolicy(Engine):
@@ -50,11 +38,11 @@ class ServedPolicy(Engine):
     def __init__(self, *model: Any, options: GrpoOptions, run: str, **more: Any) -> None:
         super().__init__(*model, **more)
         self.options, self.run = options, run
-        self.url = options.sampler_url.rstrip("/")
+        self.calls = ServerCalls("--sampler-url", options.sampler_url)
+        self.url = self.calls.url
         self.folder = Path(options.sampler_folder)
         self._delivered: int | None = None  # the step before which the weights were sent
         self._version, self._checked, self._name = 0, 0, ""
-        self._answered = self._warned = False
 
     def deliver(self, step: int, world: World) -> None:
         """Have the server draw from the present parameters, those before `step`; every process
@@ -73,7 +61,7 @@ class ServedPolicy(Engine):
         hub.save_model(written, self.spec, self.ops.to_numpy(self.params))
         root = self.url.removesuffix("/v1")
         try:
-            (reply,) = self._answers([(f"{root}/update_weights", {"path": written.name})])
+            (reply,) = self.calls.answers([(f"{root}/update_weights", {"path": written.name})])
         finally:
             shutil.rmtree(written, ignore_errors=True)
         if not isinstance(version := reply.get("version"), int):
@@ -81,12 +69,11 @@ class ServedPolicy(Engine):
         return version
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        if not self._name:
-            (models,) = self._answers([(f"{self.url}/models", None)])
-            self._name = models["data"][0]["id"]
+        self.calls.on_wait = self.on_step
+        self._name = self._name or self.calls.model()
         by_name = {request.name: request for request in requests}
         calls = [(f"{self.url}/completions", self._body(request)) for request in requests]
-        for reply in self._answers(calls):
+        for reply in self.calls.answers(calls):
             request = by_name[reply["asked"]["request_id"]]
             samples = [self._sample(request, choice) for choice in reply["choices"]]
             if len(samples) != request.n:
@@ -148,53 +135,6 @@ class ServedPolicy(Engine):
         if cause:
             raise Failed(f"--sampler-url: {self.url} {cause}; no sample of it was used")
 
-    def _answers(self, calls: Sequence[tuple[str, Json | None]]) -> Iterator[Json]:
-        """The replies to requests (None: GET), with their bodies as `asked`, as they arrive."""
-        loop, tasks = asyncio.new_event_loop(), set[asyncio.Task[Json]]()
-        http = loop.run_until_complete(_session())
-        try:
-            limit = asyncio.Semaphore(CONCURRENT)
-            tasks = {loop.create_task(self._answer(http, limit, *call)) for call in calls}
-            while tasks:
-                if self.on_step is not None:
-                    self.on_step()
-                waits: Any = {"timeout": POLL_S, "return_when": asyncio.FIRST_COMPLETED}
-                done, tasks = loop.run_until_complete(asyncio.wait(tasks, **waits))
-                yield from [task.result() for task in done]
-        finally:
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                loop.run_until_complete(asyncio.wait(tasks))
-            loop.run_until_complete(http.close())
-            loop.close()
-
-    async def _answer(
-        self, http: aiohttp.ClientSession, limit: asyncio.Semaphore, url: str, body: Json | None
-    ) -> Json:
-        """One reply, after as many attempts as it takes. Raises Failed, or Unavailable after a
-        long outage."""
-        since, wait = time.monotonic(), POLL_S
-        while True:
-            try:
-                async with limit:
-                    reply = await _once(http, url, body)
-                self._answered, self._warned = True, False
-                return reply | {"asked": body}
-            except Refused as error:
-                raise UsageError(f"--sampler-url: {error}") from error
-            except (Retryable, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-                line = f"{url}: {' '.join(str(error).split()) or type(error).__name__}"
-            if time.monotonic() - since > OUTAGE_S:
-                if self._answered:
-                    raise Unavailable(f"--sampler-url: {line}; run again when the server is back")
-                raise Failed(f"--sampler-url: {line}; it has never answered")
-            if not self._warned:
-                self._warned = True
-                notes.warn(f"--sampler-url: {line}; waiting for the server")
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, LONGEST_WAIT_S)
-
 
 def mismatch(gap: Callable[[float], float], temperature: float, bound: float) -> str:
     """What is wrong with a sampler, by the gap of its log-probabilities from those of the trainer
@@ -213,21 +153,3 @@ def mismatch(gap: Callable[[float], float], temperature: float, bound: float) ->
         f"samples from other weights or experts: its log-probabilities differ by {here:.3g} nats "
         f"on average (expected at most {bound:g})"
     )
-
-
-async def _session() -> aiohttp.ClientSession:
-    key = os.environ.get(KEY, "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=OUTAGE_S)
-    return aiohttp.ClientSession(headers=headers, timeout=timeout)
-
-
-async def _once(http: aiohttp.ClientSession, url: str, body: Json | None) -> Json:
-    call = http.get(url) if body is None else http.post(url, json=body)
-    async with call as answer:
-        raw = await answer.read()
-        check_status(answer.status, answer.headers, raw, url)
-    reply = json.loads(raw)
-    if not isinstance(reply, dict):
-        raise ValueError("the reply is no JSON object")
-    return reply

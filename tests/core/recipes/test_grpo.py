@@ -1,6 +1,7 @@
 """GRPO end to end on a model that knows digits but not which one is asked for."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,11 +22,12 @@ from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
 from sabia.core.recipes.grpo.sample_batch import (
     Group,
+    arrays_of,
+    divided,
     empty_batch,
-    make_batch,
     micro_rows,
     score,
-    split,
+    training_samples,
     with_slots,
 )
 from sabia.core.recipes.grpo.sample_journal import Journal
@@ -305,6 +307,12 @@ GROUPS = (
 )
 
 
+def make_batch(groups, options):
+    placed = [replace(group, position=(0, n)) for n, group in enumerate(groups)]
+    training = training_samples(placed, options)
+    return arrays_of([*training.values()], options, options.group) if training else None
+
+
 def test_batches_hold_what_teaches(config):
     batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
     assert batch["targets"].shape == (5, 1, 4)
@@ -335,15 +343,47 @@ def test_shares_are_those_of_the_samples(config, aggregation):
         assert make_batch(GROUPS, changed)["share"].sum() == wanted
 
 
-def test_parts_and_micro_batches(config):
+def test_micro_batches_are_numbered(config):
     batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
     assert micro_rows(batch, config.replace(micro_tokens=16)) == 2
     assert with_slots(batch, 2, 4)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
-    parts = split(batch, 3, (0, 1))
-    assert [len(part["targets"]) for part in parts] == [2, 2, 1]
-    halves = np.concatenate([part["advantage"].ravel() for part in parts])
-    assert np.allclose(np.sort(halves), np.sort(batch["advantage"].ravel()))
-    assert len(split(batch, 9, (0, 1))) == 5
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3, 7, 40])
+def test_an_update_has_its_samples_with_any_number_of_processes(config, updates):
+    draw = np.random.default_rng(updates)
+    groups = [
+        replace(group_of(draw.integers(0, 2, 3).astype(float), range(1, 4)), position=(n % 2, n))
+        for n in range(10)
+    ]
+    names = {id(s): (g.position, s.sample) for g in groups for s in g.samples}
+    expected = None
+    for processes in (1, 2, 5):
+        own = [training_samples(groups[rank::processes], config) for rank in range(processes)]
+        counts = {place: len(samples) for part in own for place, (_, samples) in part.items()}
+        found = [[] for _ in range(updates)]
+        for part in own:
+            for update, some in enumerate(divided(part, counts, updates)):
+                found[update] += [names[id(s)] for _, samples in some for s, _ in samples]
+        sizes = [len(part) for part in found]
+        assert max(sizes) - min(sizes) <= 1
+        found = [sorted(part) for part in found]
+        expected = expected or found
+        assert found == expected
+    assert sorted(name for part in expected for name in part) == sorted(
+        names[id(s)] for _, samples in training_samples(groups, config).values() for s, _ in samples
+    )
+
+
+def test_updates_do_not_depend_on_micro_batches(config, prompts, tmp_path):
+    found = {}
+    for micro_tokens in (16384, 8):  # samples share their prompt, or have a row each
+        run = tmp_path / str(micro_tokens)
+        changed = config.replace(steps=3, prompts=4, updates=3, micro_tokens=micro_tokens)
+        policy_run.run(job_of(prompts, run), changed)
+        found[micro_tokens] = weights(run)
+    for name, tensor in found[8].items():
+        np.testing.assert_allclose(tensor, found[16384][name], atol=2e-4)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
-from sabia.core.recipes.grpo.sample_batch import Group, make_batch, of_few_shapes
+from sabia.core.recipes.grpo.sample_batch import Group, arrays_of, of_few_shapes, training_samples
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.telemetry import metrics_path, read_rows
@@ -52,6 +52,7 @@ def greedy(folder: Path, out: Path) -> list[list[int]]:
 CASES: list[dict[str, Any]] = [
     {},
     {"updates": 2, "beta": 0.1, "micro_tokens": 100, "remat": "matmuls"},  # a row for each sample
+    {"updates": 3},
     {"lora_rank": 2},
     {"precision": "bf16"},
     {"aggregation": "seq-mean", "correction": "sequence-cap", "temperature": 0.7},
@@ -63,8 +64,8 @@ def test_few_shapes_weigh_the_same() -> None:
     for n in range(3):
         samples.append(Completion("p", n, [4] * (n + 1), "", [-1.0] * (n + 1), [], "stop"))
     group = Group(prompt, samples, [Grade(float(n == 1), ()) for n in range(3)])
-    batch = make_batch([group], GrpoOptions(model="m"), 1)
-    assert batch is not None
+    options = GrpoOptions(model="m")
+    batch = arrays_of([*training_samples([group], options).values()], options, 1)
     filled = of_few_shapes(batch, 3, 5)
     assert filled["input_ids"].shape == (9, 20)
     assert filled["targets"].shape == filled["sampler"].shape == (9, 1, 16)

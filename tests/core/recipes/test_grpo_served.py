@@ -24,7 +24,7 @@ from sabia.core.errors import Failed, Unavailable, UsageError
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.recipes.grpo import policy_run, served_policy
+from sabia.core.recipes.grpo import policy_run, server_calls
 from sabia.core.recipes.grpo.served_policy import mismatch
 from sabia.core.serve.http_server import Server
 from sabia.core.shards.job import Job
@@ -193,7 +193,7 @@ def test_an_outage_is_waited_for(
         rows = served(folder, tmp_path / "run", url)
     assert [row["reward"] for row in rows] == [row["reward"] for row in expected]
     assert "503" in capsys.readouterr().err
-    monkeypatch.setattr(served_policy, "OUTAGE_S", 0.2)
+    monkeypatch.setattr(server_calls, "OUTAGE_S", 0.2)
     failing = iter(range(1000))
     down = iter([False] * 5)  # the server answers five times
 
