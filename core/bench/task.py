@@ -2,7 +2,7 @@
 
 A task defines its rows, the prompt of a row, the right answer and how answers are scored. Templates
 are Jinja (sandboxed; an undefined name is an error); keys that name a column (id, answer, choices,
-text, rubric, maximum) may hold a template instead. Paths are relative to the file.
+text, rubric, maximum) may hold a template instead. Paths are relative to the file, or URLs.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from sabia.core.bench.harness.yaml_file import YamlTask
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.judge.verifiers import VERIFIERS
+from sabia.core.shards.stores import mirrors
 
 Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity", "loglikelihood"]
 KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
@@ -139,8 +140,8 @@ class Task:
         return self.kind in ("exact_match", "rubric")
 
     def resolve(self, name: str) -> Path:
-        """A path of the file, relative to it."""
-        return Path(self.path).parent / name
+        """The local path of a file that the task's names: a URL, or relative to it."""
+        return mirrors.beside(self.path, name)
 
     @property
     def lookup_path(self) -> Path:

@@ -368,3 +368,59 @@ def test_files_of_tokens_a_classifier_and_a_plan(
     assert "3 shards already done" in sabia(*words, given, "-o", "s3://bucket/classified")
     sabia("plan-cluster", "--params", "7B", "--tokens", "1T", "-o", "s3://bucket/plan.parquet")
     assert pq.read_table(pa.BufferReader(objects.read_object("s3://bucket/plan.parquet"))).num_rows
+
+
+def test_training_after_pretraining_eval_and_rewrite_equal_local_ones_with_failures(
+    bucket: Proxy, pages: Path, tmp_path: Path
+) -> None:
+    rows_of_tokens(pages, tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    trained("pretrain", str(tmp_path / "rows"), "--tokens", "2k", "-o", str(tmp_path / "base"))
+    task = 'name = "t"\nkind = "exact_match"\ndata = "items.jsonl"\nprompt = "{{ q }}"\n'
+    task, draw = f'{task}answer = "a"\nmax_new_tokens = 4\n', random.Random(2)
+    sums = [draw.choices("0123456789", k=2) for _ in range(24)]
+    asked = [{"role": "user", "content": f"{a}+{b}="} for a, b in sums]
+    files = {
+        "chats.jsonl": [
+            {"messages": [turn, {"role": "assistant", "content": f"{a}{b}"}]}
+            for turn, (a, b) in zip(asked, sums, strict=True)
+        ],
+        "prompts.jsonl": [{"messages": [turn], "answer": "[0-9]"} for turn in asked],
+        "items.jsonl": [{"q": f"{a}+{b}=", "a": a} for a, b in sums],
+        "pages.jsonl": [
+            {"id": str(i), "text": f"What is {a}+{b}? The answer is {b}. First {a}, then {b}."}
+            for i, (a, b) in enumerate(sums)
+        ],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        objects.upload(tmp_path / name, f"s3://bucket/in/{name}")
+    for path in (tmp_path / "base" / "final").iterdir():
+        objects.upload(path, f"s3://bucket/base/{path.name}")
+    (tmp_path / "t.toml").write_text(task)
+    objects.upload(tmp_path / "t.toml", "s3://bucket/in/t.toml")
+    places = {"s3://bucket/in": "s3://bucket/base", str(tmp_path): str(tmp_path / "base" / "final")}
+    bucket.share = 0.05
+    for given, model in places.items():
+        out = "s3://bucket/out" if given.startswith("s3") else str(here)
+        small = ("--batch", "4", "--steps", "3", "-q", "--to", "jsonl")
+        sabia("sft", f"{given}/chats.jsonl", "--model", model, *small, "--length", "64",
+              "-o", f"{out}/sft")  # fmt: skip
+        sabia("grpo", f"{given}/prompts.jsonl", "--model", f"{out}/sft/final", "--reward", "regex",
+              "--prompts", "2", "--group", "4", "--steps", "2", "--max-new-tokens", "4", "-q",
+              "--to", "jsonl", "-o", f"{out}/grpo")  # fmt: skip
+        sabia("eval", "--task", f"{given}/t.toml", "--model", f"m={out}/grpo/final", "-q",
+              "-o", f"{out}/scores.parquet")  # fmt: skip
+        sabia("rewrite", f"{given}/pages.jsonl", "--recipe", "reason-first", "-q",
+              "-o", f"{out}/rewritten.parquet")  # fmt: skip
+    assert bucket.faults
+    bucket.share = 0.0
+    there = fetched("s3://bucket/out", tmp_path / "there")
+    for run in ("sft", "grpo"):
+        assert weights(there / run) == weights(here / run)
+    for name in ("scores", "rewritten"):
+        one, other = (pq.read_table(at / f"{name}.parquet") for at in (here, there))
+        assert one.num_rows and one.replace_schema_metadata().equals(
+            other.replace_schema_metadata()
+        )

@@ -41,6 +41,7 @@ LAST = (
     "_manifest.json",
     "run.json",
 )  # in this order
+_parents: dict[Path, str] = {}  # folder of a copy → URL of the folder of what it is a copy of
 State = dict[str, tuple[int, int]]  # relative path → size, time of change in ns
 
 
@@ -70,7 +71,17 @@ def fetched(url: str) -> str:
             if old.is_dir() and time.time() - old.stat().st_mtime > KEPT_S:
                 shutil.rmtree(old, ignore_errors=True)
     notes.name_copy(str(path / name), url)
+    _parents[path] = url.rpartition("/")[0]
     return str(path / name)
+
+
+def beside(path: str, name: str) -> Path:
+    """The local path of a file that the one at `path` names: a URL, or a path relative to itself,
+    also where `path` is a copy of a file at a URL."""
+    parent = Path(path).parent
+    if is_url(name):
+        return Path(fetched(name))
+    return Path(fetched(f"{_parents[parent]}/{name}")) if parent in _parents else parent / name
 
 
 def _download_all(url: str, names: Iterable[str], folder: Path) -> None:
