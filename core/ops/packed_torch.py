@@ -18,7 +18,7 @@ from sabia.core.ops.base import Params
 from sabia.core.ops.product import Matrix
 from sabia.kernels.row_products.interface import matrix_vector
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
-from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, X86_64
+from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN
 
 Tensor = torch.Tensor
 _MKLDNN = torch.ops.mkldnn
@@ -99,7 +99,7 @@ def _version(x: Tensor) -> int:
 
 
 def _gains(x: Any) -> bool:
-    if not (X86_64 and isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() == 2):
+    if not (HAS_ONEDNN and isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() == 2):
         return False
     return x.dtype in (torch.float32, torch.bfloat16) and x.dtype not in FP32_COMPUTED
 

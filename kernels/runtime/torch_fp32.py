@@ -37,7 +37,7 @@ def _emulated_dtypes() -> frozenset[torch.dtype]:
 
 
 FP32_COMPUTED = _emulated_dtypes()
-_HAS_ONEDNN = X86_64 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+HAS_ONEDNN = X86_64 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def computed_in_fp32(x: Tensor) -> bool:
@@ -48,7 +48,7 @@ def computed_in_fp32(x: Tensor) -> bool:
 def is_large(x: Tensor, weight: Tensor) -> bool:
     """Whether x[..., in] · weight[out, in]ᵀ, both in fp32, is a product for oneDNN."""
     return (
-        _HAS_ONEDNN
+        HAS_ONEDNN
         and x.numel() * weight.shape[0] >= LARGE
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"

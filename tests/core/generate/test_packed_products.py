@@ -10,13 +10,13 @@ import torch
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.ops.device_torch import TorchOps
-from sabia.core.ops.packed_torch import X86_64, Packed
+from sabia.core.ops.packed_torch import HAS_ONEDNN, Packed
 from sabia.core.ops.product import Matrix, Product
 from sabia.kernels.row_products import torch_arrays
 
 from ..model.test_decoding_backends import engine_of
 
-pytestmark = pytest.mark.skipif(not X86_64, reason="matrices are packed on x86 only")
+pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="torch has no oneDNN here")
 MOST = 1 << 40
 
 
