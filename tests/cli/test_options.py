@@ -44,6 +44,8 @@ def value_of(option: Option) -> object:
         return ["x"]
     if option.kind == "flag":
         return True
+    if option.kind == "share":
+        return "50%"
     bounds = [bound for bound in (option.least, option.above, option.most) if bound is not None]
     if bounds:
         value = min(bounds[0] + 1, option.most or bounds[0] + 1)

@@ -107,7 +107,7 @@ def test_hessians_of_experts_are_those_of_their_tokens(moe: Any) -> None:
     written, found = _Inputs(), Hessians(range(8))
     for batch in batches(rows, 1):  # no padding
         run_block(spec, weights, build_ops("torch", record=written), batch)
-    for batch in batches(rows, 700):
+    for batch in batches(rows, 400):  # small products, whose rounding does not change the routing
         found.begin(batch.mask)
         run_block(spec, weights, build_ops("torch", record=found), batch)
     assert written.rows and all(found.tokens(*key) for key in written.rows)
