@@ -18,10 +18,9 @@ from sabia.core.ops.base import Params
 from sabia.core.ops.product import Matrix
 from sabia.kernels.row_products.interface import matrix_vector
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
-from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN
+from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
 
 Tensor = torch.Tensor
-_MKLDNN = torch.ops.mkldnn
 
 
 class _Joined:
@@ -43,7 +42,7 @@ class _Joined:
     def packed(self) -> Tensor:
         """All of them as one matrix, in the layout of oneDNN."""
         whole = torch.cat(self._weights) if len(self.sizes) > 1 else self._weights[0].detach()
-        packed: Tensor = _MKLDNN._reorder_linear_weight.default(whole, None)
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight.default(whole, None)
         return packed
 
     @cached_property
@@ -119,5 +118,5 @@ def products(x: Tensor, matrices: Sequence[Matrix]) -> list[Tensor]:
     if x.numel() == x.shape[-1] and reads_in_order(x, joined.nbytes):
         y = joined.of_one_row(x)
     else:
-        y = _MKLDNN._linear_pointwise.default(x, joined.packed, joined.bias, "none", [], "")
+        y = onednn_linear(x, joined.packed, joined.bias)
     return [y] if len(matrices) == 1 else list(torch.split_with_sizes(y, joined.sizes, -1))

@@ -56,11 +56,16 @@ def is_large(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x[..., in] · weight[out, in]ᵀ + bias by oneDNN, without a gradient; the weight may be packed
+    for it. Only with HAS_ONEDNN."""
+    y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+    return y
+
+
 def times(x: Tensor, weight: Tensor) -> Tensor:
     """x[..., in] · weight[out, in]ᵀ, without a gradient."""
-    if is_large(x, weight):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return F.linear(x, weight)
+    return onednn_linear(x, weight) if is_large(x, weight) else F.linear(x, weight)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

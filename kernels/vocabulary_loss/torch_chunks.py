@@ -87,11 +87,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_scores = hidden.new_empty((ctx.product_rows, vocabulary))
         for part in _blocks(0, tokens, ctx.product_rows):
             d_part = d_scores[: part.stop - part.start]
-            raw = d_part if saved is None or used is not None else saved[part]
             if saved is None:
-                torch.mm(hidden[part], weight.t(), out=raw)
-            elif used is not None:
-                torch.index_select(saved, 0, used[part], out=raw)
+                raw = torch.mm(hidden[part], weight.t(), out=d_part)
+            elif used is None:
+                raw = saved[part]
+            else:
+                raw = torch.index_select(saved, 0, used[part], out=d_part)
             for block in _blocks(part.start, part.stop, ctx.rows):
                 rows = slice(block.start - part.start, block.stop - part.start)
                 dz, slope = buffer[: block.stop - block.start], None

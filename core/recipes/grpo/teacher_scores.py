@@ -6,6 +6,7 @@ Machines, On-Policy Distillation, 2025). Both are at the temperature of sampling
 model on each process's device, or a server that gives the log-probabilities of prompts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,14 +53,14 @@ def _check_directory(options: GrpoOptions, tokenizer: Tokenizer) -> None:
         )
 
 
-class OnPolicyTeacher:
+class OnPolicyTeacher(ABC):
     """What both kinds of teachers do with their log-probabilities."""
 
     on_wait: Callable[[], None] | None = None
 
+    @abstractmethod
     def scores(self, batch: Batch, options: GrpoOptions, rows: int) -> np.ndarray:
         """Log-probabilities [R, g, C] of a batch's samples, `rows` rows in a pass."""
-        raise NotImplementedError
 
     def advised(self, batch: Batch, options: GrpoOptions, rows: int) -> Batch:
         """The batch with `teacher` [R, g, C], its log-probabilities, and advantage [R, g, C]."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from sabia.core.web.extraction import block_classifier, block_features
 from sabia.core.web.extraction.decoding import decode
-from sabia.core.web.extraction.markdown.render import markdown_of
 from sabia.core.web.extraction.page_metadata import MetadataReader
 from sabia.kernels.html.definitions import COLUMNS, FLAG_NAMES, Page
 from sabia.kernels.html.interface import scan
@@ -56,14 +55,19 @@ def extract(
     marks = MetadataReader(page, data)
     facts = marks.facts()
     text, extractor, chosen = main_text(page, decoded)
-    if markdown and chosen.any():
-        text = markdown_of(page, data, chosen)
+    if markdown:
+        from sabia.core.web.extraction.markdown.render import markdown_of
+
+        if chosen is None:
+            chosen = block_features.blocks_in(page, text)
+        text = markdown_of(page, data, chosen) if chosen.any() else text
     links = tuple(marks.links(url, facts.base)) if want_links and facts.follow else ()
     return Extracted(text, facts.title, facts.language, facts.date, links, facts.index, extractor)
 
 
-def main_text(page: Page, decoded: str) -> tuple[str, str, np.ndarray]:
-    """The page's text, the extractor that was used, and the blocks that hold it, bool[blocks]."""
+def main_text(page: Page, decoded: str) -> tuple[str, str, np.ndarray | None]:
+    """The page's text, the extractor that was used, and the blocks that hold it, bool[blocks]; None
+    if trafilatura chose the text."""
     if not len(page.blocks):
         return "", FAST, np.zeros(0, bool)
     p = block_classifier.probabilities(page)
@@ -77,7 +81,7 @@ def main_text(page: Page, decoded: str) -> tuple[str, str, np.ndarray]:
     text = trafilatura.extract(decoded, fast=True, include_comments=False, include_tables=True)
     careful = tidy(text or "")
     if careful:
-        return careful, CAREFUL, block_features.blocks_in(page, careful)
+        return careful, CAREFUL, None
     if not chosen.any():
         chosen = page.blocks[:, _FLAGS] & _FURNITURE == 0
     return block_features.text_of(page, chosen), FAST, chosen
