@@ -21,13 +21,15 @@ class RewriteOptions(
 
     recipe: str = text(
         "reason-first puts reasoning before conclusions, best-of keeps the best samples, ensemble "
-        "what models agree on; or a file", "NAME|FILE.toml", default="reason-first",
+        "what models agree on, constitution revises answers; or a file", "NAME|FILE.toml",
+        default="reason-first",
     )  # fmt: skip
     """`reason-first` moves an answer or conclusion that precedes its reasoning to the end of the
     reasoning. `best-of` samples several answers to each prompt record, grades them, and writes the
     best as chat records. `ensemble` asks the models of `--models` for one answer each, and writes
-    what a quorum of them states as chat records. The keys of a file, whose name ends in `.toml`,
-    are listed in the description."""
+    what a quorum of them states as chat records. `constitution` has the model revise its answers by
+    principles, and writes first answers and revisions as preference records. The keys of a file,
+    whose name ends in `.toml`, are listed in the description."""
     engine: str = choice("What rewrites: rules without a model, a model at --url, or a local model",
                          "rules", "endpoint", "local")  # fmt: skip
     """`rules` reorders sentences without a model. `endpoint` uses a model on a server (`--url`),

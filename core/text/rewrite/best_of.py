@@ -50,9 +50,8 @@ from sabia.core.text.rewrite.prompt_records import (
     with_columns_of,
 )
 from sabia.core.text.rewrite.review import run_reviewed
-from sabia.core.text.rewrite.rewrite_recipe import BestOf
+from sabia.core.text.rewrite.rewrite_recipe import EQUAL, BestOf
 
-EQUAL = 1e-9  # a score that is lower by less is high enough
 OWN = pa.schema([
     *SCHEMA,
     pa.field("best_of_id", pa.string()), pa.field("best_of_score", pa.float64()),

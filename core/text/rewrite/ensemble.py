@@ -75,7 +75,9 @@ def run(job: Job, options: RewriteOptions, recipe: Ensemble) -> None:
     """Write chat records of the job's prompt records; raise what the shards and clients raise."""
     check_options(options, recipe.name)
     if options.judge or options.judge_url:
-        raise UsageError(f"--judge: recipe {recipe.name} has no judge (expected one of best-of)")
+        raise UsageError(
+            f"--judge: recipe {recipe.name} has no judge (best-of and constitution do)"
+        )
     if not options.models:
         raise UsageError(f"--models: is missing (recipe {recipe.name} asks several models)")
     servers = load_servers("--models", options.models, addressed=options.engine == "endpoint")

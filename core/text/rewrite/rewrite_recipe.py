@@ -26,6 +26,7 @@ BASE, ENDING = "reason-first", ".toml"
 SEPARATORS = {"blank-lines": r"(\n[ \t]*\n\s*)", "lines": r"(\n\s*)", "nowhere": r"((?!))"}
 RULES = ("", "reason-first")
 ROUNDING = 1e-9  # 2/3 of 3 models are two
+EQUAL = 1e-9  # a score that is lower by less is high enough
 Table = TypeVar("Table")
 
 
@@ -159,6 +160,44 @@ class BestOf:
 
 
 @dataclass(frozen=True)
+class Constitution:
+    """Principles of answers, and how answers are revised by them."""
+
+    principles: tuple[str, ...]
+    rounds: int
+    critique: str
+    revise: str
+    min_gain: float
+    temperature: float
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.principles or len(set(self.principles)) < len(self.principles):
+            raise ValueError(
+                f"principles = {list(self.principles)!r:.200} (expected one or more, all different)"
+            )
+        for name in ("rounds", "max_tokens"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name.replace('_', '-')} = {value} (expected 1 or more)")
+        for name in ("critique", "revise"):
+            if "{principle}" not in (value := getattr(self, name)):
+                raise ValueError(f"{name} = {value!r} (expected a text with {{principle}})")
+        if not -1 <= self.min_gain <= 1:
+            raise ValueError(f"min-gain = {self.min_gain:g} (expected -1 to 1)")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
+
+
+@dataclass(frozen=True)
+class ByPrinciples:
+    """A recipe on the base of constitution; `digest` is a hash of all of it but the name."""
+
+    name: str
+    constitution: Constitution
+    digest: str = field(compare=False)
+
+
+@dataclass(frozen=True)
 class OneAnswer:
     """How each model answers."""
 
@@ -209,11 +248,16 @@ class Ensemble:
     digest: str = field(compare=False)
 
 
+AnyRecipe = Recipe | BestOf | ByPrinciples | Ensemble
 TABLES: dict[str, dict[str, type[Any]]] = {
     BASE: {"pieces": Pieces, "filters": Filters, "checks": Checks},
     "best-of": {"samples": Samples},
+    "constitution": {"constitution": Constitution},
     "ensemble": {"answers": OneAnswer, "agreement": Agreement},
 }
+OF_PROMPTS: dict[str, type[BestOf | ByPrinciples | Ensemble]] = {
+    "best-of": BestOf, "constitution": ByPrinciples, "ensemble": Ensemble,
+}  # fmt: skip
 
 
 def built_in() -> dict[str, str]:
@@ -223,7 +267,7 @@ def built_in() -> dict[str, str]:
     return {name.removesuffix(ENDING): named[name].read_text("utf-8") for name in sorted(named)}
 
 
-def load_recipe(name: str) -> Recipe | BestOf | Ensemble:
+def load_recipe(name: str) -> AnyRecipe:
     """The recipe of the package of this name, or that of a TOML file. Raises UsageError."""
     texts = built_in()
     if name in texts:
@@ -233,7 +277,7 @@ def load_recipe(name: str) -> Recipe | BestOf | Ensemble:
     return _recipe(Path(name).stem, read_toml("--recipe", name), f"--recipe: {name}")
 
 
-def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf | Ensemble:
+def _recipe(name: str, given: Mapping[str, Any], where: str) -> AnyRecipe:
     named = given.get("base", BASE)
     if not isinstance(named, str) or named not in TABLES:
         raise unknown(f"{where}: base", named, TABLES)
@@ -246,8 +290,7 @@ def _recipe(name: str, given: Mapping[str, Any], where: str) -> Recipe | BestOf 
         for key, kind in kinds.items()
     }
     if named != BASE:
-        made = BestOf if named == "best-of" else Ensemble
-        return made(name, **tables, digest=_hash(str(tables)))
+        return OF_PROMPTS[named](name, **tables, digest=_hash(str(tables)))
     prompt, rules = given.get("prompt", ""), given.get("rules", "")
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{where}: prompt = {prompt!r} (expected the instructions for the model)")

@@ -42,6 +42,7 @@ from sabia.core.text.rewrite.model_engine import (
 from sabia.core.text.rewrite.review import run_reviewed
 from sabia.core.text.rewrite.rewrite_recipe import (
     BestOf,
+    ByPrinciples,
     Checks,
     Ensemble,
     Filters,
@@ -78,6 +79,11 @@ def run(job: Job, options: RewriteOptions) -> None:
 
         best_of.run(job, options, recipe)
         return
+    if isinstance(recipe, ByPrinciples):
+        from sabia.core.text.rewrite import constitution
+
+        constitution.run(job, options, recipe)
+        return
     if isinstance(recipe, Ensemble):
         from sabia.core.text.rewrite import ensemble
 
@@ -86,7 +92,9 @@ def run(job: Job, options: RewriteOptions) -> None:
     if options.models:
         raise UsageError(f"--models: recipe {recipe.name} asks one model (expected ensemble)")
     if options.judge or options.judge_url:
-        raise UsageError(f"--judge: recipe {recipe.name} has no judge (expected one of best-of)")
+        raise UsageError(
+            f"--judge: recipe {recipe.name} has no judge (best-of and constitution do)"
+        )
     sources = open_inputs(job, "document", once=True)
     if options.engine == "rules":
         if not recipe.rules:

@@ -22,7 +22,7 @@ def written(tmp_path, text, prompt='prompt = "p"\n'):
 
 
 def test_the_built_in_recipe_asks_for_the_text_alone():
-    assert list(built_in()) == ["best-of", "ensemble", "reason-first"]
+    assert list(built_in()) == ["best-of", "constitution", "ensemble", "reason-first"]
     assert BUILT_IN.prompt.endswith("\nAnswer with the text alone.")
     assert "\\" not in BUILT_IN.prompt and BUILT_IN.rules == "reason-first"
     assert (BUILT_IN.pieces.most_chars, BUILT_IN.checks.length) == (6000, (0.6, 1.8))
