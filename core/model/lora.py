@@ -5,6 +5,10 @@ B are trained. They are ordinary tensors, NAME.lora_a and NAME.lora_b, and are s
 matrix; `core.ops.product.LowRankAdapter` adds them to its products. B starts at zero, so training
 starts from the model itself. There is no dropout: with it, an update would depend on more than
 (seed, step), and the paper's gains do not need it.
+
+With a `base` (QLoRA, arXiv 2305.14314) the matrices of the layers, all but routers, are frozen as
+codes of 4 bits and decoded for each product. They are a function of the starting model, so that no
+checkpoint has them; the trained model is that of the decoded matrices.
 """
 
 import math
@@ -22,11 +26,13 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Init, TensorSpec
 
 A, B = ".lora_a", ".lora_b"
+APART = "attn.kv_up"  # decoding of latent attention multiplies by its parts
 
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """rank and alpha as above; targets: regular expression, searched in names of matrices.
+    """rank and alpha as above; targets: regular expression, searched in names of matrices; base: a
+    format of core.numerics.frozen_base, '' for the matrices themselves.
 
     The matrices inside the layers that multiply every token can have an adapter: not embeddings,
     heads, routers and stacked experts. '' targets all of them.
@@ -35,6 +41,7 @@ class LoraConfig:
     rank: int = 16
     alpha: float = 32.0
     targets: str = ""
+    base: str = ""
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not (math.isfinite(self.alpha) and self.alpha > 0):
@@ -64,6 +71,14 @@ def targeted(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:
             f"(expected some of layers.N.{{{names}}})"
         )
     return matrices
+
+
+def base_names(spec: ModelSpec, config: LoraConfig | None) -> frozenset[str]:
+    """The matrices, of experts too, that are held in the format of `config.base`."""
+    if config is None or not config.base:
+        return frozenset()
+    matrices = (t for t in spec.tensors() if t.muon and t.linear and t.name.startswith("layers."))
+    return frozenset(t.name for t in matrices if not t.name.endswith(APART))
 
 
 def lora_tensors(spec: ModelSpec, config: LoraConfig) -> tuple[TensorSpec, ...]:

@@ -46,6 +46,10 @@ class Nf4:
     block: int = BLOCK
     nested_block: int = NESTED_BLOCK
 
+    def decoded(self) -> np.ndarray:
+        """float32 [...]."""
+        return decode(self)
+
 
 def encode(weight: np.ndarray, double: bool = False, block: int = BLOCK) -> Nf4:
     """weight[...] (float32) in NF4; double: with double quantization."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.numerics.compressed import PARTS, decode_weight, scheme_of, stored_scales
+from sabia.core.numerics.nf4 import Nf4
 from sabia.core.numerics.scales import Scales
 from sabia.core.numerics.schemes import Scheme
 
@@ -34,10 +35,10 @@ class StoredMatrix:
 class StoredStack:
     """weight[E, O, I] of experts, each stored apart."""
 
-    experts: Sequence[StoredMatrix]
+    experts: Sequence[StoredMatrix | Nf4]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(E, O, I)."""
         return (len(self.experts), *self.experts[0].shape)
 
@@ -46,7 +47,7 @@ class StoredStack:
         return np.stack([expert.decoded() for expert in self.experts])
 
 
-Stored = StoredMatrix | StoredStack
+Stored = StoredMatrix | StoredStack | Nf4
 
 
 def stored_matrix(

@@ -25,7 +25,7 @@ from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, wei
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
-from sabia.core.ops.stored_torch import codes_on
+from sabia.core.ops.stored_torch import codes_on, decoded_again
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
 
 Tensor = torch.Tensor
@@ -320,14 +320,20 @@ class TorchOps(Ops):
         results = []
         for matrix in matrices:
             check_product(matrix.name, x, matrix.weight)
-            if not isinstance(matrix.weight, Tensor):  # stored
-                matrix = matrix._replace(weight=matrix.weight.to(x.dtype))
-            if plan is not None:
-                results.append(biased(grouped(x, matrix.weight, plan), matrix.bias, plan))
-                continue
-            bias = None if matrix.bias is None else matrix.bias.to(x.dtype)
             weight = matrix.weight.to(x.dtype)
-            in_fp32 = computed_in_fp32(x) or is_large(x, weight)
-            multiply: Any = fp32_linear if in_fp32 else F.linear
-            results.append(multiply(x, weight, bias))
+            if isinstance(matrix.weight, Tensor) or not x.requires_grad:
+                results.append(_times(x, weight, matrix.bias, plan))
+                continue
+            with decoded_again(matrix.weight, weight):
+                results.append(_times(x, weight, matrix.bias, plan))
         return results
+
+
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Any) -> Tensor:
+    """A product of `TorchOps.kernel` with a weight in the dtype of x."""
+    if plan is not None:
+        return biased(grouped(x, weight, plan), bias, plan)
+    bias = None if bias is None else bias.to(x.dtype)
+    multiply: Any = fp32_linear if computed_in_fp32(x) or is_large(x, weight) else F.linear
+    made: Tensor = multiply(x, weight, bias)
+    return made

@@ -337,6 +337,8 @@ class GrpoOptions(
                 f"--thinking-budget: {self.thinking_budget} (expected less than the "
                 f"{self.max_new_tokens} of --max-new-tokens)"
             )
+        if self.sampler_url and self.lora_base != "none":
+            raise UsageError("--sampler-url: not together with --lora-base")
         if self.sampler_url and not self.sampler_folder:
             raise UsageError("--sampler-folder: is missing (expected DIR, with --sampler-url)")
         asks_model = "model" in [part.split("=")[0].strip() for part in self.reward.split(",")]

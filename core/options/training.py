@@ -176,8 +176,19 @@ class Adapters(Options, group="Adapters"):
 
 
 class AdapterStart(Options, group="Adapters"):
-    """An adapter that training starts from."""
+    """What adapters are trained on top of: an adapter, and the format of the frozen matrices."""
 
+    lora_base: str = choice(
+        "Number format of the frozen matrices beside the adapters (QLoRA)", "none", "nf4", "int4",
+        recorded=False, only=needs("lora_rank", "adapter"),
+    )  # fmt: skip
+    """The matrices of the layers, experts too, are held as codes of 4 bits and decoded for each
+    product in the precision of the step. `nf4` is NF4 in blocks of 64 with double quantization
+    (arXiv 2305.14314), 0.516 bytes per parameter; `int4` has a BF16 scale for each 64 columns.
+    Embedding, head, norms and routers stay as they are. The trained model is the decoded one with
+    the adapters: `final/` is merged from it, not from the weights of `--model`, for which
+    `adapter/` was not trained. Needs torch, `--precision` fp32 or bf16, and a mesh of `data`
+    alone. Checkpoints have the adapters and the unquantized tensors only."""
     adapter: str = text(
         "LoRA adapter in the format of peft to start from, on top of --model", "DIR",
         recorded=False,

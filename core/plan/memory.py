@@ -52,8 +52,9 @@ RECIPES = {
     )
 }
 # bytes of a frozen weight under LoRA. nf4: 4 bits and 0.127 for constants, with double quantization
-# (Dettmers et al. 2023, arXiv 2305.14314, section 3); fp8 and int8: one scale for a row or more
-FROZEN = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": (4 + 0.127) / 8}
+# (Dettmers et al. 2023, arXiv 2305.14314, section 3); fp8 and int8: one scale for a row or more;
+# int4: a BF16 scale for 64
+FROZEN = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": (4 + 0.127) / 8, "int4": 0.5 + 2 / 64}
 ADAPTERS = RECIPES["adamw16"]
 
 

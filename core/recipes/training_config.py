@@ -187,7 +187,8 @@ def lora_config(options: Adapters) -> LoraConfig | None:
     if not options.lora_rank:
         return None
     alpha = options.lora_alpha or 2.0 * options.lora_rank
-    return LoraConfig(options.lora_rank, alpha, options.lora_targets)
+    base = getattr(options, "lora_base", "none").replace("none", "")
+    return LoraConfig(options.lora_rank, alpha, options.lora_targets, base)
 
 
 def with_adapter(options: Any) -> Any:
@@ -223,8 +224,11 @@ def _other(name: str, options: Any, expected: object) -> UsageError:
 
 
 def adapter_identity(options: AdapterStart) -> dict[str, object]:
-    """The entries of a run's identity; {} without an adapter to start from."""
-    return {"adapters": adapter_fingerprint(options.adapter)} if options.adapter else {}
+    """The entries of a run's identity; {} without an adapter to start from, or a base."""
+    made: dict[str, object] = {}
+    if options.adapter:
+        made["adapters"] = adapter_fingerprint(options.adapter)
+    return made | ({"lora_base": options.lora_base} if options.lora_base != "none" else {})
 
 
 def start_params(

@@ -5,17 +5,21 @@ block are in memory, because arrays are lazy (core.model.storage.lazy_array), re
 cast when they are written.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.model.lora import A, B, LoraConfig, targeted
+from sabia.core.model.lora import A, B, LoraConfig, base_names, targeted
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.numerics.floats import numpy_dtype
+from sabia.core.numerics.frozen_base import stored_base
 from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Reader
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES
 
@@ -35,19 +39,31 @@ def export_checkpoint(
     """Write the parameters of a checkpoint as a Hugging Face directory, atomically.
 
     tokenizer_from: a directory whose tokenizer files are copied. lora: adapters to merge into their
-    matrices. kept_from: the model directory that the run started from, whose tensors that the
-    computation does not use are copied. trained_for: see hub.save_model. Raises BadData if the
+    matrices; matrices in the format of its base, which no checkpoint has, are those of `kept_from`
+    in this format. kept_from: the model directory that the run started from, whose tensors that
+    the computation does not use are copied. trained_for: see hub.save_model. Raises BadData if the
     checkpoint is of another model.
     """
     numpy_type = numpy_dtype(dtype)
     adapted = {t.name for t in targeted(spec, lora)} if lora else set()
+    base = base_names(spec, lora)
+    started = hub.load_model(kept_from)[1] if base and kept_from else {}
+
+    @lru_cache(1)
+    def decoded(name: str) -> np.ndarray:
+        assert lora is not None, "there is a base"
+        return stored_base(started[name], lora.base).decoded()
+
     params: dict[str, Any] = {}
     for tensor in spec.tensors():
         key = f"param/{tensor.name}"
-        if key not in reader or reader[key].shape != tensor.shape:
+        if tensor.name in base:
+            weight = _rows_of(tensor, decoded)
+        elif key not in reader or reader[key].shape != tensor.shape:
             shape = reader[key].shape if key in reader else "missing"
             raise BadData(f"checkpoint: {key} is {shape} (expected {tensor.shape})")
-        weight = reader[key]
+        else:
+            weight = reader[key]
         if lora and tensor.name in adapted:
             weight = _merged(reader, tensor.name, weight, lora)
         params[tensor.name] = cast(weight, numpy_type)
@@ -66,6 +82,12 @@ def _merged(reader: Reader, name: str, weight: LazyArray, lora: LoraConfig) -> L
         return rows + np.float32(lora.scale) * (b.fetch(start, stop) @ a)
 
     return LazyArray(weight.shape, np.dtype(np.float32), fetch)
+
+
+def _rows_of(tensor: TensorSpec, whole: Callable[[str], np.ndarray]) -> LazyArray:
+    """A tensor whose rows are those of an fp32 array that is made when it is read."""
+    name, kind = tensor.name, np.dtype(np.float32)
+    return LazyArray(tensor.shape, kind, lambda start, stop: whole(name)[start:stop])
 
 
 def cast(array: LazyArray, numpy_type: np.dtype) -> LazyArray:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.model.lora import LoraConfig, lora_tensors
+from sabia.core.model.lora import LoraConfig, base_names, lora_tensors
 from sabia.core.ops.precision import Precision, PrecisionSchedule
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.world import World
@@ -133,7 +133,8 @@ class Setup:
     """The settings of a stepper, the same for both backends; see `make_stepper`.
 
     micro_batch: rows at a time on one device (0: all). compiled: use torch.compile (JAX always
-    compiles). lora: train only adapters, initialised from `seed` if the parameters have none.
+    compiles). lora: train only adapters, initialised from `seed` if the parameters have none; with
+    a `base` on torch, fp32 or bf16, uncompiled, with a mesh along data alone.
     bias_rate: see core.train.balancing. seed: of adapters and of stochastic rounding. world: the
     processes of the run (core.parallel.process_group).
     """
@@ -165,7 +166,12 @@ class Setup:
         """Tensors that the computation reads in BF16; the others (norms, biases) stay fp32."""
         if precision.compute == "float32":
             return frozenset()
-        return frozenset(name for name, t in self.table().items() if t.dtype_class == "weight")
+        weights = {name for name, t in self.table().items() if t.dtype_class == "weight"}
+        return frozenset(weights - self.base_names())
+
+    def base_names(self) -> frozenset[str]:
+        """Tensors that are held as codes."""
+        return base_names(self.spec, self.lora)
 
 
 def piece_reader(state: Mapping[str, np.ndarray]) -> ReadPiece:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core.errors import UsageError
 from sabia.core.model.lora import init_lora
 from sabia.core.ops.backend import operations_class
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
@@ -14,6 +15,21 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Loss
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.stepper import Setup, Stepper
+
+
+def check_base(backend: str, setup: Setup, mesh: Mesh | None) -> None:
+    """Raise UsageError where the matrices beside adapters cannot be held as codes."""
+    if setup.lora is None or not setup.lora.base:
+        return
+    flag, name = f"--lora-base: {setup.lora.base} with", setup.precision.precision.name
+    if backend != "torch":
+        raise UsageError(f"{flag} --backend {backend} (expected torch)")
+    if name not in ("fp32", "bf16"):
+        raise UsageError(f"{flag} --precision {name} (expected fp32 or bf16)")
+    if setup.compiled:
+        raise UsageError(f"{flag} --compile (expected neither or one of them)")
+    if mesh is not None and mesh.size > mesh.data:
+        raise UsageError(f"{flag} --mesh {mesh} (expected a mesh along data alone)")
 
 
 def make_stepper(
@@ -40,6 +56,7 @@ def make_stepper(
         layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
         params = ChainMap(*layers)
     operations_class(backend)  # raises where the backend is unknown or not installed
+    check_base(backend, setup, mesh)
     if backend == "torch":
         from sabia.core.train.stepper_torch import TorchStepper
 

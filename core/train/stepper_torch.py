@@ -17,9 +17,12 @@ import numpy as np
 import torch
 
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.numerics.frozen_base import stored_base
 from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
+from sabia.core.ops.stored_torch import codes_on
 from sabia.core.parallel import pipe_torch
 from sabia.core.parallel.collectives_torch import Groups
 from sabia.core.parallel.mesh import Mesh
@@ -72,7 +75,8 @@ class TorchStepper:
         stages = pipe_torch.stages_of(self.spec, self.table, layers)
         self.shards = Shards(self.table, mesh, rank, stages)
         self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.gradient_groups()))
-        self.params = self._local_shards(params)
+        self._codes = setup.base_names()
+        self.params: dict[str, Any] = self._local_shards(params)
         self.device = next(iter(self.params.values())).device
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
@@ -85,11 +89,17 @@ class TorchStepper:
         self._losses: dict[Precision, ShardedLoss] = {}
         self._biases = bias_names(self.spec) if setup.bias_rate else ()
 
-    def _local_shards(self, params: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """This process's shards on its device; read one by one, so that no copy remains."""
-        shards = {}
+    def _local_shards(self, params: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """This process's shards on its device, some as codes; read one by one, so that no copy
+        remains."""
+        shards: dict[str, Any] = {}
         for name in filter(self.shards.here, self.table):
             whole = params[name]
+            if name in self._codes and self.setup.lora is not None:
+                stored = stored_base(np.asarray(whole), self.setup.lora.base)
+                shards[name] = codes_on(stored, default_device())
+                release_pages(whole)
+                continue
             array = self.shards.cut(name, whole)
             tensor = load_ops("torch").to_device({name: array}, "float32")[name]
             # memory-mapped arrays may be unaligned
@@ -205,8 +215,9 @@ class TorchStepper:
                 bias.copy_(balanced_bias(bias, load, self.setup.bias_rate))
 
     def _forget_gradients(self) -> None:
-        for parameter in self.params.values():
-            parameter.grad = None
+        for name, parameter in self.params.items():
+            if self.rules[name].trained:
+                parameter.grad = None
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Evaluation:
@@ -223,9 +234,11 @@ class TorchStepper:
         self._forget_gradients()
         return {name: gradient.cpu().numpy() / weight for name, gradient in whole.items()}
 
-    def whole_params(self) -> dict[str, Tensor]:
+    def whole_params(self) -> dict[str, Any]:
         """All parameters, unsharded, on this process's device; every process calls it."""
-        return self._whole({name: p.detach() for name, p in self.params.items()})
+        codes = {name: self.params[name] for name in self._codes}
+        tensors = {k: p.detach() for k, p in self.params.items() if k not in codes}
+        return {**self._whole(tensors), **codes}
 
     @torch.no_grad()
     def _whole(self, shards: Tensors) -> Tensors:
@@ -286,6 +299,8 @@ class TorchStepper:
         """(name in the state, tensor's name, the local array, whether it is the whole array)."""
         for key in state_shapes(self.shards.shapes, self.rules):
             part, _, name = key.partition("/")
+            if name in self._codes:
+                continue
             if part == "param" and name in self.params:
                 yield key, name, self.params[name], False
             elif name in self.params:

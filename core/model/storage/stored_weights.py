@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from sabia.core.errors import BadData
+from sabia.core.model.lora import APART
 from sabia.core.model.storage.hub import (
     check_names,
     decoded,
@@ -20,8 +21,6 @@ from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart, TensorSpec
 
 __all__ = ["Stored", "load_stored"]
-
-DIRECT = "attn.kv_up"  # decoding of latent attention multiplies by its parts
 
 
 def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray | Stored]]:
@@ -59,7 +58,7 @@ def _stored(
 ) -> Stored | None:
     """A quantized matrix of the layers; None if it is not one, or is needed as an array."""
     usable = tensor.linear and tensor.name.startswith("layers.")
-    if not usable or tensor.name.endswith(DIRECT) or not isinstance(tensor.hf, str | tuple):
+    if not usable or tensor.name.endswith(APART) or not isinstance(tensor.hf, str | tuple):
         return None
     rows, columns = tensor.shape[-2:]
     try:

@@ -27,10 +27,12 @@ class PlanSize(Options, group="Model"):
     directory of runs of `sabia pretrain`. Without it the law is that of Besiroglu et al. (2024)."""
     base_format: str | None = choice(
         "Number format of the frozen weights of LoRA (QLoRA: nf4)", "bf16", "fp8", "int8", "nf4",
+        "int4",
         unset="bf16", only=(TRAINED, needs("lora", "lora_rank")),
     )  # fmt: skip
-    """`nf4` with double quantization takes 0.516 bytes per parameter (Dettmers et al. 2023). Only
-    memory changes; the products are computed in BF16."""
+    """`nf4` with double quantization takes 0.516 bytes per parameter (Dettmers et al. 2023), `int4`
+    0.531; both are those of `--lora-base` in `sabia sft` and `sabia grpo`. Only memory changes; the
+    products are computed in BF16."""
 
 
 class PlanTerms(Options, group="Money"):

@@ -20,11 +20,11 @@ from sabia.core.generate.model_directory import load_draft, weights_fingerprint
 from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
-from sabia.core.model.lora import merged
-from sabia.core.ops.backend import load_ops
+from sabia.core.model.lora import A, B, merged
 from sabia.core.ops.base import Params, Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
@@ -38,7 +38,7 @@ from sabia.core.recipes.grpo.sampler import Sampler, open_grader
 from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, open_teacher
-from sabia.core.recipes.model_source import load_fp32
+from sabia.core.recipes.model_source import load_arrays, load_fp32
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import (
     CHECKPOINT_BYTES_PER_PARAMETER,
@@ -199,7 +199,8 @@ def _engine(
     call: RunCall, options: GrpoOptions, spec: ModelSpec, params: Params, tokenizer: Tokenizer
 ) -> Engine:
     """What samples: the engine of this process, or a server."""
-    ops = load_ops(call.job.backend)
+    lora = training_config.lora_config(options)
+    ops = build_ops(call.job.backend, adapters=lora if lora and lora.base else None)
     if not options.sampler_url:
         return Engine(spec, params, tokenizer, ops=ops)
     if not Path(options.sampler_folder).is_dir():
@@ -215,8 +216,8 @@ def _training(
     teacher: OnPolicyTeacher | None,
 ) -> TrainingRun:  # fmt: skip
     job, world = call.job, call.world
-    params = load_fp32(options.model)
     lora, precision = training_config.lora_config(options), precision_named(options.precision)
+    params = load_arrays(options.model) if lora and lora.base else load_fp32(options.model)
     optimizer, schedule = (
         policy_config.optimizer_config(options),
         policy_config.schedule_config(options),
@@ -237,7 +238,9 @@ def _training(
         NullGuard(options.max_null), _journal(call, options), world, job.seed,
     )  # fmt: skip
     reference = None
-    if options.beta:
+    if options.beta and lora and lora.base:
+        reference = {k: p.clone() if A in k or B in k else p for k, p in engine.params.items()}
+    elif options.beta:
         reference = engine.ops.to_device(merged(start, lora) if lora else start, "float32")
     source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens

@@ -17,7 +17,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.generate.session import Counts
 from sabia.core.judge.reward_checks import RewardChecks
-from sabia.core.model.lora import LoraConfig, merged
+from sabia.core.model.lora import LoraConfig, base_names, merged
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import gather_objects
@@ -179,13 +179,15 @@ class SampleSource:
             self.engine.deliver(step, self.world)
 
     def sampling_params(self) -> dict[str, object]:
-        """The policy, whole, in the precision of its training, adapters merged."""
-        params = self.stepper.whole_params()
-        if self.lora is not None:
+        """The policy, whole, in the precision of its training; adapters are merged, except where
+        the matrices are codes."""
+        params, spec = self.stepper.whole_params(), self.stepper.spec
+        codes = base_names(spec, self.lora)
+        if self.lora is not None and not codes:
             params = merged(params, self.lora)
         if self.options.precision == "fp32":
             return params
-        narrow = {t.name for t in self.stepper.spec.tensors() if t.dtype_class == "weight"}
+        narrow = {t.name for t in spec.tensors() if t.dtype_class == "weight"} - codes
         cast = self.engine.ops.cast
         return {k: cast(p, "bfloat16") if k in narrow else p for k, p in params.items()}
 

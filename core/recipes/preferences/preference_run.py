@@ -96,5 +96,7 @@ def _referenced(
         "rows": Path(rows.files[0].name).name,
         "precision": precision,
     }
+    if base := call.identity.get("lora_base"):
+        identity["lora_base"] = base
     folder = call.directory.path / FOLDER
     return with_reference(rows, source, batches, folder, identity, call.job.backend)
