@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sabia.core.generate.draft.draft import Draft
     from sabia.core.generate.engine import Engine
     from sabia.core.ops.row_adapters import RowAdapters
+    from sabia.core.parallel.split_model import SplitModel
     from sabia.core.spec import ModelSpec
 
 NONE: Mapping[str, str] = {}
@@ -53,17 +54,23 @@ def load_engine(
     dtype: str = "float32",
     adapters: Mapping[str, str] = NONE,
     backend: str = "torch",
+    split: SplitModel | None = None,
 ) -> Engine:
     """An `Engine` over the model and tokenizer of a Hugging Face directory.
 
     adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
+    split: the processes that hold a model whose matrices are not quantized, without adapters.
     """
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = load_stored(directory)
+    tokenizer = load_tokenizer(directory)
+    if split:
+        parts = {name: split.to_mesh(name, array, dtype) for name, array in params.items()}
+        return Engine(spec, parts, tokenizer, dtype=dtype, ops=split.ops, split=split)
     ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters, backend))
-    return Engine(spec, params, load_tokenizer(directory), dtype=dtype, ops=ops)
+    return Engine(spec, params, tokenizer, dtype=dtype, ops=ops)
 
 
 def _row_adapters(

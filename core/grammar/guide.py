@@ -46,7 +46,7 @@ class Guide:
 
     def __init__(self, root: Node, vocabulary: Vocabulary, what: str) -> None:
         """Raises UsageError if no text of finite length fits; `what` names the grammar."""
-        self.vocabulary = vocabulary
+        self.root, self.vocabulary, self.what = root, vocabulary, what
         self.automaton = Automaton(root, vocabulary.available)
         self._needs: OrderedDict[tuple[State, bool], np.ndarray] = OrderedDict()
         self._kept = max(CACHE_BYTES // (2 * max(vocabulary.size, 1)), 8)

@@ -23,6 +23,8 @@ from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 
+LONGEST = timedelta(days=30)  # that a process waits where others may have far more to do
+
 
 @contextlib.contextmanager
 def library_output_to_stderr(world: World) -> Iterator[None]:
@@ -192,6 +194,21 @@ def barrier(world: World, backend: str, name: str) -> None:
     from jax.experimental import multihost_utils
 
     multihost_utils.sync_global_devices(name)
+
+
+def broadcaster() -> Callable[[object], Any]:
+    """A function by which torch process 0 gives the others an object: each calls it, and gets that
+    of process 0, for which it may have to wait for days. Every process calls `broadcaster`."""
+    import torch
+
+    group = torch.distributed.new_group(timeout=LONGEST, backend="gloo")
+
+    def given(value: object = None) -> Any:
+        values = [value]
+        torch.distributed.broadcast_object_list(values, 0, group)
+        return values[0]
+
+    return given
 
 
 def gather_objects(world: World, value: object) -> list[Any]:

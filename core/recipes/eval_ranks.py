@@ -12,7 +12,6 @@ rows: the same as one process.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 from sabia.core.bench.items import Item, part_of
 from sabia.core.bench.task import Task
@@ -26,8 +25,6 @@ from sabia.core.parallel.world import detect
 from sabia.core.recipes.evaluated_models import EvaluatedModel, LocalModel, divides
 from sabia.core.recipes.run_call import joined
 from sabia.core.shards.job import Job
-
-LONGEST = timedelta(days=30)  # that a process waits for the others, which may have slower items
 
 
 def check_mesh(
@@ -74,7 +71,9 @@ def compute(
     world = detect()
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr([(name, [item.id for item in of]) for name, of in items.items()]).encode())
-    config = WatchdogConfig({"items": digest.hexdigest()}, hang_timeout_s=LONGEST.total_seconds())
+    config = WatchdogConfig(
+        {"items": digest.hexdigest()}, hang_timeout_s=process_group.LONGEST.total_seconds()
+    )
     with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:
         if mesh.size == 1:
             return True
@@ -91,7 +90,8 @@ def compute(
         if options.backend == "torch":
             import torch
 
-            torch.distributed.barrier(torch.distributed.new_group(timeout=LONGEST, backend="gloo"))
+            group = torch.distributed.new_group(timeout=process_group.LONGEST, backend="gloo")
+            torch.distributed.barrier(group)
         else:
             process_group.barrier(world, options.backend, "all results are kept")
     return world.leads

@@ -1,22 +1,61 @@
-"""`sabia serve`: load a model and serve it."""
+"""`sabia serve`: load a model and serve it, with `--mesh` by several processes.
 
+Under torch each process along `tensor` holds its part of the model and makes the same steps; the
+first one has the endpoint.
+"""
+
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sabia.core import notes, units
-from sabia.core.errors import UsageError
+from sabia.core import notes, stop, units
+from sabia.core.errors import Interrupted, UsageError
 from sabia.core.generate.engine import PAGES_SHARE, Engine
 from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
-from sabia.core.serve.http_server import serve
+from sabia.core.parallel import process_group
+from sabia.core.parallel.health.watchdog import WatchdogConfig
+from sabia.core.parallel.mesh import parse_mesh
+from sabia.core.parallel.split_model import SplitModel, split_model
+from sabia.core.parallel.world import detect
+from sabia.core.recipes.run_call import joined
+from sabia.core.serve.followers import follow, packed, served_session
+from sabia.core.serve.http_server import ENDED, serve
+from sabia.core.serve.response_format import ResponseFormats
+from sabia.core.shards.job import Job
+from sabia.core.spec import load_spec
 
 SAMPLES = 8  # that the default context leaves room for
 
 
-def run(options: ServeOptions) -> None:
+def run(job: Job, options: ServeOptions) -> None:
     """Serve until a stop signal."""
+    if not options.mesh:
+        serve_model(options)
+        return
+    others = [axis for axis in parse_mesh(options.mesh) if axis != "tensor"]
+    if others or options.backend == "jax":
+        what = f"axis {others[0]}" if others else "--backend jax"
+        raise UsageError(f"--mesh: {options.mesh}: {what} (expected tensor=N with torch)")
+    for name in ("adapter", "draft", "updates"):
+        if getattr(options, name):
+            raise UsageError(f"--{name}: not with --mesh {options.mesh}")
+    spec, world = load_spec(options.model), detect()
+    if spec.config.get("quantization_config"):
+        raise UsageError(
+            f"--mesh: {options.model} is quantized, and its stored matrices are not split"
+        )
+    equal = {"options": json.dumps(options.recorded(), default=str), "model": str(spec.config)}
+    config = WatchdogConfig(equal, hang_timeout_s=process_group.LONGEST.total_seconds())
+    with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:
+        split = split_model("torch", spec, mesh, world) if mesh.size > 1 else None
+        serve_model(options, split, world.leads)
+
+
+def serve_model(options: ServeOptions, split: SplitModel | None = None, leads: bool = True) -> None:
+    """Serve a model of this process, or a part of it: split, and whether it has the endpoint."""
     token = os.environ.get(options.token_env, "")
     if options.host not in LOOPBACK and not token:
         raise UsageError(
@@ -25,12 +64,17 @@ def run(options: ServeOptions) -> None:
         )
     name = options.name or Path(options.model).resolve().name
     adapters = adapter_directories(options.adapter, name)
-    engine = load_engine(options.model, options.dtype, adapters, options.backend)
+    engine = load_engine(options.model, options.dtype, adapters, options.backend, split)
     engine.draft = load_draft(options, engine, options.dtype, options.backend)
     if options.cache_memory is not None:
         engine.cache_bytes = options.cache_memory
     context, samples = sizes(engine, options)
-
+    give = process_group.broadcaster() if split else None
+    if give is not None and not leads:
+        formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
+        with stop.polling("serve"):
+            follow(served_session(engine, samples, context), lambda: give(None), formats)
+        raise Interrupted(ENDED)
     memory = samples * engine.row_bytes(context)
 
     def ready(port: int) -> None:
@@ -45,7 +89,8 @@ def run(options: ServeOptions) -> None:
     if updates is not None and not updates.is_dir():
         raise UsageError(f"--updates: {updates} is not a directory")
     address = options.host, options.port
-    serve(engine, name, address, context, samples, options.queue, token, ready, updates)
+    share = None if give is None else lambda changes: give(packed(changes))
+    serve(engine, name, address, context, samples, options.queue, token, ready, updates, share)
 
 
 def adapter_directories(given: Sequence[str], model: str) -> dict[str, str]:

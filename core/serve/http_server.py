@@ -16,8 +16,9 @@ from aiohttp import web
 
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
-from sabia.core.generate.engine import PAGES_SHARE, Engine
+from sabia.core.generate.engine import Engine
 from sabia.core.serve.exposition import exposition
+from sabia.core.serve.followers import Share, served_session
 from sabia.core.serve.protocol import (
     Asked,
     Limits,
@@ -33,16 +34,18 @@ from sabia.core.serve.worker import Done, EngineThread, Event, Failure, Progress
 
 BODY_BYTES = 8 << 20
 POLL_S = 0.05
+ENDED = "stopped by a signal; the running requests were finished"
 RETRY_S = 1.0  # in Retry-After, before a request has been answered
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
     """Answers requests for one model. queue: requests that may wait. updates: the folder from
-    which clients may load other weights; None forbids it."""
+    which clients may load other weights; None forbids it. share: see EngineThread."""
 
     def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
-                 token: str = "", updates: Path | None = None) -> None:  # fmt: skip
+                 token: str = "", updates: Path | None = None,
+                 share: Share | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
         self.limits = Limits(context, samples, queue, engine.spec.vocab_size, engine.adapters)
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
@@ -53,9 +56,8 @@ class Server:
         self._open = 0  # calls that have not been answered
         self._seconds = RETRY_S  # of an answer, smoothed
         self._failure = ""
-        pages = engine.cache_bytes // PAGES_SHARE
-        session = engine.session(samples, context, context, pages, keeps_replies=True)
-        self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed)
+        session = served_session(engine, samples, context)
+        self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed, share)
         self._updates: WeightUpdates | None = None
         if updates:
             self._updates = WeightUpdates(engine, self.thread, updates, self._body)
@@ -96,9 +98,10 @@ class Server:
         finally:
             self.thread.end()
             await runner.cleanup()
+            await asyncio.to_thread(self.thread.join)
         if self._failure:
             raise Failed(self._failure)
-        raise Interrupted("stopped by a signal; the running requests were finished")
+        raise Interrupted(ENDED)
 
     def _failed(self, message: str) -> None:
         self._failure = message
@@ -259,12 +262,13 @@ async def _events(work: Work, samples: int) -> AsyncIterator[Progress | Done]:
 def serve(
     engine: Engine, name: str, address: tuple[str, int], context: int, samples: int, queue: int,
     token: str, ready: Callable[[int], None], updates: Path | None = None,
+    share: Share | None = None,
 ) -> None:  # fmt: skip
     """Serve a model until a stop signal. Raises Interrupted after it, Failed after an error of the
     engine, and UsageError for an address that cannot be used."""
 
     async def run() -> None:
-        server = Server(engine, name, context, samples, queue, token, updates)
+        server = Server(engine, name, context, samples, queue, token, updates, share)
         await server.run(*address, ready)
 
     with stop.polling("serve"):

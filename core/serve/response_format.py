@@ -76,14 +76,15 @@ class ResponseFormats:
             if closing:
                 reasoned = seq(literal(opening), until(closing), BLANKS, root)
                 root = alt(root, reasoned) if opening else reasoned
-            self._guides[text] = Guide(root, self._vocabulary, next(iter(wanted)))
+            self._guides[text] = Guide(root, self.vocabulary, next(iter(wanted)))
             if len(self._guides) > KEPT:
                 self._guides.popitem(last=False)
         self._guides.move_to_end(text)
         return self._guides[text]
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary:
+        """That of the model."""
         return Vocabulary(*token_bytes(self._tokenizer, self._size, THINK[:2]))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.generate.requests import Ended, Ranked, Request
 from sabia.core.generate.session import Session
+from sabia.core.serve.followers import Change, Share
 
 
 @dataclass(frozen=True)
@@ -71,16 +72,20 @@ class Load:
 
 
 class EngineThread(threading.Thread):
-    """Runs a session. `on_failure` is called in the event loop after an error of the engine."""
+    """Runs a session. `on_failure` is called in the event loop after an error of the engine; share,
+    where other processes follow, before each step and at the end."""
 
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop,
-                 on_failure: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(
+        self, session: Session, loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[str], None], share: Share | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name="engine", daemon=True)
         self.load = Load()
         self._session, self._loop, self._on_failure = session, loop, on_failure
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._jobs: dict[int, Work] = {}  # by ticket
         self._open: set[Work] = set()  # of the event loop
+        self._share, self._changes = share, list[Change]()  # since the last step
         self._running, self._paused = True, False
         self._submitted = 0  # requests, counted in the event loop
         self._added = 0  # of them, those that the thread has given to the session
@@ -140,6 +145,8 @@ class EngineThread(threading.Thread):
             with self._session.runner.computing():
                 while self._running:
                     self._step()
+            if self._share:
+                self._share(None)
         except Exception as error:  # of any kind: the clients must not wait for ever
             line = str(error).strip().partition("\n")[0]
             message = f"the engine failed: {type(error).__name__}: {line}"
@@ -160,6 +167,9 @@ class EngineThread(threading.Thread):
                 break
         if not self._running:
             return
+        if self._share:
+            self._share(self._changes)
+        self._changes = []
         ended = self._session.step()
         self._count_now()
         events = [self._done(one) for one in ended]
@@ -174,6 +184,7 @@ class EngineThread(threading.Thread):
     def _begin(self, work: Work) -> None:
         for number, request in enumerate(work.requests):
             ticket = self._session.add(request)
+            self._changes.append(request)
             self._jobs[ticket], work.tickets[ticket] = work, number
             work.left += len(request.samples)
             self.load.prompt_tokens += len(request.prompt)
@@ -184,6 +195,7 @@ class EngineThread(threading.Thread):
         for ticket in work.tickets:
             if self._jobs.pop(ticket, None) is not None:
                 self._session.cancel(ticket)
+                self._changes.append(ticket)
         self._count_now()
 
     def _refuse(self) -> None:

@@ -11,13 +11,16 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import sabia as called
 from served import little_engine
+from training_cases import torchrun
 
 from sabia.core.generate.chat import render
 from sabia.core.generate.requests import Request
@@ -48,10 +51,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Started:
-    """A server process. url: up to /v1."""
+    """A server process. url: up to /v1. start: the words before serve."""
 
-    def __init__(self, *words: object, **settings: str) -> None:
-        command = [*SABIA, "serve", *map(str, words), "--port", "0"]
+    def __init__(self, *words: object, start: Sequence[str] = SABIA, **settings: str) -> None:
+        command = [*start, "serve", *map(str, words), "--port", "0"]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=os.environ | settings
         )
@@ -306,3 +309,72 @@ def test_a_port_in_use_and_no_model_are_errors(server: Started, model: Path) -> 
     assert done.returncode == 2 and "cannot listen" in done.stderr
     done = sabia("serve", "--model", model.parent / "t")
     assert done.returncode == 2 and "config.json" in done.stderr
+
+
+def of_rank(server: Started, rank: int) -> int:
+    """The process id of a rank that torchrun has started."""
+    call = ["pgrep", "-P", str(server.process.pid)]
+    for pid in subprocess.run(call, capture_output=True, text=True).stdout.split():
+        if f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            return int(pid)
+    raise AssertionError(f"no rank {rank}")
+
+
+@pytest.mark.slow
+def test_processes_that_hold_the_model_together_give_the_same_replies(
+    server: Started, model: Path
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    bodies = [
+        {"prompt": text, "max_tokens": 24, "seed": seed, "temperature": seed % 2, "n": 1 + seed % 3,
+         "logprobs": 2, **more}
+        for seed, text in enumerate(RECORDS * 3)
+        for more in ({}, {"stop": "o"}, {"structured_outputs": {"json": schema}}, {"echo": True})
+    ]  # fmt: skip
+    split = Started(
+        "--model", model, "--samples", 8, "--mesh", "tensor=2", start=torchrun(2),
+        OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    with ThreadPoolExecutor(16) as pool:
+        given, ours = (
+            list(pool.map(lambda body, to=to: to.post("/completions", body), bodies))
+            for to in (split, server)
+        )
+    equal = 0
+    for (status, reply), (_, other) in zip(given, ours, strict=True):
+        assert status == 200, reply
+        for choice, theirs in zip(reply["choices"], other["choices"], strict=True):
+            equal += choice["text"] == theirs["text"]
+            logs, others = (one["logprobs"]["token_logprobs"] for one in (choice, theirs))
+            if choice["text"] == theirs["text"]:
+                assert logs == pytest.approx(others, abs=1e-4)
+    assert equal >= 0.98 * sum(len(reply["choices"]) for _, reply in given)  # others: near ties
+    os.kill(of_rank(split, 0), signal.SIGTERM)
+    _, text = split.process.communicate(timeout=120)
+    assert text.count("stopped by a signal; the running requests were finished") == 2, text
+
+
+@pytest.mark.slow
+def test_a_process_of_a_split_model_that_dies_ends_the_server(model: Path) -> None:
+    split = Started("--model", model, "--mesh", "tensor=2", start=torchrun(2), OMP_NUM_THREADS="1")
+    assert split.post("/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+    os.kill(of_rank(split, 1), signal.SIGKILL)
+    _, text = split.process.communicate(timeout=120)
+    assert "rank      : 1 (local_rank: 1)" in text and split.process.returncode
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mesh", "data=2"), "--mesh: data=2: axis data (expected tensor=N with torch)"),
+        (("--mesh", "tensor=2", "--backend", "jax"), "--backend jax (expected tensor=N with torch"),
+        (("--mesh", "tensor=2", "--draft", "ngram"), "--draft: not with --mesh tensor=2"),
+        (("--mesh", "tensor=2", "--updates", "."), "--updates: not with --mesh tensor=2"),
+        (("--mesh", "tensor=2"), "needs 2 devices, there are 1"),
+    ],
+)
+def test_what_a_mesh_cannot_do_is_refused(
+    model: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = called("serve", "--model", model, *words)
+    assert done.exit_code == 2 and message in done.output
