@@ -71,8 +71,9 @@ class Rollouts(Drafting, Reasoning, group="Rollouts"):
     steps: int = integer("Number of training steps", 100, least=1, common=True)
     """A step samples one rollout batch and trains on it with `--updates` updates."""
     prompts: int = integer("Prompts per step, summed over all processes", 32, least=1)
-    group: int = integer("Samples per prompt (group size)", 16, least=2)
-    """The advantage of a sample is relative to its group."""
+    group: int = integer("Samples per prompt (group size)", 16, least=1)
+    """The advantage of a sample is relative to its group, but with `--advantage gae`; the others
+    need 2."""
     max_new_tokens: int = integer("Maximum tokens of a sample", 256, least=1, common=True)
     thinking_budget: int | None = changed(Reasoning.thinking_budget, group="Rollouts")
     thinking_overflow: str = changed(Reasoning.thinking_overflow, group="Rollouts")
@@ -237,8 +238,39 @@ class PolicyLoss(Options, group="Loss"):
             raise UsageError(f"--dual-clip: {self.dual_clip} (expected above 1, or 0 for none)")
 
 
+GAE = needs(advantage="gae")
+
+
+class ValueOptions(Options, group="Loss"):
+    """The value head of `--advantage gae`."""
+
+    gae_lambda: float = number(
+        "λ of generalized advantage estimation", 0.95, least=0, most=1, later=True, only=GAE
+    )
+    """0 compares a token with the next value alone, which depends most on the value head; 1 with
+    the reward alone, which varies most."""
+    discount: float = number(
+        "Discount γ of the reward for each token that comes before it", 1.0, above=0, most=1,
+        later=True, only=GAE,
+    )  # fmt: skip
+    value_coefficient: float = number(
+        "Coefficient of the value head's loss", 0.1, least=0, later=True, only=GAE
+    )
+    """The loss is half the squared difference of value and return, averaged as `--aggregation`
+    says. Its gradient trains the policy's matrices too."""
+    value_clip: float = number(
+        "Clip range of a value around that at the time of sampling; 0 disables it", 0.2, least=0,
+        later=True, only=GAE,
+    )  # fmt: skip
+    value_lr: float = number(
+        "Learning rate of the value head, as a multiple of --lr", 10.0, above=0, later=True,
+        only=GAE,
+    )  # fmt: skip
+
+
 class GrpoOptions(
-    Trainer, Reward, Rollouts, Curriculum, ServedSampler, OnPolicyTeacher, PolicyLoss, Schedule,
+    Trainer, Reward, Rollouts, Curriculum, ServedSampler, OnPolicyTeacher, PolicyLoss,
+    ValueOptions, Schedule,
     Optimizer, Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
@@ -262,11 +294,15 @@ class GrpoOptions(
     max_unknown: float = changed(JudgeOptions.max_unknown, group="Reward", only=JUDGED)
 
     advantage: str = choice(
-        "Group-mean baseline (mean), also divided by the group's std (std)", "mean",
-        "std", group="Loss",
+        "Group-mean baseline (mean), also divided by the group's std (std), or PPO's (gae)", "mean",
+        "std", "gae", group="Loss",
     )  # fmt: skip
     """`mean` subtracts the mean reward of the group (group-mean baseline); `std` also divides by
-    the group's standard deviation."""
+    the group's standard deviation. `gae` is PPO: a value head on the policy predicts the reward at
+    each token, the advantage of a token is its generalized advantage estimate (arXiv 1506.02438),
+    normalised over the tokens of the step, and `--group` may be 1. The reward is that of the last
+    token. Checkpoints contain the head, `final/` does not. The metrics have `value_loss`,
+    `value_clip_fraction` and `explained_variance`."""
 
     precision: str = PrecisionOptions.precision
     """The formats are described in `sabia pretrain`. Samples are generated in bf16, and in fp32
@@ -325,6 +361,16 @@ class GrpoOptions(
     def check(self) -> None:
         """A judge needs a rubric as the reward."""
         super().check()
+        if self.advantage == "gae":
+            for flag, given in (
+                ("--reward none", self.reward == "none"),
+                ("--refill", self.refill),
+                ("--sequence-mask", self.sequence_mask),
+            ):
+                if given:
+                    raise UsageError(f"{flag}: not together with --advantage gae")
+        elif self.group < 2:
+            raise UsageError(f"--group: {self.group} (expected 2 or more, or --advantage gae)")
         if self.reward == "none" and not self.teacher:
             raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")
         if self.teacher_is_served and self.temperature != 1:

@@ -135,8 +135,9 @@ class Setup:
     micro_batch: rows at a time on one device (0: all). compiled: use torch.compile (JAX always
     compiles). lora: train only adapters, initialised from `seed` if the parameters have none; with
     a `base` on torch, fp32 or bf16, uncompiled, with a mesh along data alone.
-    bias_rate: see core.train.balancing. seed: of adapters and of stochastic rounding. world: the
-    processes of the run (core.parallel.process_group).
+    bias_rate: see core.train.balancing. heads: tensors besides those of the model, which the loss
+    uses and trains. seed: of adapters, heads and stochastic rounding. world: the processes of the
+    run (core.parallel.process_group).
     """
 
     spec: ModelSpec
@@ -148,16 +149,17 @@ class Setup:
     compiled: bool = False
     lora: LoraConfig | None = None
     bias_rate: float = 0.0
+    heads: tuple[TensorSpec, ...] = ()
     seed: int = 0
     world: World = field(default_factory=World)
 
     def table(self) -> dict[str, TensorSpec]:
         """All tensors by name, the adapters after the model's tensors."""
-        return {t.name: t for t in (*self.spec.tensors(), *self._adapters())}
+        return {t.name: t for t in (*self.spec.tensors(), *self._adapters(), *self.heads)}
 
     def rules(self) -> dict[str, Rule]:
         """How each tensor is updated."""
-        return rules(self.spec, self.optimizer, self._adapters())
+        return rules(self.spec, self.optimizer, self._adapters(), self.heads)
 
     def _adapters(self) -> tuple[TensorSpec, ...]:
         return () if self.lora is None else lora_tensors(self.spec, self.lora)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import UsageError
+from sabia.core.model.init import init_tensor
 from sabia.core.model.lora import init_lora
 from sabia.core.ops.backend import operations_class
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
@@ -52,8 +53,12 @@ def make_stepper(
     if isinstance(precision, str):
         precision = PrecisionSchedule(precision_named(precision), 1)
     setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
+    layers: list[Any]
     if setup.lora is not None:
-        layers: list[Any] = [params, init_lora(spec, setup.lora, setup.seed)]
+        layers = [params, init_lora(spec, setup.lora, setup.seed)]
+        params = ChainMap(*layers)
+    if setup.heads:
+        layers = [{t.name: init_tensor(t, setup.seed) for t in setup.heads}, params]
         params = ChainMap(*layers)
     operations_class(backend)  # raises where the backend is unknown or not installed
     check_base(backend, setup, mesh)

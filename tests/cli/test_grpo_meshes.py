@@ -27,6 +27,7 @@ SHAPES = {
 OPTIONS = ("--reward", "regex", "--prompts", 4, "--group", 6, "--max-new-tokens", 4, "--steps", 4,
            "--lr", "1e-3", "--warmup", 1, "--peak-flops", "1T")  # fmt: skip
 FIGURES = ("reward", "trained_tokens", "sampled_tokens", "live_groups", "loss", "grad_norm")
+VALUES = ("value_loss", "value_clip_fraction", "explained_variance")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,7 @@ def one(folder: Path):
 
 
 LORA, UPDATES = ("--lora-rank", 4), ("--updates", 3)
+GAE = ("--advantage", "gae", "--updates", 2)
 MESHES = [
     ("fsdp=2", "qwen3", LORA),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
@@ -83,6 +85,8 @@ MESHES = [
         ("data=2", "qwen3", ("--micro-tokens", 30)),
         ("data=2", "qwen3", UPDATES),
         ("fsdp=2", "qwen3", UPDATES),
+        *((f"{axis}=2", "qwen3", GAE) for axis in ("data", "fsdp", "tensor", "context", "pipe")),
+        ("fsdp=2", "qwen3", (*GAE, *LORA, "--micro-tokens", 100)),
     ]),
 ]  # fmt: skip
 
@@ -98,14 +102,15 @@ def test_a_mesh_gives_the_run_of_one_process(folder, one, tmp_path, mesh, family
     assert len(rows) == len(wanted) == 4
     for row, expected in zip(rows, wanted, strict=True):
         assert row.keys() == expected.keys()
-        for name in FIGURES:
+        for name in (*FIGURES, *(VALUES if "gae" in more else ())):
             assert row[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), (name, row)
         assert abs(row["loss"] - expected["loss"]) <= 1e-5
         assert row["logprob_gap_max"] <= 1e-4
     (spec, weights), (_, others) = (hub.load_model(run / "final") for run in (out, alone))
     for tensor in spec.tensors():
         np.testing.assert_allclose(weights[tensor.name], others[tensor.name], atol=1e-3)
-    assert (out / "adapter").exists() == (more == LORA)
+    assert (out / "adapter").exists() == ("--lora-rank" in more)
+    assert ("explained_variance" in rows[0]) == ("gae" in more)
 
 
 @pytest.mark.slow
@@ -122,9 +127,10 @@ def test_a_mesh_of_jax_gives_the_run_of_torch(folder, one, tmp_path, mesh) -> No
 
 
 @pytest.mark.slow
-def test_killed_five_times_the_weights_are_equal(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), GAE])
+def test_killed_five_times_the_weights_are_equal(folder: Path, tmp_path: Path, more) -> None:
     """kill -9 to all processes of a mesh at random times, then a run to the end."""
-    more = ("--mesh", "fsdp=2", "--save-every", 1)
+    more = ("--mesh", "fsdp=2", "--save-every", 1, *more)
     whole, out = tmp_path / "whole", tmp_path / "killed"
     begun = time.monotonic()
     assert sabia(*words(folder, whole, *more), launcher=torchrun(2)).returncode == 0

@@ -9,7 +9,7 @@ from typing import Any
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.judge.rewards import MODEL, parse_reward
-from sabia.core.options.grpo import GrpoOptions, PolicyLoss
+from sabia.core.options.grpo import GrpoOptions, PolicyLoss, ValueOptions
 from sabia.core.options.shared import NGRAM
 from sabia.core.options.training import Adapters, Guards, Optimizer
 from sabia.core.recipes.training_config import (
@@ -18,6 +18,7 @@ from sabia.core.recipes.training_config import (
     parse_part,
     simulation,
 )
+from sabia.core.train.losses.value import BIAS, WEIGHT
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
 
@@ -51,9 +52,10 @@ def reward_weights(options: GrpoOptions) -> dict[str, float]:
 
 def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
     """The optimizer and its settings. Raises UsageError."""
+    scales = dict.fromkeys((WEIGHT, BIAS), options.value_lr) if options.advantage == "gae" else {}
     return OptimizerConfig(
         options.optimizer, options.weight_decay, options.clip_norm, optimizer_settings(options),
-        freeze=options.freeze,
+        freeze=options.freeze, lr_scales=scales,
     )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     """The options that decide the weights; the model is identified by its content."""
     recorded = (name for name, option in options.table.items() if option.recorded)
     values = {name: getattr(options, name) for name in recorded}
-    for name in (*Adapters.table, *Guards.table, *LATER):
+    for name in (*Adapters.table, *Guards.table, *ValueOptions.table, *LATER):
         # absent at their defaults, so that runs of versions without these options can be resumed
         if name in values and values[name] == options.table[name].default_value():
             del values[name]
@@ -107,7 +109,9 @@ def identity(options: GrpoOptions) -> dict[str, Any]:
     for name in ("model", "chat", *(name for name in Optimizer.table if name in values)):
         del values[name]
     values["warmup"], values["decay"] = _phases(options)
-    values["std"] = values.pop("advantage") == "std"
+    advantage = values.pop("advantage")
+    values["std"] = advantage == "std"
+    values |= {"advantage": "gae"} if advantage == "gae" else {}
     added = {"kl_times_ratio": options.kl_times_ratio, "correction_cap": options.correction_cap}
     values["loss"] = loss | added
     values["optimizer"] = optimizer_config(options).record()

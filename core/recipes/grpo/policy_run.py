@@ -64,6 +64,7 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
+from sabia.core.train.losses.value import value_head, without_head
 from sabia.core.train.stepper_factory import make_stepper
 
 MOST_SOURCES = 32  # whose rewards are reported
@@ -222,14 +223,18 @@ def _training(
         policy_config.optimizer_config(options),
         policy_config.schedule_config(options),
     )
-    loss = partial(grpo_loss, options=options, remat=cast(Remat, options.remat))
+    estimated = options.advantage == "gae"
+    loss = partial(
+        grpo_loss, options=options, remat=cast(Remat, options.remat),
+        value=options if estimated else None,
+    )  # fmt: skip
     start = training_config.start_params(options, spec, params)
     stepper = make_stepper(
         job.backend, spec, start, loss, optimizer, mesh=mesh, lora=lora, seed=job.seed,
         precision=PrecisionSchedule(precision, options.steps), world=world,
-        compiled=options.compile,
+        compiled=options.compile, heads=value_head(spec) if estimated else (),
     )  # fmt: skip
-    engine = _engine(call, options, spec, stepper.whole_params(), tokenizer)
+    engine = _engine(call, options, spec, without_head(stepper.whole_params()), tokenizer)
     dtype = "float32" if options.precision == "fp32" else "bfloat16"
     engine.draft = load_draft(options, engine, dtype, job.backend)
     schedule_of_prompts = PromptSchedule(prompts, options.prompts, job.seed, options.curriculum)

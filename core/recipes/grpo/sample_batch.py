@@ -7,7 +7,7 @@ core.train.losses.grpo.sample_logprobs). Padding is at the end. Zero-advantage g
 equal, fewer than two valid) are left out, and so is their share of the denominator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -64,18 +64,24 @@ def is_dull(group: Group) -> bool:
 
 
 def is_informative(group: Group, options: GrpoOptions) -> bool:
-    """Whether the group's samples have different rewards, or a teacher, so that it trains."""
+    """Whether the group's samples have different rewards, or a teacher or a value head, so that it
+    trains."""
     if options.teacher:
         return True
+    if options.advantage == "gae":
+        return not bool(np.isnan(group.rewards).all())
     return bool(grpo.informative_groups(trained_rewards(group, options)[None])[0])
 
 
 def training_samples(
     groups: Sequence[Group], options: GrpoOptions
 ) -> dict[tuple[int, int], TrainingSamples]:
-    """The training samples of the groups that have any, by (number of the prompt, draw)."""
+    """The training samples of the groups that have any, by (number of the prompt, draw); with a
+    value head their rewards take the place of advantages."""
     rewards = np.stack([trained_rewards(group, options) for group in groups])
-    advantage = grpo.advantages(rewards, options.advantage == "std")
+    advantage = rewards
+    if options.advantage != "gae":
+        advantage = grpo.advantages(rewards, options.advantage == "std")
     training = {
         group.position[::-1]: (group.prompt, [
             (sample, float(advantage[g, i]))
@@ -265,11 +271,12 @@ def with_slots(batch: Batch, rows: int, width: int) -> Batch:
 
 def score(
     spec: ModelSpec, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float,
-    rows: int,
+    rows: int, of: Callable[..., Any] = grpo.sample_logprobs,
 ) -> np.ndarray:  # fmt: skip
-    """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time."""
-    logprobs = _compiled(spec, ops, temperature) if ops.name == "jax" else None
-    logprobs = logprobs or partial(grpo.sample_logprobs, spec, ops=ops, temperature=temperature)
+    """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time; or what
+    another function gives."""
+    logprobs = _compiled(spec, ops, temperature, of) if ops.name == "jax" else None
+    logprobs = logprobs or partial(of, spec, ops=ops, temperature=temperature)
     read = {name: batch[name] for name in READ_BY_MODEL if name in batch}
     parts = []
     for start in range(0, len(batch["targets"]), rows):
@@ -280,7 +287,7 @@ def score(
 
 
 @lru_cache(8)
-def _compiled(spec: ModelSpec, ops: Any, temperature: float) -> Any:
+def _compiled(spec: ModelSpec, ops: Any, temperature: float, of: Callable[..., Any]) -> Any:
     import jax
 
-    return jax.jit(partial(grpo.sample_logprobs, spec, ops=ops, temperature=temperature))
+    return jax.jit(partial(of, spec, ops=ops, temperature=temperature))

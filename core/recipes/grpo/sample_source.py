@@ -43,6 +43,9 @@ from sabia.core.recipes.grpo.sampler import Sampler
 from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable, step_sums
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher
+from sabia.core.recipes.grpo.value_estimates import Estimates, estimated, normalise
+from sabia.core.train.losses import grpo
+from sabia.core.train.losses.value import without_head
 from sabia.core.train.stepper import Stepper
 
 
@@ -58,11 +61,13 @@ class SampleSource:
     lora: LoraConfig | None
     teacher: OnPolicyTeacher | None = None
     _distance: tuple[float, float] = (0.0, 0.0)  # of the samples from the teacher; see step_sums
+    _estimates: Estimates = field(default_factory=Estimates)  # of the values of a step
     _sums: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         mesh, self.world = self.stepper.mesh, self.sampler.world
         self.engine, self.step = self.sampler.engine, 0
+        self.head: dict[str, Any] = {}  # the value head, if there is one
         self.engine.on_step = self._on_step
         if self.teacher is not None:
             self.teacher.on_wait = self._on_step
@@ -97,8 +102,9 @@ class SampleSource:
         after = self.sampler.grader.stats
         figures = (self.sampler.made, seconds, computed, before, after)
         self._sums = step_sums(
-            groups, *figures, self.table.sources, self._distance, self.engine.counts
-        )
+            groups, *figures, self.table.sources, self._distance, self.engine.counts,
+            self._estimates,
+        )  # fmt: skip
         self.engine.counts = Counts()
         for batch, rows in updates:
             self.stepper.micro_batch = rows
@@ -121,6 +127,11 @@ class SampleSource:
         divisions = divided(training, counts, options.updates)
         self._distance = (0.0, 0.0)
         parts = [self._prepared(samples) for samples in divisions]
+        if options.advantage == "gae":
+            share = self.stepper.mesh.rows / self.world.size if self.shared else 1.0
+            batches = [batch for batch, _ in parts]
+            self._estimates = normalise(batches, share, partial(gather_objects, self.world))
+        parts = [(self._advised(batch, rows), rows) for batch, rows in parts]
         wide = self.devices if self.compiled else 1
         most = max(micro_batches(part, rows * wide) for part, rows in parts)
         width = max(gather_objects(self.world, most))  # sums over processes have one shape
@@ -149,13 +160,21 @@ class SampleSource:
             batch["ref"] = score_with(self.reference)
         if options.updates > 1:
             batch["old"] = score_with(self.engine.params)
+        if options.advantage == "gae":
+            values = score_with({**self.engine.params, **self.head}, of=grpo.sample_values)
+            batch |= estimated(batch, values, options)
+        return batch, rows
+
+    def _advised(self, batch: Batch, rows: int) -> Batch:
+        """The batch with the advice of the teacher, if there is one."""
+        options, mesh = self.options, self.stepper.mesh
         if self.teacher is not None:
             batch = self.teacher.advised(batch, options, rows)
             share = mesh.rows / self.world.size if self.shared else 1.0
             apart, tokens = self.teacher.distance(batch, share)
             self._distance = self._distance[0] + apart, self._distance[1] + tokens
             del batch["teacher"]
-        return batch, rows
+        return batch
 
     def _note(self, groups: Sequence[Group]) -> None:
         """Remember which prompts of a step were solved always or never."""
@@ -181,7 +200,9 @@ class SampleSource:
     def sampling_params(self) -> dict[str, object]:
         """The policy, whole, in the precision of its training; adapters are merged, except where
         the matrices are codes."""
-        params, spec = self.stepper.whole_params(), self.stepper.spec
+        whole, spec = self.stepper.whole_params(), self.stepper.spec
+        params = without_head(whole)
+        self.head = {name: p for name, p in whole.items() if name not in params}
         codes = base_names(spec, self.lora)
         if self.lora is not None and not codes:
             params = merged(params, self.lora)

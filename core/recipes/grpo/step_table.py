@@ -18,6 +18,7 @@ from sabia.core.judge.agreement import Pairs, audited
 from sabia.core.judge.reward_checks import RewardChecks, Traits, same_family
 from sabia.core.judge.verdict import Verdict
 from sabia.core.recipes.grpo.sample_batch import Group
+from sabia.core.recipes.grpo.value_estimates import Estimates
 from sabia.core.train.losses.grpo import informative_groups
 from sabia.core.train.stepper import StepResult
 
@@ -26,6 +27,7 @@ SUMS = (
     *("reward", "graded", "samples", "live", "groups", "tokens", "truncated", "unknown", "items"),
     *("made", "seconds", "processes", "computed", "proposed", "accepted", "forced"),
     *("judge_calls", "judge_cached", "judge_usd"),
+    *Estimates._fields,
 )
 AUDIT = len(SUMS)  # behind these sums: those of `Pairs`, then those of `Traits`
 TRAITS = AUDIT + len(Pairs._fields)
@@ -40,6 +42,7 @@ def step_sums(
     groups: Sequence[Group], made: int, seconds: float, computed: float,
     before: ClientStats, after: ClientStats, sources: Sequence[str] = (),
     distance: tuple[float, float] = (0.0, 0.0), drafted: Counts = Counts(),
+    estimates: Estimates = Estimates(),
 ) -> np.ndarray:  # fmt: skip
     """Sums over this process's samples, in the order of SUMS, with those of audits and checks, and
     by source.
@@ -48,7 +51,7 @@ def step_sums(
 
     computed: tokens in the forward passes of training. distance: sums over trained tokens of
     log-probabilities minus the teacher's, and their number. before, after: counts of the judge's
-    calls. drafted: of the tokens that a draft proposed.
+    calls. drafted: of the tokens that a draft proposed. estimates: of the value head.
     """
     rewards = np.stack([group.rewards for group in groups])
     samples = [sample for group in groups for sample in group.samples]
@@ -77,6 +80,7 @@ def step_sums(
         "judge_calls": after.calls - before.calls,
         "judge_cached": after.cached - before.cached,
         "judge_usd": (after.usd or 0.0) - (before.usd or 0.0),
+        **estimates._asdict(),
     }
     audit = Pairs()
     for grade in (grade for group in groups for grade in group.grades):
@@ -135,6 +139,11 @@ def metrics_row(lr: float, sums: np.ndarray, updates: Sequence[StepResult]) -> d
     }
     if t["teacher_tokens"]:
         row["teacher_kl"] = t["teacher_kl"] / t["teacher_tokens"]
+    if t["valued"]:
+        estimates = Estimates(*(t[name] for name in Estimates._fields))
+        row["explained_variance"] = estimates.explained_variance
+        row["value_loss"] = _share(updates, "value_loss", trained)
+        row["value_clip_fraction"] = _share(updates, "value_clipped", trained)
     if t["proposed"]:
         row["accepted_proposals"] = t["accepted"] / t["proposed"]
     if made:

@@ -24,9 +24,10 @@ import numpy as np
 
 from sabia.core.model.forward import KVCache, hidden, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
-from sabia.core.options.grpo import PolicyLoss
+from sabia.core.options.grpo import PolicyLoss, ValueOptions
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Batch, Sums
+from sabia.core.train.losses.value import token_values, value_losses
 
 SAPO_TEMPERATURES = 1.0, 1.05  # of advantages of at least 0, and below
 STD_EPSILON = 1e-4
@@ -163,11 +164,29 @@ def sample_logprobs(
     whose hidden state predicts each target. Rows are padded at the end; a negative target is
     padding.
     """
-    states = _prompt_states if "prompt_ids" in batch else _row_states
+    x = _states(spec, params, batch, ops, remat)
+    return _logprobs(spec, params, x, batch, ops, temperature)
+
+
+def _logprobs(
+    spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Ops, temperature: float
+) -> Array:
     targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
-    x = states(spec, params, batch, ops, remat)  # [R·g, C, D]
     nll, _ = token_losses(spec, params, x, targets, ops, temperature)
     return -nll
+
+
+def sample_values(
+    spec: ModelSpec, params: Params, batch: Batch, ops: Ops, temperature: float = 1.0
+) -> Array:
+    """Values [R·g, C] of the sampled tokens by the value head, as `sample_logprobs`."""
+    return token_values(params, _states(spec, params, batch, ops, "none"), ops)
+
+
+def _states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
+    """Hidden states [R·g, C, D] that predict the samples."""
+    states = _prompt_states if "prompt_ids" in batch else _row_states
+    return states(spec, params, batch, ops, remat)
 
 
 def _row_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
@@ -206,6 +225,7 @@ def grpo_loss(
     ops: Ops,
     *,
     options: PolicyLoss,
+    value: ValueOptions | None = None,
     remat: Remat = "none",
 ) -> Sums:
     """The policy loss of a micro-batch as (numerator, its share of the denominator, sums).
@@ -213,13 +233,19 @@ def grpo_loss(
     Besides the arrays of `sample_logprobs`: loss_mask, weights (of the aggregation), sampler
     [R, g, C]; advantage, share [R, g, 1]; slot[R, M], one-hot index of the micro-batch. Optional:
     ref [R, g, C] and old [R, g, C] (default: the policy itself as a constant, which is right for
-    the first update after sampling). Sums: tokens, clipped (clipped tokens), gap
-    (|old - sampler|), gap_max[M], k3.
+    the first update after sampling). With `value`: values, those of the value head at the time of
+    sampling, and returns [R, g, C]. Sums: tokens, clipped (clipped tokens), gap (|old - sampler|),
+    gap_max[M], k3, value_loss, value_clipped.
     """
     # [R, g, C] → [R·g, C]
-    given = {name: batch[name] for name in (*_BY_SAMPLE, "old", "ref") if name in batch}
+    given = {
+        name: batch[name]
+        for name in (*_BY_SAMPLE, "old", "ref", "values", "returns")
+        if name in batch
+    }
     flat = {name: x.reshape(-1, x.shape[-1]) for name, x in given.items()}
-    logp = sample_logprobs(spec, params, batch, ops, options.temperature, remat)
+    x = _states(spec, params, batch, ops, remat)
+    logp = _logprobs(spec, params, x, batch, ops, options.temperature)
     mask, sampler = flat["loss_mask"], flat["sampler"]
     constant = ops.stop_gradient(logp)
     old, others = flat.get("old", constant), {"sampler": sampler, "ref": flat.get("ref")}
@@ -230,6 +256,13 @@ def grpo_loss(
     sums["gap_max"] = gap.max() * batch["slot"][0]
     if "ref" in flat:
         sums["k3"] = (_k3(constant, flat["ref"], mask, ops) * mask).sum()
+    if value is not None:
+        made = token_values(params, x, ops), flat["values"], flat["returns"]
+        value_loss, far = value_losses(*made, value, ops)
+        value_loss = value_loss * mask
+        losses = losses + value.value_coefficient * value_loss
+        sums["value_loss"] = value_loss.sum()
+        sums["value_clipped"] = ops.where(far, mask, 0.0).sum()
     total, share = (losses * flat["weights"]).sum(), flat["share"].sum()
     own = _own_share(batch, ops)
     if own == 1:

@@ -91,18 +91,20 @@ class Rule:
 
 
 def rules(
-    spec: ModelSpec, config: OptimizerConfig, adapters: Sequence[TensorSpec] = ()
-) -> dict[str, Rule]:
-    """Tensor name → rule, in the order of the table, adapters last.
+    spec: ModelSpec, config: OptimizerConfig, adapters: Sequence[TensorSpec] = (),
+    heads: Sequence[TensorSpec] = (),
+) -> dict[str, Rule]:  # fmt: skip
+    """Tensor name → rule, in the order of the table, adapters and then other heads last.
 
-    With `adapters` (LoRA) only they and the new head of a classifier are trained. Raises UsageError
-    if `freeze` or a name in `lr_scales` matches no tensor, and if nothing is left to train.
+    With `adapters` (LoRA) only they and heads, such as that of a classifier, are trained. Raises
+    UsageError if `freeze` or a name in `lr_scales` matches no tensor, and if nothing is left to
+    train.
     """
     own = spec.tensors()
     if adapters:
         own = tuple(t for t in own if spec.classifier and t.name.startswith("classifier"))
-    table = (*spec.tensors(), *adapters)
-    frozen = {t.name for t in table} - {t.name for t in (*own, *adapters)}
+    table = (*spec.tensors(), *adapters, *heads)
+    frozen = {t.name for t in table} - {t.name for t in (*own, *adapters, *heads)}
     frozen |= {t.name for t in table if not t.trained}
     freeze = config.freeze
     if freeze:

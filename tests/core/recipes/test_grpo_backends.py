@@ -55,6 +55,7 @@ CASES: list[dict[str, Any]] = [
     {"updates": 3},
     {"lora_rank": 2},
     {"precision": "bf16"},
+    {"advantage": "gae", "updates": 2, "lora_rank": 2},
     {"aggregation": "seq-mean", "correction": "sequence-cap", "temperature": 0.7},
 ]
 
