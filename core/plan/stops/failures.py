@@ -33,7 +33,8 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.money.bills import DAY_S, cost_usd
-from sabia.core.plan.stops.process import Process, divided, expectation
+from sabia.core.plan.stops.job import Process
+from sabia.core.plan.stops.process import divided, expectation
 from sabia.core.save_interval import best_interval_s
 
 

@@ -31,48 +31,15 @@ k, so the sum is cumulative and V(n) needs n steps.
 The number of interruptions is exposed time / M (Wald). Failed nodes under repair are a birth-death
 process; a failure without a spare waits repair_s / (spares + 1). In the long run the waits are the
 share of time of Erlang's loss formula B(spares + 1, failure_rate · repair_s) (Erlang 1917); a run
-starts with all spares available, so the process is computed from that state.
+starts with all spares available, so repairs.py computes the process from that state.
 """
 
 import math
 from dataclasses import dataclass
 
 from sabia.core.errors import Infeasible
-
-HORIZON_STEPS = 64
-
-
-@dataclass(frozen=True)
-class Process:
-    """One run on one cluster; seconds, and rates per second of the whole cluster.
-
-    `segment_s` includes the blocking time of its save.
-    """
-
-    segments: int
-    segment_s: float
-    upload_s: float
-    restart_s: float
-    failure_rate: float = 0.0
-    preemption_rate: float = 0.0
-    capacity_wait_s: float = 0.0
-    repair_s: float = 0.0
-    spare_nodes: int = 0
-    job_limit_s: float | None = None
-    queue_s: float = 0.0
-    peer_copies: bool = False
-
-    @property
-    def rate(self) -> float:
-        """Interruptions per second while the machines run."""
-        return self.failure_rate + self.preemption_rate
-
-    @property
-    def segments_a_job(self) -> int:
-        """Segments within a job's limit; all of them without one."""
-        if self.job_limit_s is None:
-            return self.segments
-        return segments_within(self.job_limit_s, self.restart_s + self.upload_s, self.segment_s)
+from sabia.core.plan.stops.job import Process, segments_within
+from sabia.core.plan.stops.repairs import repair_wait
 
 
 @dataclass(frozen=True)
@@ -100,11 +67,6 @@ class Expectation:
     def billed_s(self) -> float:
         """Time in which the cluster is billed."""
         return self.exposed_s + self.waited_repair_s
-
-
-def segments_within(limit_s: float, lead_s: float, segment_s: float) -> int:
-    """Segments that a job of `limit_s` completes and uploads after its restart."""
-    return int((limit_s - lead_s) / segment_s * (1 + 1e-12))
 
 
 def divided(
@@ -242,32 +204,3 @@ def _start(segments: int, segment_s: float, lead_s: float, mean_s: float) -> _St
         partly=math.exp(-lead_s / mean_s) * -math.expm1(-segment_s / mean_s),
         through=through,
     )
-
-
-def repair_wait(process: Process, exposed_s: float) -> float:
-    """Expected wait for repairs while the machines run for `exposed_s`.
-
-    The probability that all spares are under repair, summed over HORIZON_STEPS implicit Euler
-    steps, which is exact for an Erlang-distributed exposed time with as many phases.
-    """
-    failures, spares = process.failure_rate, process.spare_nodes
-    if not failures or not process.repair_s or math.isinf(exposed_s):
-        return exposed_s if math.isinf(exposed_s) and failures and process.repair_s else 0.0
-    step_s = exposed_s / HORIZON_STEPS
-    fail, back = failures * step_s, 1 / process.repair_s * step_s
-    probabilities, all_away = [1.0] + [0.0] * spares, 0.0
-    for _ in range(HORIZON_STEPS):
-        # nodes under repair n → n + 1 at `fail`, n → n − 1 at n·`back`
-        ratios, parts = list[float](), list[float]()
-        for n, probability in enumerate(probabilities):
-            out = 1 + n * back + (fail if n < spares else 0.0)
-            from_below = fail * ratios[-1] if n else 0.0
-            pivot = max(1.0, out - from_below)  # it is at least 1, except for rounding
-            ratios.append((n + 1) * back / pivot)
-            parts.append((probability + (fail * parts[-1] if n else 0.0)) / pivot)
-        probabilities = [parts[spares]]
-        for n in range(spares - 1, -1, -1):
-            probabilities.append(parts[n] + ratios[n] * probabilities[-1])
-        probabilities.reverse()
-        all_away += probabilities[spares] * step_s
-    return failures * all_away * process.repair_s / (spares + 1)

@@ -7,8 +7,9 @@ import pytest
 from plain_models import expected_wall
 
 from sabia.core.errors import Infeasible
-from sabia.core.plan.stops import process as stops
-from sabia.core.plan.stops.process import Process, divided, expectation
+from sabia.core.plan.stops import repairs
+from sabia.core.plan.stops.job import Process
+from sabia.core.plan.stops.process import divided, expectation
 from sabia.core.plan.stops.simulation import simulate
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
@@ -167,11 +168,37 @@ def test_waits_for_repair_are_erlangs_loss_in_the_long_run():
     for spares, load in [(0, 0.5), (1, 0.1), (2, 2.0), (4, 2.0)]:
         lost = sum(load**n / math.factorial(n) for n in range(spares + 2))
         lost = load ** (spares + 1) / math.factorial(spares + 1) / lost
-        process = Process(
-            1, 1, 0, 0, failure_rate=load / HOUR_S, repair_s=HOUR_S, spare_nodes=spares
-        )
-        waited = stops.repair_wait(process, 1e9)
-        assert waited / (1e9 + waited) == pytest.approx(lost, rel=1e-4)
+        for peer_copies in (False, True):  # exactly, and by steps
+            process = Process(
+                10**9, 1, 0, 0, failure_rate=load / HOUR_S, repair_s=HOUR_S, spare_nodes=spares,
+                peer_copies=peer_copies,
+            )  # fmt: skip
+            seen = expectation(process)
+            assert seen.waited_repair_s / seen.wall_s == pytest.approx(lost, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_waits_for_repair_of_short_runs_agree_with_the_simulation(seed):
+    """Runs with about one failure: those that have one are longer and have more of them."""
+    rng = random.Random(seed)
+    mean_s = HOUR_S * 10 ** rng.uniform(0, 1.5)
+    segments, fails = rng.choice([1, 2, 5, 40]), rng.choice([0.3, 0.7, 1.0])
+    length_s = mean_s * rng.uniform(0.1, 1.5) / segments
+    process = Process(
+        segments, length_s, rng.choice([0.0, 0.3, 1.0]) * length_s, rng.choice([60.0, 900.0]),
+        fails / mean_s, (1 - fails) / mean_s, repair_s=rng.choice([0.3, 1.0, 5.0]) * mean_s,
+        spare_nodes=rng.choice([1, 2, 4]),
+    )  # fmt: skip
+    seen, drawn = expectation(process), simulate(process, 6000, seed)
+    assert abs(drawn.billed_s.mean - seen.billed_s) < 4 * drawn.billed_s.error
+    assert drawn.billed_s.mean == pytest.approx(seen.billed_s, rel=0.06)
+
+
+def test_waits_for_repair_are_the_same_exactly_and_by_steps_in_long_runs(monkeypatch):
+    process = Process(3000, 900.0, 60.0, 300.0, 2e-5, 1e-5, repair_s=50_000.0, spare_nodes=2)
+    exact = expectation(process).waited_repair_s
+    monkeypatch.setattr(repairs, "MOST_SPARES", 1)
+    assert expectation(process).waited_repair_s == pytest.approx(exact, rel=0.01)
 
 
 def test_segments_fill_the_work_and_the_job():
