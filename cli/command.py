@@ -122,19 +122,22 @@ MOST_LETTERS = 500  # of a message
 
 def explained(error: Exception) -> tuple[int, str]:
     """The exit code of an error, and its message on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if len(text) > MOST_LETTERS:  # a value that is quoted may be of any length
-        half = (MOST_LETTERS - 3) // 2
-        text = f"{text[:half]} … {text[-half:]}"
+    text = _short(str(error)) or type(error).__name__
     if isinstance(error, SabiaError):
         return int(error.exit_code), text
     if isinstance(error, ModuleNotFoundError):
         return int(ExitCode.MISSING), f"a package is missing; pip install {error.name}"
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{error.filename}: "
-        return int(ExitCode.FAILED), f"{name}{error.strerror or text}"
+        return int(ExitCode.FAILED), _short(f"{name}{error.strerror or text}")
     hint = "(internal error; rerun with --debug for the traceback)"
     return int(ExitCode.FAILED), f"{type(error).__name__}: {text} {hint}"
+
+
+def _short(message: str) -> str:
+    """The message on one line, without the middle of a long one, such as of a value it quotes."""
+    text, half = " ".join(message.split()), (MOST_LETTERS - 3) // 2
+    return text if len(text) <= MOST_LETTERS else f"{text[:half]} … {text[-half:]}"
 
 
 def print_error(code: int, text: str, as_json: bool) -> None:

@@ -10,16 +10,14 @@ round. `sabia plan-cluster --measure` writes such a file on the machine that it 
 """
 
 import dataclasses
-import math
-import tomllib
 from datetime import date
 from pathlib import PurePath
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import read_toml
 from sabia.core.plan.chips import Chip, chip_of_entry, load_chips
 
-MOST_LETTERS = 1 << 20
 FAMILIES = ("GPU", "TPU", "CPU", "chip")
 TEXTS = {"name", "family", "source"}
 WHOLE = {"node_chips", "scale_up_chips", "torus_axes"}
@@ -41,24 +39,8 @@ class Machine:
 
 def load_machine(path: str) -> Machine:
     """The machine of the TOML file at `path`. Raises UsageError in one line."""
-    return machine_of(_read(path), PurePath(path).stem, f"--machine: {path[:80]}")
-
-
-def _read(path: str) -> dict[str, Any]:
     where = f"--machine: {path[:80]}"
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_LETTERS + 1)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(
-            f"{where}: {getattr(error, 'strerror', 0) or error} (expected TOML)"
-        ) from None
-    if len(text) > MOST_LETTERS:
-        raise UsageError(f"{where}: is longer than 1 MB (expected a machine in TOML)")
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise UsageError(f"{where}: {str(error)[:100]} (expected TOML)") from None
+    return machine_of(read_toml(path, where), PurePath(path).stem, where)
 
 
 def machine_of(entry: dict[str, Any], name: str, where: str) -> Machine:
@@ -107,7 +89,7 @@ def _check(where: str, key: str, value: Any) -> None:
         expected = "a short text"
     else:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        right = number and math.isfinite(value) and 0 < value <= LARGEST
+        right = number and 0 < value <= LARGEST
         expected = f"a number above 0 and at most {LARGEST:g}"
         if key in WHOLE:
             right, expected = right and value == int(value), f"a whole {expected[2:]}"

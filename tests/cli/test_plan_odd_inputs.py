@@ -2,48 +2,42 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
-from plan_calls import call, called
+from plan_calls import Called, call, called
+from plan_odd import damaged_file, near_line, odd_line
 
-VALUES = ["0", "1", "-1", "1.5", "1e30", "1e-30", "nan", "inf", "", "8B", "8k", "30d", "40%", "7h",
-          "x" * 5000, "é\x00", "1,2", ",", "[]", "{}", "h100", "b200,b200", "/dev/zero", "/", "99",
-          "fsdp=8", "tensor=0", "megatron", "1000000000", "0.5", "16", "2", "10m"]  # fmt: skip
-FLAGS = ["--params", "--active", "--tokens", "--seq", "--batch-tokens", "--deadline", "--chip",
-         "--chips", "--nodes", "--hbm", "--utilisation", "--mfu", "--price", "--layers", "--hidden",
-         "--lora-rank", "--state-recipe", "--fixed-layout", "--stack", "--micro-batch", "--preempt",
-         "--restart", "--bucket-gbps", "--failure-rate", "--save-stall", "--job-limit", "--repair",
-         "--spare-nodes", "--max-cost", "--serve-tokens", "--region", "--provider", "--stage",
-         "--items", "--group", "--pue", "--model", "--compare", "--budget", "--plot",
-         "--machine", "--fit", "--data", "--tokens-per-param", "--base-format", "--reserved",
-         "--term", "--production", "--first-mfu", "--tuning", "--lora"]  # fmt: skip
 MOST = 500 + len("sabia plan-cluster: warning: ")
 
 
-def check(words: list[str], stdin: str = "") -> None:
-    done = called(words, stdin)
-    assert done.code in (0, 1, 2, 3, 65), (words, done.stderr[-300:])  # 1: of the file system
-    assert "internal error" not in done.stderr and "Traceback" not in done.stderr, words
-    assert max(map(len, done.stderr.splitlines()), default=0) <= MOST, words
+def fault(done: Called) -> str:
+    """What is wrong with how a call ended; empty if nothing is."""
+    if done.code not in (0, 1, 2, 3, 65):  # 1: of the file system
+        return f"exit code {done.code}: {done.stderr[-300:]}"
+    if "internal error" in done.stderr or "Traceback" in done.stderr:
+        return done.stderr[-3000:]
+    longest = max(done.stderr.splitlines(), key=len, default="")
+    return f"a message of {len(longest)} characters: {longest[:300]}" if len(longest) > MOST else ""
 
 
-def fuzz(seed: int, count: int) -> None:
+def fuzz(seed: int, count: int, folder: Path) -> None:
     rng = random.Random(seed)
     for _ in range(count):
-        words = ["--params", "8B"] if rng.random() < 0.7 else []
-        for flag in rng.sample(FLAGS, rng.randrange(1, 4)):
-            words += [flag, rng.choice(VALUES)]
-        check([*words, "--search"] if rng.random() < 0.1 else words)
+        lines = [(odd_line(rng), ""), (near_line(rng), ""), damaged_file(rng, folder)]
+        for words, stdin in lines:
+            said = fault(called(words, stdin))
+            assert not said, (words, said)
 
 
-def test_random_command_lines_are_answered_or_refused():
-    fuzz(0, 60)
+def test_random_command_lines_and_files_are_answered_or_refused(tmp_path):
+    fuzz(0, 25, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 101))
-def test_many_random_command_lines(seed):
-    fuzz(seed, 100)
+def test_many_random_command_lines_and_files(seed, tmp_path):
+    fuzz(seed, 34, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +51,24 @@ def test_many_random_command_lines(seed):
         ("--params 8B --region mars", "no region 'mars'"),
         ("--params 8B --stage grpo --chips 8 --group 1", "expected 2"),
         ("--params 8B --stage eval --items 0", "expected 1 or more"),
+        ("--budget /dev/zero", "longer than 1 MB"),
+        (f"--model {'x' * 5000}", "File name too long"),
     ],
 )
 def test_values_that_were_accepted_are_refused(words, hint):
     done = call(words)
-    assert done.code in (2, 65) and hint in done.stderr
+    assert done.code in (1, 2, 65) and hint in done.stderr and not fault(done)
 
 
-@pytest.mark.parametrize("config", ["[" * 100_000, json.dumps({"hidden_size": 10**30})])
+ODD_FIELDS = (
+    {"hidden_size": 10**30}, {"hidden_size": 1e300}, {"num_hidden_layers": 1e11},
+    {"num_hidden_layers": 10**400},
+    {"model_type": [[]]}, {"model_type": {}},
+    {"model_type": "exaone4", "sliding_window_pattern": [[]]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", ["[" * 100_000, *map(json.dumps, ODD_FIELDS)])
 def test_configurations_beyond_all_sense(config, tmp_path):
     path = tmp_path / "config.json"
     model = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -11,6 +11,7 @@ from unittest import mock
 from pinned_day import pinned
 
 from sabia.cli.main import main
+from sabia.core import stop
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ def called(words: list[str], stdin: str | None = None) -> Called:
     given = io.TextIOWrapper(io.BytesIO((stdin or "").encode()), encoding="utf-8")
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     argv, code = ["sabia", "plan-cluster", *words], 0
-    with pinned(), mock.patch.multiple(sys, argv=argv, stdin=given, stdout=out, stderr=err):
+    streams = mock.patch.multiple(sys, argv=argv, stdin=given, stdout=out, stderr=err)
+    # signals of the test process stay as they are: each installation would keep a thread and pipes
+    with pinned(), streams, mock.patch.object(stop, "install"):
         try:
             main()
         except SystemExit as end:

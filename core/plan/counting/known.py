@@ -22,7 +22,7 @@ LARGEST = 10**12  # a larger size is a mistake, and products of such sizes overf
 
 
 def _beyond(value: object) -> bool:
-    return isinstance(value, int) and value >= LARGEST
+    return isinstance(value, int | float) and not -LARGEST < value < LARGEST
 
 
 def architecture_of(path: str | Path) -> Architecture:
@@ -35,13 +35,17 @@ def architecture_of(path: str | Path) -> Architecture:
 
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
+    if not isinstance(config.get("model_type", ""), str):
+        raise UsageError("config.json: model_type is no text (expected the name of a family)")
     config = generic.texts(config)
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         for name in ("num_hidden_layers", "n_layer", "num_layers"):
             depth = fields.get(name)
-            if isinstance(depth, int) and depth > MOST_LAYERS:
-                raise UsageError(f"config.json: {name} is {depth} (expected at most {MOST_LAYERS})")
+            if isinstance(depth, int | float) and depth > MOST_LAYERS:
+                raise UsageError(
+                    f"config.json: {name} is {str(depth)[:20]} (expected at most {MOST_LAYERS})"
+                )
         large = [name for name, value in fields.items() if _beyond(value)]
         if large:
             raise UsageError(f"config.json: {large[0]} is too large (expected below {LARGEST:g})")

@@ -22,15 +22,14 @@ command line, which override the file's defaults. Prices that are too old are an
 """
 
 import datetime
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import compute
+from sabia.core.plan.catalogue import read_toml
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.money.bills import DAY_S, HOUR_S, cost_usd
 from sabia.core.plan.money.prices import Price, default_prices, prices_for, refused_words, usable
@@ -239,12 +238,7 @@ def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.dat
     price: of a chip-hour, from the command line.
     """
     path = settings.budget or ""
-    try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--budget: {path}: {error.strerror} (expected a TOML file)") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadData(f"{path}: {error} (expected TOML)") from error
+    data = read_toml(path, f"--budget: {path[:80]}")
     _refuse_unknown(path, "file", data, FILE_KEYS)
     tables = data.get("item")
     if not isinstance(tables, list) or not tables:

@@ -108,7 +108,11 @@ def olmo3(fields: CountFields) -> Architecture:
 def exaone4(fields: CountFields) -> Architecture:
     """EXAONE 4 (arXiv 2507.11407): norms after each half and of each head's queries and keys."""
     pattern: Any = fields.take("sliding_window_pattern", object, "")
-    every = len(pattern) if isinstance(pattern, str) else int(pattern)  # LLLG, or 4
+    if not isinstance(pattern, str | int):
+        raise UsageError(
+            "config.json: sliding_window_pattern is no text or number (expected LLLG or 4)"
+        )
+    every = pattern if isinstance(pattern, int) else len(pattern)  # 4, or LLLG
     local = "sliding_window" in fields and every > 0
     return _stack(fields, _local(fields, every if local else 1), qk_norm=True)
 
