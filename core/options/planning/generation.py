@@ -36,6 +36,20 @@ class PlanGeneration(Options, group="Generation"):
     )  # fmt: skip
     prompt_tokens: float | None = count("Mean tokens of a prompt", unset="1000", only=GENERATING)
     output_tokens: float | None = count("Mean tokens of an answer", unset="1000", only=GENERATING)
+    thinking_tokens: float | None = count(
+        "Mean tokens of thinking before an answer", unset="0", only=GENERATING
+    )
+    """They are generated, paid for and cached like those of the answer, which follows them."""
+    samples: int | None = whole(
+        "Answers drawn per request, of which one is used", unset="1", most=100_000,
+        only=needs(stage="serve"),
+    )  # fmt: skip
+    """As for a majority vote, or the best by a verifier, whose own cost is not counted. The prompt
+    is computed once; each answer has a cache of its own. In an evaluation this is `--repeats`."""
+    requests: float | None = count(
+        "Requests per second to serve: how many chips that takes", metavar="N/S", least=1e-6,
+        only=needs(stage="serve"), excludes=("chips", "nodes"),
+    )  # fmt: skip
     output_limit: float | None = count(
         "Maximum tokens of an answer", unset="none", only=GRPO, group="GRPO"
     )

@@ -5,6 +5,8 @@ answers and verdicts, chip-hours and dollars; GRPO the parts of a step, its bott
 of all steps.
 """
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.plan.compute import model_kind
@@ -63,25 +65,62 @@ def serve(request: PlanRequest) -> View:
         "best": load_report(best, usd),
     }
     cluster = {}
+    asked, test_time = serving.settings, list[str]()
+    if asked.requests:
+        busy = math.ceil(asked.requests * best.request_chip_s / replica.chips * (1 - 1e-12))
+        chips = busy * replica.chips
+    if asked.thinking_tokens or asked.samples:
+        test_time, report["test_time"] = _test_time(serving, best, usd)
     if chips:
         used = chips // replica.chips * replica.chips
         speed = used * best.output_tokens_per_s_chip
-        verdict += f"; {chips // replica.chips} of them: {speed:,.0f} tokens/s"
+        rate = used / best.request_chip_s
+        verdict += f"; {chips // replica.chips} of them, {chips:,} chips: {speed:,.0f} tokens/s"
+        verdict += f", {rate:,.3g} requests/s for ${usd * chips:,.2f} per hour"
         cluster["cluster"] = {
             "chips": chips,
             "replicas": chips // replica.chips,
             "output_tokens_per_s": speed,
-            "requests_per_s": used / best.request_chip_s,
+            "requests_per_s": rate,
+            "usd_per_hour": usd * chips,
         }
     lines = [
         f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
         f"{format_bytes(replica.weight_bytes)}; the KV cache of {best.prompt:,.0f} "
         f"+ {best.output:,.0f} tokens is {format_bytes(each)}",
         *columns(head, rows),
+        *test_time,
         f"verdict   {verdict}",
     ]
     view = _view(serving, _model_kind(request), lines, report)
     return View(view.text, view.report | cluster)
+
+
+def _test_time(
+    serving: ServingRequest, best: Load, usd: float
+) -> tuple[list[str], dict[str, float]]:
+    """A request with thinking and samples, beside one answer without either."""
+    plain = serving.settings.replace(thinking_tokens=None, samples=None)
+    alone = ServingRequest(replace(serving.request, settings=plain))
+    once = cheapest(possible_loads(alone))
+    each_usd, once_usd = (cost_usd(load.request_chip_s, usd) for load in (best, once))
+    figures = {
+        "samples": float(best.samples),
+        "generated_tokens_per_sample": best.output,
+        "usd_per_request": each_usd,
+        "usd_per_plain_request": once_usd,
+        "times_plain": best.request_chip_s / once.request_chip_s,
+        "seconds_per_answer": best.seconds_per_answer,
+        "plain_seconds_per_answer": once.seconds_per_answer,
+    }
+    thinking = serving.settings.thinking_tokens or 0
+    line = (
+        f"test time {best.samples} x {thinking:,.0f} + {once.output:,.0f} tokens a request: "
+        f"${each_usd:.4g}, {figures['times_plain']:.3g} times the ${once_usd:.4g} of one answer "
+        f"without thinking; it ends after {format_duration(best.seconds_per_answer)}, not "
+        f"{format_duration(once.seconds_per_answer)}"
+    )
+    return [line], figures
 
 
 def _model_kind(request: PlanRequest) -> str:

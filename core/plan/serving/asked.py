@@ -44,6 +44,12 @@ class ServingRequest:
         return default
 
     @property
+    def generated_tokens(self) -> float:
+        """Mean tokens of an answer, with those of thinking before it."""
+        written: float = self.value("output_tokens") + (self.settings.thinking_tokens or 0)
+        return written
+
+    @property
     def usd_per_chip_hour(self) -> float:
         """The first price of the chip. Raises UsageError where there is none."""
         prices = self.request.cluster.prices
@@ -59,12 +65,13 @@ def possible_loads(serving: ServingRequest, memory_share: float | None = None) -
     memory_share: of a chip for generation, unless --utilisation is given.
     """
     settings, chip = serving.settings, serving.request.cluster.chip
-    prompt, output = serving.value("prompt_tokens"), serving.value("output_tokens")
+    prompt, output = serving.value("prompt_tokens"), serving.generated_tokens
     common = {"weights": serving.value("weights"), "cache": serving.value("cache")}
     most = settings.replica_chips or settings.generation_chips or serving.request.cluster.chips
     possible = loads(
         serving.request.architecture, chip, prompt, output, **common, most_chips=most,
         batch=settings.batch, memory_share=settings.utilisation or memory_share,
+        samples=settings.samples or 1,
     )  # fmt: skip
     wanted = settings.replica_chips
     chosen = [load for load in possible if load.replica.chips == wanted] if wanted else possible
@@ -88,10 +95,11 @@ def evaluation(serving: ServingRequest) -> tuple[Suite, Evaluation]:
 
 def suite_of(serving: ServingRequest, items: float, repeats: float) -> Suite:
     """`items` answered `repeats` times, and the calls of a judge where one is requested."""
-    names = ["prompt_tokens", "output_tokens", "judge_calls"]
+    names = ["prompt_tokens", "judge_calls"]
     if serving.settings.judge_calls:
         names += ["judge_prompt_tokens", "judge_output_tokens"]
-    return Suite(items=items, repeats=repeats, **{name: serving.value(name) for name in names})
+    counts = {name: serving.value(name) for name in names}
+    return Suite(items=items, repeats=repeats, output_tokens=serving.generated_tokens, **counts)
 
 
 def judge(serving: ServingRequest) -> Source | None:
@@ -150,7 +158,7 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
     Infeasible.
     """
     settings, cluster = serving.settings, serving.request.cluster
-    lengths = rollout.Lengths(serving.value("output_tokens"), settings.output_limit)
+    lengths = rollout.Lengths(serving.generated_tokens, settings.output_limit)
     sizes = serving.value("prompts"), serving.value("group"), serving.value("prompt_tokens")
     drawn = rollout.Sampling(*sizes, lengths, settings.batch)
     apart, share = settings.generation_chips, settings.utilisation

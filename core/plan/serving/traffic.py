@@ -98,7 +98,10 @@ MILLION = 1e6
 
 @dataclass(frozen=True)
 class Load:
-    """A replica at full load with requests of one size; seconds, tokens."""
+    """A replica at full load with requests of one size; seconds, tokens.
+
+    batch: running answers; each request has `samples` of them.
+    """
 
     replica: Replica
     prompt: float
@@ -106,6 +109,7 @@ class Load:
     batch: int
     step: Pass
     first: Pass
+    samples: int = 1
 
     @property
     def prefill_chip_s(self) -> float:
@@ -120,17 +124,17 @@ class Load:
     @property
     def request_chip_s(self) -> float:
         """Chip-seconds of one request."""
-        return self.prefill_chip_s + self.decode_chip_s
+        return self.prefill_chip_s + self.samples * self.decode_chip_s
 
     @property
     def output_tokens_per_s_chip(self) -> float:
         """Generated tokens per second and chip, with the time of prefills."""
-        return self.output / self.request_chip_s
+        return self.samples * self.output / self.request_chip_s
 
     @property
     def seconds_per_answer(self) -> float:
         """From a request's start to its last token, with the prefills of other requests."""
-        return self.batch * self.first.seconds + self.output * self.step.seconds
+        return self.batch / self.samples * self.first.seconds + self.output * self.step.seconds
 
     def usd_per_million_input(self, usd_per_chip_hour: float) -> float:
         """Cost of a million prompt tokens."""
@@ -143,7 +147,7 @@ class Load:
 
 def full_load(
     replica: Replica, prompt: float, output: float, batch: int | None = None,
-    memory_share: float | None = None,
+    memory_share: float | None = None, samples: int = 1,
 ) -> Load:  # fmt: skip
     """`replica` with `batch` running requests (default: as many as fit). Raises Infeasible."""
     most = largest_batch(replica, prompt + output, memory_share)
@@ -155,13 +159,14 @@ def full_load(
         batch=running,
         step=decode_step(replica, running, prompt + output / 2),
         first=prefill(replica, prompt),
+        samples=samples,
     )
 
 
 def loads(
     architecture: Architecture, chip: Chip, prompt: float, output: float, *,
     weights: str = "bf16", cache: str = "bf16", most_chips: int | None = None,
-    batch: int | None = None, memory_share: float | None = None,
+    batch: int | None = None, memory_share: float | None = None, samples: int = 1,
 ) -> list[Load]:  # fmt: skip
     """Replicas of 1, 2, 4 … chips that hold the model, at full load, within one scale-up domain.
 
@@ -178,7 +183,7 @@ def loads(
         for attention in ("data", "tensor") if moe else ("tensor",):
             replica = Replica(architecture, chip, chips, weights, cache, attention)
             try:
-                possible.append(full_load(replica, prompt, output, batch, memory_share))
+                possible.append(full_load(replica, prompt, output, batch, memory_share, samples))
             except Infeasible as error:
                 refused = error
         chips *= 2

@@ -50,6 +50,47 @@ def test_serving_as_asked():
         see(serve, params=1e12, active=32e9, chips=8)
 
 
+TEST_TIME = {"params": 8e9, "chip": "h100", "price": "2", "output_tokens": 500}
+
+
+def test_test_time_compute_is_paid_as_generated_tokens():
+    plain = see(serve, **TEST_TIME).report["best"]
+    view = see(serve, **TEST_TIME, thinking_tokens=2000, samples=8)
+    best, seen = view.report["best"], view.report["test_time"]
+    assert best["output_tokens"] == 2500 and plain["output_tokens"] == 500
+    assert "test_time" not in see(serve, **TEST_TIME).report
+    usd = best["usd_per_million_input"] * 1000 + 8 * best["usd_per_million_output"] * 2500
+    assert seen["usd_per_request"] == pytest.approx(usd / 1e6)
+    once = plain["usd_per_million_input"] * 1000 + plain["usd_per_million_output"] * 500
+    assert seen["usd_per_plain_request"] == pytest.approx(once / 1e6)
+    assert seen["times_plain"] == pytest.approx(usd / once) and seen["times_plain"] > 20
+    assert "8 x 2,000 + 500 tokens a request" in view.text
+    assert seen["seconds_per_answer"] > 2 * seen["plain_seconds_per_answer"]
+
+
+def test_one_sample_without_thinking_is_the_plain_request():
+    seen = see(serve, **TEST_TIME, samples=1).report["test_time"]
+    assert seen["times_plain"] == pytest.approx(1)
+
+
+def test_chips_of_a_rate_of_requests_are_the_fewest():
+    for samples, rate in ((1, 5.0), (4, 3.7), (16, 100.0)):
+        asked = TEST_TIME | {"thinking_tokens": 1000, "samples": samples}
+        cluster = see(serve, **asked, requests=rate).report["cluster"]
+        size = cluster["chips"] // cluster["replicas"]
+        assert cluster["requests_per_s"] >= rate
+        assert cluster["requests_per_s"] * (1 - size / cluster["chips"]) < rate
+        assert cluster["usd_per_hour"] == pytest.approx(2 * cluster["chips"])
+
+
+def test_thinking_counts_in_evaluations_and_grpo_too():
+    asked = {"params": 8e9, "chip": "h100", "price": "2", "items": 100, "repeats": 3}
+    thought = see(evaluate, **asked, thinking_tokens=4000).report["parts"][0]
+    assert thought["output_tokens"] == 300 * 5000
+    grown = see(grpo, params=8e9, chip="h100", chips=16, price="2", thinking_tokens=4000)
+    assert grown.report["tokens"] == 64 * 16 * 6000
+
+
 def test_grpo_on_the_same_chips():
     asked = {"params": 30e9, "active": 3e9, "chip": "h100", "chips": 32, "price": "2"}
     view = see(grpo, **asked, output_tokens=3000, output_limit=8000, steps=100)
