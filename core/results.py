@@ -23,7 +23,7 @@ RESULTS = {
     "grpo": 3,
     "quantize": 5,
     "eval": 5,
-    "plan-cluster": 2,
+    "plan-cluster": 3,
 }
 # what fingerprints of results 1 contain: the version of the package at that time
 FIRST = "0.1.0"

@@ -4,7 +4,7 @@
   python tests/bench/calibrate_plan.py --forms    print errors of simpler forms of the model too
 
 Data: tests/core/plan/calibration_rows.toml for all constants but those of MIXTURE; then, with these
-held, calibration_mixtures.toml for those three, nothing else. So mixtures, whose software varies
+held, calibration_mixtures.toml for those, nothing else. So mixtures, whose software varies
 more, leave the rest alone. Each source of mixtures has the weight of the root of its rows' number.
 Least squares on log(predicted/published)
 with a pseudo-Huber loss (a row that is far off for a reason of its own counts linearly), and a
@@ -53,8 +53,10 @@ PRIORS = {
     "grouped": (0.6, 0.7, 0.0),
     "routed_tpu": (0.85, 0.3, 1.0),
     "exposed_routed": (0.3, 0.7, 0.0),
+    "launch_s": (0.005, 0.7, 0.0),
+    "sinks": (2.0, 0.7, 1.0),
 }
-MIXTURE = ("grouped", "routed_tpu", "exposed_routed")
+MIXTURE = ("grouped", "routed_tpu", "exposed_routed", "launch_s", "sinks")
 Array = np.ndarray
 Values = dict[str, float]
 

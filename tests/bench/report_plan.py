@@ -25,8 +25,9 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from judged_steps import Refused, judged_cases  # noqa: E402
 from step_cases import Case, calibration_cases, further_cases, mixture_cases  # noqa: E402
 
+from sabia.core.plan.device.compared import WORDS, kind_of  # noqa: E402
 from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
-from sabia.core.plan.device.step_work import Band  # noqa: E402
+from sabia.core.plan.device.step_work import Band, load_bands  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,26 @@ def by_table(rows: list[Judged]) -> dict[str, Figures]:
 
 
 def band(rows: list[Judged]) -> Band:
-    """Published over predicted: 10th and 90th percentile, each table weighing alike."""
+    """Published over predicted: 10th and 90th percentile, by rows and by tables, the wider."""
     sizes = Counter(row.case.table for row in rows)
-    ratios = sorted((1 / (1 + row.error), 1 / sizes[row.case.table]) for row in rows)
-    reached = list(accumulate(weight for _, weight in ratios))
-
-    def quantile(share: float) -> float:
-        place = bisect_left(reached, share * reached[-1])
-        return round(ratios[min(place, len(ratios) - 1)][0], 3)
-
-    return Band(quantile(0.1), quantile(0.9))
+    ends = []
+    for power in (0, 1):
+        ratios = sorted((1 / (1 + row.error), sizes[row.case.table] ** -power) for row in rows)
+        reached = list(accumulate(weight for _, weight in ratios))
+        places = [bisect_left(reached, share * reached[-1]) for share in (0.1, 0.9)]
+        ends.append([ratios[min(place, len(ratios) - 1)][0] for place in places])
+    fast, slow = zip(*ends, strict=True)
+    return Band(round(min(fast) - 5e-4, 3), round(max(slow) + 5e-4, 3))
 
 
 def bands(rows: list[Judged]) -> dict[str, Band]:
-    """Of each kind of model."""
-    kinds = {"dense": False, "mixture": True}
-    return {kind: band([r for r in rows if r.mixture == mixed]) for kind, mixed in kinds.items()}
+    """Of each kind of step."""
+    return {kind: band(found) for kind, found in by_kind(rows).items()}
+
+
+def by_kind(rows: list[Judged]) -> dict[str, list[Judged]]:
+    """The rows of each kind of step (compared.py)."""
+    return {kind: [r for r in rows if kind_of(r.case.workload) == kind] for kind in WORDS}
 
 
 def compared(rows: list[Judged]) -> list[str]:
@@ -132,20 +137,21 @@ def compared(rows: list[Judged]) -> list[str]:
         f"precisions = [{formats}]",
         f"longest_row = {max(case.workload.sequence for case in cases)}",
         f"most_chips = {max(int(case.layout.chips) for case in cases)}",
-        f"lora_rows = {sum(row.case.workload.adapter_params is not None for row in rows)}",
     ]
 
 
 def write(found: dict[str, Band], rows: list[Judged]) -> None:
     """The data file that predictions take their band from."""
     lines = [
-        "# Published over predicted step time: 10th and 90th percentile over judged tables.",
+        "# Published over predicted step time: 10th and 90th percentile of judged rows and tables.",
         "# Written by tests/bench/report_plan.py --write; never edit.",
         "",
         f"date = {date.today()}",
     ]
     for kind, seen in found.items():
-        lines += ["", f"[{kind}]", f"fast = {seen.fast}", f"slow = {seen.slow}"]
+        count = len(by_kind(rows)[kind])
+        lines += ["", f"[band.{kind}]", f"rows = {count}"]
+        lines += [f"fast = {seen.fast}", f"slow = {seen.slow}"]
     lines += compared(rows)
     (ROOT / "core" / "plan" / "data" / "judged.toml").write_text("\n".join(lines) + "\n")
 
@@ -188,6 +194,11 @@ def main() -> None:
     }
     for name, group in groups.items():
         print(f"{name:20s}{figures(group)}")
+    for kind, group in by_kind(rows).items():
+        own = load_bands()[kind]
+        held = fmean(own.fast <= 1 / (1 + row.error) <= own.slow for row in group)
+        width = (own.slow - own.fast) / (own.slow + own.fast)
+        print(f"band of {kind:12s}{own.fast} to {own.slow} (+-{width:.0%}) holds {held:.0%}")
     mean = fmean(found.mean for found in tables.values())
     share = fmean(found.share for found in tables.values())
     print(f"{'mean over tables':20s}{len(tables):4d} tables mean {mean:6.1%}   share {share:5.0%}")

@@ -146,7 +146,7 @@ def test_a_report_is_printed_beside_the_rows_that_are_written(tmp_path: Path) ->
     [
         ("--chip h2", ["h20", "h200"]),
         ("--compare b200,h2", ["b200,h20", "b200,h200"]),
-        ("--stack mega", ["megatron", "megatron-2021"]),
+        ("--stack mega", ["megatron", "megatron-graphs", "megatron-2021"]),
         ("--provider AW", ["AWS"]),
         ("--state-recipe adam", ["adamw16", "adam8bit"]),
         ("--weights nv", ["nvfp4"]),

@@ -4,13 +4,15 @@ What the words of each source mean here:
   torchtitan   stack fsdp (fsdp-async where row or title say async TP), Meta's 96 GB H100; defaults
                of its pipelines at 6b03ffa32: as many micro-batches as ranks, two stages a rank if
                interleaved
-  MPT          stack fsdp-2023; zero and recompute as printed
+  MPT          stack fsdp-2023 (on A100 fsdp-2023-a100); zero and recompute as printed
   NeMo, Bridge stack megatron; plain data parallelism has a distributed optimizer (zero 1), fsdp
                above 0 is zero 3; experts lie whole on tensor ranks; recompute, not printed, is
                none; gradients are in BF16 (grad_sync_dtype, grad_reduce_in_fp32 = False in their
-               recipes of performance); experts are balanced, as the pages say; virtual, where not
-               printed, 1; LoRA of rank 32 is about 0.5 % of the parameters; where samples of SQuAD
-               are packed, about 200 tokens each, attention stays within them
+               recipes of performance); experts are balanced, as the pages say; in MoE
+               models graphs, overlap and dispatch are those that the recipes of the release set
+               (bridge_software.py); virtual, where not printed, 1; LoRA of rank 32 is about
+               0.5 % of the parameters; where samples of SQuAD are packed, about 200 tokens
+               each, attention stays within them
   MaxText      stack maxtext; mbs is per device, so tensor ranks have theirs together; a TPU v7 chip
                has two devices; "keep" names tensors, "minimal" keeps every product; slices are
                pods of chips / slices
@@ -22,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bridge_software import software
 from published_steps import UNKNOWN, Row, load
 from step_cases import Case, architecture, label_of, seconds_of, step_flops
 
@@ -63,7 +66,7 @@ def _case(table: dict[str, Any], row: Row, shape: Row) -> Case | Refused:
     reason = _why_not(row, shape)
     if reason:
         return Refused(table["id"], label_of(row), reason)
-    chip, stack = _chip(row), _stack(table, row)
+    chip, stack = _chip(row), _stack(table, row, shape)
     layout, stack = _layout(table, row, stack)
     model = architecture(shape, row["seq"] if shape.get("learned_positions") else 0)
     if row.get("packed"):
@@ -98,15 +101,19 @@ def _chip(row: Row) -> Chip:
     return chip
 
 
-def _stack(table: dict[str, Any], row: Row) -> Stack:
+def _stack(table: dict[str, Any], row: Row, shape: Row) -> Stack:
     source = table["source"]
     if "torchtitan" in source:
         words = table["title"] + row.get("software", "")
         return find_stack("fsdp-async" if "async TP" in words else "fsdp")
     if "llm-foundry" in source:
-        return find_stack("fsdp-2023")
+        return find_stack("fsdp-2023-a100" if row["chip"] == "a100" else "fsdp-2023")
     if "NeMo" in source:
-        return replace(find_stack("megatron"), expert_imbalance=1.0)
+        megatron = find_stack("megatron")
+        release = table["id"].removeprefix("bridge-")
+        if "experts" not in shape:
+            return replace(megatron, expert_imbalance=1.0)
+        return replace(megatron, **software(release, row["model"], row["chip"]))
     return find_stack("maxtext")
 
 

@@ -9,6 +9,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bridge_software import software
 from plain_models import attention_layer, decoder, with_experts
 from published_steps import Row, expand, flops_per_token, load, matmul_params
 
@@ -20,7 +21,7 @@ from sabia.core.plan.memory import find_recipe
 
 ROWS = Path(__file__).parents[1] / "core" / "plan"
 CALIBRATION, FURTHER = ROWS / "calibration_rows.toml", ROWS / "further_steps.toml"
-MIXTURES = ROWS / "calibration_mixtures.toml"
+MIXTURES, ATTENTION = ROWS / "calibration_mixtures.toml", ROWS / "calibration_attention.toml"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def _kinds(shape: Row) -> tuple[LayerKind | None, LayerKind]:
         shape["hidden"], shape["heads"], shape.get("kv_heads", shape["heads"]), head_dim,
         shape.get("ffn", 0), gated=shape["gated"],
     )  # fmt: skip
+    dense = replace(dense, sinks=shape.get("sinks", False))
     if "kv_rank" in shape:
         dense = _latent(dense, shape)
     if "experts" not in shape:
@@ -117,6 +119,11 @@ def mixture_cases() -> list[Case]:
     return _cases(MIXTURES)
 
 
+def attention_cases() -> list[Case]:
+    """All rows of calibration_attention.toml."""
+    return _cases(ATTENTION)
+
+
 def further_cases() -> list[Case]:
     """All rows of further_steps.toml."""
     return _cases(FURTHER)
@@ -138,6 +145,8 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
     if "keeps" in row:
         stack = replace(stack, selective_keeps=tuple(row["keeps"]))
     stack = replace(stack, **row.get("software", {}))
+    if "release" in row:
+        stack = replace(stack, **software(row["release"], row["model"], row["chip"]))
     axes = ("data", "fsdp", "expert", "context", "tensor", "pipe", "virtual")
     layout = Layout(
         **{axis: row.get(axis, 1) for axis in axes},

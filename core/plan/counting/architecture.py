@@ -44,7 +44,8 @@ class LayerKind:
     matrices with LoRA adapters (rank r adds r parameters for each): all matrices that are active
     for every token, except the router.
     stream_norms: norms of the residual stream. head_normed: elements of queries and keys with a
-    norm; query_latent, key_latent: widths of the latents of latent attention.
+    norm; query_latent, key_latent: widths of the latents of latent attention. sinks: each head has
+    a learned score in the softmax, without a value.
     """
 
     count: int
@@ -73,6 +74,7 @@ class LayerKind:
     head_normed: int = 0
     query_latent: int = 0
     key_latent: int = 0
+    sinks: bool = False
 
     @property
     def attended_width(self) -> int:

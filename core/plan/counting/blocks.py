@@ -165,6 +165,8 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
         return sizes | widths | latents | {"kv_heads": mixer.heads}
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     sizes |= {"query_width": queries, "key_width": keys, "value_width": keys}
+    if mixer.sinks:
+        sizes["sinks"] = True
     if mixer.qk_norm or mixer.qk_norm_whole:
         sizes["head_normed"] = queries + keys
     return sizes | {"kv_heads": mixer.kv_heads}

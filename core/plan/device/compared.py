@@ -1,8 +1,8 @@
 """How far a predicted step lies from the published ones that predictions were compared with.
 
-data/judged.toml has the band of each kind of model, and what was compared: chips, formats, the
-longest rows, the most chips (tests/bench/report_plan.py). A kind of too few rows, such as LoRA, and
-what was not compared take the band of MoE models, the widest.
+data/judged.toml has the band of each kind of step, with its rows, and what was compared: chips,
+formats, the longest rows, the most chips (tests/bench/report_plan.py). A kind of too few rows, such
+as LoRA, and what was not compared take the widest band of those with enough.
 """
 
 from sabia.core.plan.catalogue import read_data
@@ -10,14 +10,30 @@ from sabia.core.plan.chips import Chip
 from sabia.core.plan.device.layout import Workload
 
 FEWEST = 20  # rows of a band of its own
+LONG = 16_384  # tokens of a long row
+WORDS = {
+    "dense": "dense models", "long": f"rows of {LONG} tokens and more", "mixture": "MoE models",
+    "lora": "LoRA",
+}  # fmt: skip
+
+
+def kind_of(workload: Workload) -> str:
+    """The kind of a step: lora, mixture (MoE), long (rows), or dense."""
+    if workload.adapter_params is not None:
+        return "lora"
+    if workload.architecture.expert_params:
+        return "mixture"
+    return "long" if workload.sequence >= LONG else "dense"
 
 
 def band_kind(workload: Workload, chip: Chip) -> str:
-    """The name of the step's band: dense, or mixture."""
-    seen = read_data("judged.toml")["compared"]
-    few = workload.adapter_params is not None and seen["lora_rows"] < FEWEST
-    wide = workload.architecture.expert_params or few or _beyond(workload, chip)
-    return "mixture" if wide else "dense"
+    """The kind whose band the step has."""
+    bands = read_data("judged.toml")["band"]
+    enough = {kind: band for kind, band in bands.items() if band["rows"] >= FEWEST}
+    own = kind_of(workload)
+    if own in enough and not _beyond(workload, chip):
+        return own
+    return max(enough, key=lambda kind: float(enough[kind]["slow"] / enough[kind]["fast"]))
 
 
 def _beyond(workload: Workload, chip: Chip) -> list[str]:
@@ -35,10 +51,12 @@ def _beyond(workload: Workload, chip: Chip) -> list[str]:
 
 def outside(workload: Workload, chip: Chip, chips: int) -> str:
     """In words, why the band may not hold; empty where the step is like those compared."""
-    seen, words = read_data("judged.toml")["compared"], _beyond(workload, chip)
-    if chips > seen["most_chips"]:
-        words.append(f"on more than {seen['most_chips']} chips")
+    data, words = read_data("judged.toml"), _beyond(workload, chip)
+    if chips > data["compared"]["most_chips"]:
+        words.append(f"on more than {data['compared']['most_chips']} chips")
     lines = [f"no published step {' or '.join(words)} was compared with"] if words else []
-    if workload.adapter_params is not None and seen["lora_rows"] < FEWEST:
-        lines.append(f"only {seen['lora_rows']} steps with LoRA were")
-    return "; ".join([*lines, "the band is that of MoE models"]) if lines else ""
+    rows = data["band"][kind_of(workload)]["rows"]
+    if rows < FEWEST:
+        lines.append(f"only {rows} steps with {WORDS[kind_of(workload)]} were")
+    band = f"the band is that of {WORDS[band_kind(workload, chip)]}"
+    return "; ".join([*lines, band]) if lines else ""

@@ -6,8 +6,8 @@ sabia(-cpu)    core.parallel of this project: weights split along their dimensio
                the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
 fsdp(-no-sync) torchtitan: FSDP2 with or without resharding, and all other axes; a row is split into
                twice as many pieces as context ranks, to balance a causal mask
-fsdp-2023      PyTorch's first FSDP only, over flat shards
-megatron       Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
+fsdp-2023(-a100)  PyTorch's first FSDP only, over flat shards
+megatron(-graphs)  Megatron-Core: distributed optimizer, sequence parallelism, interleaving, experts
                over the tensor ranks, key and value heads copied where tensor exceeds them; the
                embedding and the head may count as a layer each
 megatron-2021  arXiv 2104.04473: data, tensor and interleaved pipelines
@@ -70,15 +70,19 @@ SABIA = Abilities(
     sequence_parallel=False, even_hidden=True, loose_stages=True, recipes=("fsdp-fp32", "lora")
 )
 TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
+FIRST_FSDP = Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False)
 LLAMA3 = Abilities(zero=(2,), interleaved=True, outer=2, halves=True)
+MEGATRON = replace(LLAMA3, zero=(0, 1), experts_over_tensor=(False, True), copied_heads=True)
 ABILITIES: Mapping[str, Abilities] = {
     "sabia": SABIA,
     "sabia-cpu": SABIA,
     "fsdp": TITAN,
     "fsdp-async": TITAN,
     "fsdp-no-sync": TITAN,
-    "fsdp-2023": Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False),
-    "megatron": replace(LLAMA3, zero=(0, 1), experts_over_tensor=(False, True), copied_heads=True),
+    "fsdp-2023": FIRST_FSDP,
+    "fsdp-2023-a100": FIRST_FSDP,
+    "megatron": MEGATRON,
+    "megatron-graphs": MEGATRON,
     "megatron-2021": Abilities(
         axes=("data", "tensor", "pipe"), zero=(0,), interleaved=True, sequence_parallel=False
     ),

@@ -49,7 +49,10 @@ class Stack:
     a collective across nodes has the network bandwidth of one chip, not that of all its ranks in
     the node. reduce_bytes: bytes per gradient element in communication under ZeRO-2 and 3; below
     that it is in the recipe's format. attention_slowdown: time of the attention kernel over that of
-    FlashAttention-2 and later.
+    FlashAttention-2 and later. narrow_attention: attention has the rate of the format of the other
+    products. fused_sinks: it is as fast with learned scores in the softmax as without.
+    launched: share of an MoE layer's kernels that the host launches one by one and waits
+    for, as it must where it has to know the tokens of each expert (0: graphs of whole steps).
 
     host: this project's trainer on CPUs, whose memory host_memory.py computes, without the
     interpreter. widened: the CPU multiplies BF16 in fp32.
@@ -90,6 +93,9 @@ class Stack:
     bare_network: bool = False
     reduce_bytes: float = 4
     attention_slowdown: float = 1
+    narrow_attention: bool = False
+    fused_sinks: bool = False
+    launched: float = 1
     host: bool = False
     widened: bool = False
     source: str = ""

@@ -76,6 +76,8 @@ def step_time(
     uneven = _longest(at) * layout.pipe > workload.architecture.depth
     spare = choose(uneven & (layout.pipe > 1), 1 / _longest(at), 0)
     head = larger(0, work.head_s(at) - spare * stage)
+    waiting = larger(0, _launched(at) - stage)
+    stage = stage + waiting
     slowest = stage + head
     shards = network.shard_s(at, slowest)
     last_backward = slowest * 2 / 3
@@ -84,6 +86,7 @@ def step_time(
     parts |= {name: passes * layers[name] for name in ("tensor", "expert", "context")}
     parts |= {
         "stages": passes * network.stage_s(at),
+        "launches": passes * waiting,
         "bubble": (layout.pipe - 1) / layout.virtual * (stage + shards),
         "shards": passes * shards,
         "replicas": network.replica_s(at, last_backward),
@@ -97,6 +100,15 @@ def _longest(at: Timed) -> Number:
     """Layers of the longest stage."""
     runs = at.layout.pipe * at.layout.virtual
     return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
+
+
+def _launched(at: Timed) -> Number:
+    """Seconds in which the host launches the kernels of the longest stage's MoE layers."""
+    model = at.workload.architecture
+    share = choose(at.layout.pipe > 1, _longest(at) / model.depth, 1)
+    routed = sum(kind.count for kind in model.layers if kind.experts)
+    slowness = 0 if at.chip.torus_axes else at.stack.launched * at.constants.launch_s
+    return routed * share * slowness
 
 
 def _layers(at: Timed) -> dict[str, Number]:

@@ -60,6 +60,9 @@ class Constants:
     side of an expert's tokens, whose number differs from expert to expert. routed_tpu: rate of
     products of routed experts on TPUs over that of large ones. exposed_routed: `exposed` for the
     gathers of split weights in MoE models, whose experts wait for the counts of their tokens.
+    launch_s: seconds in which the host launches the kernels of an MoE layer for one micro-batch,
+    forward and backward. sinks: time of attention with learned scores in the softmax over that
+    without, where no kernel fuses them (`Stack.fused_sinks`).
     """
 
     gpu: float
@@ -73,13 +76,15 @@ class Constants:
     grouped: float
     routed_tpu: float
     exposed_routed: float
+    launch_s: float
+    sinks: float
 
 
 @dataclass(frozen=True)
 class Band:
     """10th (`fast`) and 90th (`slow`) percentile of published over predicted step time.
 
-    Each published table has the same weight, for any number of rows.
+    By rows and by tables, of which each has the same weight: the wider of both.
     """
 
     fast: float
@@ -94,9 +99,9 @@ def load_constants() -> Constants:
 
 @cache
 def load_bands() -> dict[str, Band]:
-    """The bands of data/judged.toml by kind of model: dense, mixture (MoE)."""
-    entries = read_data("judged.toml")
-    return {kind: Band(**entries[kind]) for kind in ("dense", "mixture")}
+    """The bands of data/judged.toml by kind of step (compared.py)."""
+    bands = read_data("judged.toml")["band"]
+    return {kind: Band(each["fast"], each["slow"]) for kind, each in bands.items()}
 
 
 @dataclass(frozen=True)
@@ -244,8 +249,11 @@ def attention_s(at: Timed, kind: LayerKind) -> Number:
     flops = 2 * (_visible(at, kind) + kind.state_products) * at.tokens / at.layout.tensor
     again = runs_again("attended", at.layout, at.stack)
     passes = 1 + (2 if matrix else 2.5) + again
-    rate = sustained(at, "bf16") * at.constants.attention / at.stack.attention_slowdown
+    precision = at.workload.precision if at.stack.narrow_attention else "bf16"
+    rate = sustained(at, precision) * at.constants.attention / at.stack.attention_slowdown
     seconds = flops * passes / rate
+    if kind.sinks and not at.stack.fused_sinks:
+        seconds = seconds * at.constants.sinks
     if matrix:  # which is read and written
         pairs = kind.heads * at.workload.sequence * at.tokens / at.layout.tensor
         moved = pairs * at.element * (SCORE_PASSES * (3 + again))

@@ -30,6 +30,7 @@ RESOURCES = {
     "expert": "links between expert ranks", "stages": "links between stages",
     "shards": "network, for weights and gradients of shards",
     "replicas": "network, for gradients of replicas",
+    "launches": "the host, which launches kernels; larger micro-batches, or graphs of whole steps",
     "bubble": "waiting for the pipeline; more micro-batches or fewer stages",
 }  # fmt: skip
 

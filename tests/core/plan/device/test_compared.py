@@ -9,7 +9,7 @@ from step_cases import further_cases
 
 from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.compared import band_kind, outside
+from sabia.core.plan.device.compared import FEWEST, LONG, band_kind, outside
 from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.memory import find_recipe
 
@@ -22,6 +22,8 @@ WORK = Workload(
 
 def test_a_usual_step_is_within_what_was_compared():
     assert outside(WORK, H100, 512) == "" and band_kind(WORK, H100) == "dense"
+    long = replace(WORK, sequence=LONG)
+    assert outside(long, H100, 512) == "" and band_kind(long, H100) == "long"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +38,15 @@ def test_a_usual_step_is_within_what_was_compared():
 def test_what_was_not_compared_is_named_and_has_the_wide_band(changes, chip, words):
     work, chip = replace(WORK, **changes), find_chip(chip)
     assert words in outside(work, chip, 8) and band_kind(work, chip) == "mixture"
+
+
+def test_each_band_is_of_enough_rows_or_not_used():
+    """A band wider than 45 % either way says nothing."""
+    bands = read_data("judged.toml")["band"]
+    for band in (band for band in bands.values() if band["rows"] >= FEWEST):
+        assert (band["slow"] - band["fast"]) / (band["slow"] + band["fast"]) < 0.45
+        assert 0.5 < band["fast"] < 1 < band["slow"] < 2
+    assert bands["lora"]["rows"] < FEWEST <= min(bands[k]["rows"] for k in ("dense", "long"))
 
 
 def test_the_file_has_the_rows_that_were_seen_before():

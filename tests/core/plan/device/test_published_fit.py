@@ -46,7 +46,8 @@ def fits(case: Case) -> bool:
     recipe = PRECISION.get(case.table, case.workload.recipe)
     workload = replace(case.workload, recipe=recipe)
     limit = SearchProblem(workload, case.chip, case.stack, {}).memory_limit_bytes
-    tried = RECOMPUTE if "unknown" in case.label else (case.layout.recompute,)
+    unknown = "unknown" in case.label or case.table.startswith("bridge")
+    tried = RECOMPUTE if unknown else (case.layout.recompute,)
     layouts = (replace(case.layout, recompute=policy) for policy in tried)
     return any(device_memory(workload, one, case.stack).total <= limit for one in layouts)
 
@@ -56,7 +57,7 @@ def test_published_layouts_fit_or_have_a_reason():
     outside = [row for row in every if not fits(row)]
     keys = {(row.table, row.workload.architecture.name) for row in outside}
     assert keys == set(REASONS)
-    assert len(every) >= 351 and len(outside) <= 0.03 * len(every)
+    assert len(every) >= 444 and len(outside) <= 0.03 * len(every)
 
 
 def test_whole_gradients_between_micro_batches_are_counted():

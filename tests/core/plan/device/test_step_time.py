@@ -19,7 +19,7 @@ from sabia.core.plan.memory import find_recipe
 SHAPES, _ = load()
 IDEAL = Constants(
     gpu=1, tpu=1, balance=0, shape=0, attention=1, elementwise=1, collective=1, exposed=0,
-    grouped=0, routed_tpu=1, exposed_routed=0,
+    grouped=0, routed_tpu=1, exposed_routed=0, launch_s=0, sinks=1,
 )  # fmt: skip
 H100 = replace(find_chip("h100"), matmul_ceiling=1.0)
 FREE = replace(H100, hbm_bytes_per_s=1e30, scale_up_bytes_per_s=1e30, network_bytes_per_s=1e30)
@@ -46,6 +46,44 @@ def test_an_ideal_chip_takes_the_models_operations(name):
     assert seen.parts["attention"] == pytest.approx(
         workload.batch_tokens * (causal - plain) * 3.5 / 3 / 989e12
     )
+
+
+def test_the_host_bounds_small_micro_batches_of_mixtures():
+    slow, layout = replace(IDEAL, launch_s=0.01), Layout(expert=8, recompute="none")
+    layers, passes = 48, 64 / 8
+
+    def seen(stack=MEGATRON, chip=H100, name="qwen3-30b-a3b", **changed):
+        return step_time(work(name), replace(layout, **changed), chip, stack, slow)
+
+    bound = seen()
+    busy = bound.total_s - sum(bound.parts[part] for part in ("head", "replicas", "optimizer"))
+    assert bound.parts["launches"] > 0 and busy == pytest.approx(layers * passes * 0.01)
+    assert seen(pipe=2, expert=4, virtual=1).parts["launches"] > 0
+    half = seen(replace(MEGATRON, launched=0.2))
+    assert half.parts["launches"] == 0 and half.total_s < bound.total_s
+    for other in (
+        seen(find_stack("megatron-graphs")), seen(micro_batch=8), seen(name="llama-3-8b", expert=1),
+        seen(FSDP, find_chip("tpu-v5p")),
+    ):  # fmt: skip
+        assert other.parts["launches"] == 0
+
+
+def test_attention_is_slower_with_sinks_and_faster_in_a_narrow_format():
+    learned, plain = work("gpt-oss-120b"), work("gpt-oss-120b", precision="fp8")
+    constants = replace(IDEAL, sinks=3.0)
+
+    def attention(workload, **stack):
+        changed = replace(MEGATRON, **stack)
+        layout = Layout(expert=8, recompute="none")
+        return step_time(workload, layout, H100, changed, constants).parts["attention"]
+
+    fused = attention(learned, fused_sinks=True)
+    assert attention(learned) == pytest.approx(3 * fused)
+    assert attention(plain, fused_sinks=True) == pytest.approx(fused)
+    narrow = attention(plain, fused_sinks=True, narrow_attention=True)
+    rate = H100.fp8_flops_per_s * H100.fp8_matmul_ceiling
+    assert narrow == pytest.approx(fused * H100.bf16_flops_per_s / rate)
+    assert attention(work()) == attention(work(), fused_sinks=True)
 
 
 def test_products_are_all_of_a_layer():
