@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 2,
     "grpo": 3,
-    "quantize": 5,
+    "quantize": 6,
     "eval": 5,
     "plan-cluster": 3,
 }

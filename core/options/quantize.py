@@ -58,11 +58,12 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     """The matrices that the recipe quantizes and that no rule of it names get formats of
     `--formats`, so that their stored bits, scales included, are at most this for each of their
     weights (4.8, say) and the expected divergence is least: matrices whose rounding changes the
-    predictions more get more bits. The expectation is from gradients on the calibration records.
-    Matrices that servers join get one format. `recipe.toml` in the output is the recipe that was
-    found; given as `--recipe`, it makes the same files again."""
+    predictions more get more bits. The expectation is from gradients and inputs on the calibration
+    records, for the rounding that `--rounding` asks for. Matrices that servers join get one format.
+    `recipe.toml` in the output is the recipe that was found; given as `--recipe`, it makes the same
+    files again."""
     formats: str = text(
-        "Formats that --bits chooses from", "NAME[:GROUP],…", default="w4a16,w8a16,bf16",
+        "Formats that --bits chooses from", "NAME[:GROUP],…", default="w4a16,w4a16:32,w8a16,bf16",
         only=needs("bits"),
     )  # fmt: skip
     """Names of number formats; `w4a16:32` has a scale for each 32 columns."""
@@ -72,7 +73,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     not read compressed-tensors. It is not smaller, and no activations are rounded by what loads
     it. `gguf` is the file DIR/model.gguf with tokenizer and chat template, for llama.cpp: `w8a16`
     of a recipe is Q8_0, `w4a16` Q4_0, `mxfp4a16` MXFP4, and what is not quantized F16 (`--recipe
-    bf16`: all of it). Models of llama, mistral, mixtral, qwen3 and qwen3_moe have this form."""
+    bf16`: all of it). Models of llama, mistral, mixtral, qwen3, qwen3_moe, gemma2 and gemma3 have
+    this form, with byte-level BPE or the BPE of a SentencePiece model as the tokenizer."""
     group_size: int | None = integer(
         "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",

@@ -3,24 +3,26 @@
 The matrices that a recipe quantizes and that none of its rules names are free. Matrices that
 servers join (q, k, v; gate and up; the experts of a layer) get one format. Of each such unit and
 format the cost is its stored bits, scales included, and the loss the divergence that
-`core.quant.sensitivity` expects of rounding to nearest. The formats with the least loss within the
-budget are found on the lower convex hull of each unit, by the largest fall of the loss for each
-bit; what is left of the budget is spent on single changes that still fit.
+`core.quant.sensitivity` expects of it, rounded as the recipe says: GPTQ gains more in some formats
+and matrices than in others. The formats with the least loss within the budget are found by dynamic
+programming over the units.
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from sabia.core import stop
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.numerics.schemes import Scheme, scheme_named, served_together
-from sabia.core.quant.quantize import check_finite
+from sabia.core.quant.hessians import Hessians
+from sabia.core.quant.quantize import check_finite, expert_windows, hessian_of, in_window
 from sabia.core.quant.recipe import (
     Linear,
     Recipe,
@@ -31,11 +33,11 @@ from sabia.core.quant.recipe import (
     stored_form,
 )
 from sabia.core.quant.rounding import store
-from sabia.core.quant.sensitivity import LayerFisher
+from sabia.core.quant.sensitivity import LayerFisher, expected
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
-CHOICES = ("w4a16", "w8a16", "bf16")
+_STEPS = 1 << 16  # of the budget
 
 
 @dataclass(frozen=True)
@@ -104,68 +106,82 @@ def units(spec: ModelSpec, recipe: Recipe, choices: Sequence[Choice]) -> list[Un
     return made
 
 
-def add_losses(units: Sequence[Unit], part: LayerFisher, recipe: Recipe) -> None:
-    """Set the losses of the units of a layer. Raises BadData for NaN and infinite values."""
-    for unit in units:
-        if unit.linears[0].tensor.layer != part.layer:
-            continue
-        for linear in unit.linears:
-            weight, fisher = linear.weight(part.values), linear.weight(part.fisher)
-            check_finite(linear.tensor.name, weight)
-            for choice in unit.costs:
-                stop.check()
-                scheme = _scheme(linear, recipe, choice)
-                if scheme.quantizes:
-                    off = store(weight, scheme, replace(recipe, rounding="rtn")).decoded - weight
-                    # ½ Σ F (W' - W)²
-                    unit.losses[choice] += 0.5 * float(np.sum(fisher * off * off, dtype=np.float64))
+def add_losses(spec: ModelSpec, units: Sequence[Unit], part: LayerFisher, recipe: Recipe) -> None:
+    """Set the losses of the units of a layer, rounded as the recipe says by the inputs of every
+    other batch of `part`, for those of the others, to which GPTQ's errors are not fitted.
+
+    Raises BadData for NaN and infinite values.
+    """
+    own = [unit for unit in units if unit.linears[0].tensor.layer == part.layer]
+    linears = [linear for unit in own for linear in unit.linears]
+    wanted = {t.name for linear in linears for t in linear.tensors}
+    every = recipe.experts == "all"
+    for experts in expert_windows(spec, recipe, linears):
+        seen, others = (
+            part.inputs(Hessians(experts, experts.start == 0, wanted, False, every), half)
+            for half in (slice(0, None, 2), slice(1, None, 2))
+        )
+        for unit in own:
+            for linear in unit.linears:
+                if in_window(linear, experts):
+                    hessians = hessian_of(linear, seen), others.of(*linear.key)
+                    _add_loss(unit, linear, part, recipe, *hessians)
+
+
+def _add_loss(
+    unit: Unit,
+    linear: Linear,
+    part: LayerFisher,
+    recipe: Recipe,
+    seen: torch.Tensor | None,
+    others: torch.Tensor | None,
+) -> None:
+    weight, fisher = linear.weight(part.values), linear.weight(part.fisher)
+    check_finite(linear.tensor.name, weight)
+    for choice in unit.costs:
+        stop.check()
+        scheme = _scheme(linear, recipe, choice)
+        if scheme.quantizes:
+            stored = store(weight, scheme, recipe, seen, linear.tensor.name)
+            on = seen if others is None else others
+            unit.losses[choice] += expected(stored.decoded - weight, fisher, on)
 
 
 def allocate(units: Sequence[Unit], bits: float) -> list[Choice]:
-    """The choice of each unit with the least sum of losses found within `bits` for each weight.
+    """The choice of each unit with the least sum of losses within `bits` for each weight.
 
-    Raises Infeasible for a budget below the smallest formats.
+    Costs are counted in steps of their greatest common divisor, or where there are more than _STEPS
+    of these within the budget in larger ones, rounded up. Raises Infeasible for a budget below the
+    smallest formats.
     """
     weights = sum(_weights(unit.linears) for unit in units)
-    budget = int(bits * weights)
-    hulls = [_hull(unit) for unit in units]
-    chosen = [hull[0] for hull in hulls]
-    spent = sum(unit.costs[c] for unit, c in zip(units, chosen, strict=True))
-    if spent > budget:
+    least = [min(unit.costs.values()) for unit in units]
+    left = int(bits * weights) - sum(least)
+    if left < 0:
         raise Infeasible(
-            f"--bits: {bits:g} (expected at least {spent / weights:.4f}, the stored bits of the "
-            "smallest of --formats with their scales)"
+            f"--bits: {bits:g} (expected at least {sum(least) / weights:.4f}, the stored bits of "
+            "the smallest of --formats with their scales)"
         )
-    steps = [
-        (-_gain(unit, low, high), number, index + 1)
-        for number, (unit, hull) in enumerate(zip(units, hulls, strict=True))
-        for index, (low, high) in enumerate(pairwise(hull))
+    more = [
+        {c: cost - low for c, cost in unit.costs.items()}
+        for unit, low in zip(units, least, strict=True)
     ]
-    for _, number, index in sorted(steps):  # falls of a hull shrink, so that its steps are in order
-        unit, hull = units[number], hulls[number]
-        if chosen[number] != hull[index - 1]:
-            continue  # a step before it did not fit
-        more = unit.costs[hull[index]] - unit.costs[chosen[number]]
-        if spent + more <= budget:
-            chosen[number], spent = hull[index], spent + more
-    return _refined(units, chosen, budget - spent)
-
-
-def _refined(units: Sequence[Unit], chosen: list[Choice], left: int) -> list[Choice]:
-    """Single changes that fit into what is left, the largest fall of the loss first."""
-    while True:
-        best: tuple[float, int, Choice] | None = None
-        for number, unit in enumerate(units):
-            for choice, cost in unit.costs.items():
-                fits = cost - unit.costs[chosen[number]] <= left
-                fall = unit.losses[chosen[number]] - unit.losses[choice]
-                if fits and fall > 0 and (best is None or fall > best[0]):
-                    best = fall, number, choice
-        if best is None:
-            return chosen
-        _, number, choice = best
-        left -= units[number].costs[choice] - units[number].costs[chosen[number]]
-        chosen[number] = choice
+    step = math.gcd(*(cost for costs in more for cost in costs.values())) or 1
+    step *= -(-left // (step * _STEPS)) or 1
+    best, choices = np.zeros(left // step + 1), list[np.ndarray]()  # by the steps that are spent
+    for unit, costs in zip(units, more, strict=True):
+        sums = np.full((len(costs), len(best)), np.inf)
+        for row, (choice, cost) in zip(sums, costs.items(), strict=True):
+            steps = -(-cost // step)
+            row[steps:] = best[: max(0, len(best) - steps)] + unit.losses[choice]
+        choices.append(sums.argmin(0))
+        best = sums.min(0)
+    chosen, at = list[Choice](), len(best) - 1
+    for costs, numbers in zip(reversed(more), reversed(choices), strict=True):
+        choice = [*costs][numbers[at]]
+        chosen.append(choice)
+        at -= -(-costs[choice] // step)
+    return chosen[::-1]
 
 
 def found_recipe(
@@ -239,25 +255,6 @@ def _bits(linears: Sequence[Linear], schemes: Sequence[Scheme]) -> int:
 
 def _weights(linears: Sequence[Linear]) -> int:
     return sum(rows * columns for rows, columns in (linear.matrix for linear in linears))
-
-
-def _hull(unit: Unit) -> list[Choice]:
-    """The choices on the lower convex hull of the losses over the costs, the smallest first."""
-    order = sorted(unit.costs, key=lambda c: (unit.costs[c], unit.losses[c]))
-    hull = [order[0]]
-    for choice in order[1:]:
-        if unit.losses[choice] >= unit.losses[hull[-1]]:
-            continue
-        while len(hull) > 1 and _gain(unit, hull[-2], hull[-1]) <= _gain(unit, hull[-1], choice):
-            hull.pop()
-        hull.append(choice)
-    return hull
-
-
-def _gain(unit: Unit, low: Choice, high: Choice) -> float:
-    """The fall of the loss for each bit."""
-    more = max(1, unit.costs[high] - unit.costs[low])
-    return (unit.losses[low] - unit.losses[high]) / more
 
 
 def by_format(units: Sequence[Unit], chosen: Sequence[Choice]) -> Mapping[str, float]:

@@ -3,7 +3,7 @@
 Families whose tensors these programs know, in the plain forms that they compute, are written; all
 else is refused by name. Matrices that are not quantized are F16, vectors and routers F32. Files of
 the architecture `llama` hold the rows of queries and keys in another order: the pairs of a rotation
-are neighbours, not half a head apart.
+are neighbours, not half a head apart. Norms that a family stores less 1 (Gemma) are stored whole.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,18 +20,22 @@ from sabia.core.quant.recipe import Recipe, name_in_layer
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.experts import Experts, Router
-from sabia.core.spec.layers import Attention, GatedMlp, Norms
+from sabia.core.spec.layers import Attention, GatedMlp, Layer, Norms
 from sabia.core.spec.rope import Rope, inverse_frequencies
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama"}
 ARCHITECTURES |= {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"gemma2": "gemma2", "gemma3_text": "gemma3"}
+# numbers of layers at which llama.cpp scales the scores of Gemma by the width of a head's share
+OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
 OUTER = {"embed": "token_embd", "final_norm": "output_norm", "head": "output"}
 INNER = {"attn.norm": "attn_norm", "attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 INNER |= {f"attn.{p}{end}": f"attn_{p if p != 'o' else 'output'}" for p in "qkvo"
           for end in ("", "_bias")}  # fmt: skip
 INNER |= {"mlp.norm": "ffn_norm", "mlp.router": "ffn_gate_inp"}
+INNER |= {"attn.post_norm": "post_attention_norm", "mlp.post_norm": "post_ffw_norm"}
 INNER |= {f"mlp.{p}": f"ffn_{p}" for p in ("gate", "up", "down")}
 INNER |= {f"mlp.experts.{p}": f"ffn_{p}_exps" for p in ("gate", "up", "down")}
 TYPES = {name: gguf.GGMLQuantizationType[name.upper()] for name in BYTES}
@@ -44,6 +48,22 @@ def plain_dtype(tensor: TensorSpec) -> str:
     return "float16" if matrix else "float32"
 
 
+def plain_values(spec: ModelSpec, tensor: TensorSpec, array: np.ndarray) -> np.ndarray:
+    """The float32 values that the file holds of a tensor that is not quantized."""
+    offset = _norm_offset(spec, tensor)
+    stored = (array + offset).astype(plain_dtype(tensor)).astype(np.float32)
+    return stored - offset
+
+
+def _norm_offset(spec: ModelSpec, tensor: TensorSpec) -> np.float32:
+    """What the model adds to the weights of a norm, and the file holds with them; else 0."""
+    if tensor.component != "norm":
+        return np.float32(0)
+    if tensor.layer is None:
+        return np.float32(spec.norm_offset)
+    return np.float32(spec.layers[tensor.layer].norms.offset)
+
+
 def check_family(spec: ModelSpec) -> None:
     """Raise UsageError for a model that llama.cpp computes in another way, or not at all."""
     if spec.family not in ARCHITECTURES:
@@ -51,32 +71,75 @@ def check_family(spec: ModelSpec) -> None:
             f"--format gguf: {spec.family} models are not written (expected one of "
             f"{', '.join(ARCHITECTURES)})"
         )
-    new = spec.family.startswith("qwen3")
+    gemma = ARCHITECTURES[spec.family].startswith("gemma")
     for layer in spec.layers:
-        mixer, part = layer.mixer, layer.mlp
-        plain = isinstance(mixer, Attention) and mixer.rope is not None
-        if plain:
-            assert isinstance(mixer, Attention) and mixer.rope is not None
-            size = mixer.head_dim
-            usual = Attention(
-                mixer.heads, mixer.kv_heads, size, size**-0.5, mixer.rope, mixer.qkv_bias,
-                mixer.output_bias, qk_norm=new,
-            )  # fmt: skip
-            plain = mixer == usual and mixer.rope.dim == size
-            plain &= mixer.rope.kind in ("default", "linear", "llama3")
-        if isinstance(part, Experts):
-            router = Router(part.router.experts, part.router.top_k)
-            plain &= part == Experts(router, part.width)
-        else:
-            plain &= isinstance(part, GatedMlp) and part == GatedMlp(part.width)
-        if not plain or layer.norms != Norms():
+        if layer != (_usual_gemma(spec, layer) if gemma else _usual(spec, layer)):
             raise UsageError(
-                f"--format gguf: a layer of this {spec.family} model is {layer} (expected full "
-                "attention, rotations of whole heads by default, linear or llama3 frequencies, "
-                "SwiGLU without biases, and softmax routers that normalize)"
+                f"--format gguf: a layer of this {spec.family} model is {layer} (expected "
+                "attention and norms of its family, rotations of whole heads by default, linear or "
+                "llama3 frequencies, a gated MLP without biases, and softmax routers that "
+                "normalize)"
             )
-    if spec.layers.count(spec.layers[0]) < len(spec.layers):
+    if not gemma and spec.layers.count(spec.layers[0]) < len(spec.layers):
         raise UsageError(f"--format gguf: layers of this {spec.family} model differ (expected one)")
+    if spec.family == "gemma2" and not spec.tied:
+        raise UsageError("--format gguf: gemma2 files have no head (expected tied embeddings)")
+
+
+def _usual(spec: ModelSpec, layer: Layer) -> Layer | None:
+    """The layer as llama.cpp computes it in Llama's and Qwen's families."""
+    mixer, part = layer.mixer, layer.mlp
+    if not isinstance(mixer, Attention) or not _knows_rope(mixer, "llama3"):
+        return None
+    size, new = mixer.head_dim, spec.family.startswith("qwen3")
+    usual = Attention(
+        mixer.heads, mixer.kv_heads, size, size**-0.5, mixer.rope, mixer.qkv_bias,
+        mixer.output_bias, qk_norm=new,
+    )  # fmt: skip
+    if isinstance(part, Experts):
+        router = Router(part.router.experts, part.router.top_k)
+        return Layer(usual, Experts(router, part.width))
+    return Layer(usual, GatedMlp(part.width)) if isinstance(part, GatedMlp) else None
+
+
+def _usual_gemma(spec: ModelSpec, layer: Layer) -> Layer | None:
+    """The layer as llama.cpp computes it in Gemma's families: local layers have one window and one
+    rotation, which in Gemma 3 is not scaled."""
+    mixer, feed, one = layer.mixer, layer.mlp, spec.layers[0]
+    if not isinstance(mixer, Attention) or not isinstance(one.mixer, Attention):
+        return None
+    old, local = spec.family == "gemma2", mixer.window is not None
+    first = _first(spec, local)
+    if first is None or not _knows_rope(first) or not isinstance(feed, GatedMlp):
+        return None
+    if local and not old and first.rope is not None and first.rope.kind != "default":
+        return None
+    heads, size = one.mixer.heads, one.mixer.head_dim
+    if OTHER_SCALE[ARCHITECTURES[spec.family]] == len(spec.layers):
+        scale = float(spec.hidden_size // heads) ** -0.5
+    else:
+        scale = size**-0.5
+    cap = one.mixer.softcap if old else None
+    usual = Attention(
+        heads, one.mixer.kv_heads, size, scale, first.rope, window=first.window, softcap=cap,
+        qk_norm=not old, norm_offset=0.0 if old else 1.0,
+    )  # fmt: skip
+    if one.mlp != feed:
+        return None
+    return Layer(usual, GatedMlp(feed.width, "gelu_pytorch_tanh"), Norms(post=True, offset=1.0))
+
+
+def _first(spec: ModelSpec, local: bool) -> Attention | None:
+    """The attention of the first layer with a window, or without one."""
+    mixers = (x.mixer for x in spec.layers if isinstance(x.mixer, Attention))
+    return next((mixer for mixer in mixers if (mixer.window is not None) == local), None)
+
+
+def _knows_rope(mixer: Attention, *more: str) -> bool:
+    rope = mixer.rope
+    return rope is not None and rope.dim == mixer.head_dim and rope.kind in (
+        "default", "linear", *more
+    )  # fmt: skip
 
 
 def stored_name(tensor: TensorSpec) -> str:
@@ -136,7 +199,7 @@ def read_gguf(path: str | Path, spec: ModelSpec) -> Iterator[tuple[TensorSpec, n
         data = np.asarray(stored.data)
         if kind in BYTES:
             data = decode_blocks(data.reshape(-1, data.shape[-1]), kind)
-        values = data.reshape(tensor.shape).astype(np.float32)
+        values = data.reshape(tensor.shape).astype(np.float32) - _norm_offset(spec, tensor)
         yield tensor, values[np.argsort(_order(spec, tensor))]
 
 
@@ -152,6 +215,8 @@ def _data(spec: ModelSpec, tensor: TensorSpec, kind: str | None, tensors: Arrays
         names = tuple(f"{name.removesuffix('.weight')}.{PART}" for name in names)
     parts = [np.asarray(tensors[name]) for name in names]
     data = np.stack(parts) if isinstance(tensor.hf, tuple) else parts[0]
+    if offset := _norm_offset(spec, tensor):
+        data = data + offset
     return np.ascontiguousarray(data[_order(spec, tensor)])
 
 
@@ -167,8 +232,9 @@ def _order(spec: ModelSpec, tensor: TensorSpec) -> np.ndarray:
 
 
 def _add_facts(writer: Any, spec: ModelSpec) -> None:
-    mixer, part = spec.layers[0].mixer, spec.layers[0].mlp
-    assert isinstance(mixer, Attention) and mixer.rope is not None
+    local, mixer = (_first(spec, kind) for kind in (True, False))
+    mixer, part = mixer or local, spec.layers[0].mlp
+    assert mixer is not None and mixer.rope is not None
     writer.add_context_length(spec.max_positions)
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(len(spec.layers))
@@ -183,6 +249,15 @@ def _add_facts(writer: Any, spec: ModelSpec) -> None:
     if mixer.rope.kind == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(mixer.rope.factor)
+    if local is not None and local.window is not None and local.rope is not None:
+        writer.add_sliding_window(local.window)
+        kinds = [isinstance(x.mixer, Attention) and bool(x.mixer.window) for x in spec.layers]
+        writer.add_sliding_window_pattern(kinds)
+        writer.add_rope_freq_base_swa(local.rope.theta)
+    if mixer.softcap is not None:
+        writer.add_attn_logit_softcapping(mixer.softcap)
+    if spec.logit_softcap is not None:
+        writer.add_final_logit_softcapping(spec.logit_softcap)
     if isinstance(part, Experts):
         writer.add_expert_count(part.router.experts)
         writer.add_expert_used_count(part.router.top_k)

@@ -17,6 +17,7 @@ from sabia.core.model import forward
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.experts_torch import DispatchPlan, dispatch
 from sabia.core.ops.product import Array, Multiply, Product, Rule
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
 
@@ -143,11 +144,13 @@ class Hessians(Rule):
         """Start a batch with token mask[B, T]."""
         self._mask, self._left = mask, {*(self.wanted or ())}
 
+    def wants(self, name: str) -> bool:
+        """Whether the inputs of a parameter are summed."""
+        return self.wanted is None or name in self.wanted
+
     def apply(self, product: Product, proceed: Multiply) -> list[Any]:
         """See Rule.apply."""
-        names = [matrix.name for matrix in product.matrices]
-        if self.wanted is not None:
-            names = [name for name in names if name in self.wanted]
+        names = [matrix.name for matrix in product.matrices if self.wants(matrix.name)]
         if names and product.plan is not None:
             self._add_experts(product.x, names, product.plan)
         elif names and self.dense:
@@ -235,6 +238,25 @@ def send_all(ops: Ops, experts: range) -> None:
         return rows.new_zeros(*plan.shape[:-1], rows.shape[-1])
 
     plain.dispatch, plain.combine = to_all, nothing
+
+
+def add_inputs(
+    spec: ModelSpec,
+    params: Mapping[str, Any],
+    index: int,
+    states: torch.Tensor,
+    batch: Batch,
+    hessians: Hessians,
+) -> None:
+    """Add the inputs of a layer's matrices, or after the last layer those of the head, for the
+    states [B, T, D] before it."""
+    hessians.begin(batch.mask)
+    ops = build_ops("torch", stage=CalibrationStage(index, states), record=hessians)
+    if hessians.every:
+        send_all(ops, hessians.experts)
+    out = run_block(spec, params, ops, batch)
+    if index == len(spec.layers) and hessians.wants(spec.head_name):
+        hessians.add(out, [spec.head_name])
 
 
 def run_block(

@@ -28,7 +28,7 @@ from sabia.core.numerics.schemes import ELEMENTS, served_together
 from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import Comparison, embeddings
-from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, run_block, send_all
+from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, add_inputs, run_block
 from sabia.core.quant.memory_bounds import HESSIAN_BYTES
 from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
 from sabia.core.quant.rounding import Stored, errors_of, store
@@ -166,13 +166,12 @@ class Rounding:
                 params = self.ops.to_device(values, "float32")
             part = Part(layer, {}, values, [], {})
             wholes, largest = _whole_scales(own, values, self.recipe), dict[str, float]()
-            for experts in _windows(own, self._together(layer)):
-                dense = experts.start == 0
-                hessians = self._hessians(params, layer, experts, dense)
+            for experts in expert_windows(self.spec, self.recipe, own):
+                hessians = self._hessians(params, layer, experts, experts.start == 0)
                 for linear in own:
-                    name, index = linear.key
-                    if dense if index is None else index in experts:
+                    if in_window(linear, experts):
                         stop.check()
+                        name, index = linear.key
                         whole = wholes.get(linear.key)
                         part.rows.append(self._rounded(linear, part, hessians, whole))
                         largest[name] = max(largest.get(name, 0), hessians.largest(name, index))
@@ -182,9 +181,12 @@ class Rounding:
             params |= self.ops.to_device(fresh, "float32")
             if layer is not None:  # run the layer again, with its rounded weights
                 self.states = [
-                    self._block(params, CalibrationStage(layer, states), batch)
+                    run_block(
+                        self.spec, params,
+                        build_ops("torch", stage=CalibrationStage(layer, states)), batch,
+                    )
                     for batch, states in zip(self.calibration, self.states, strict=True)
-                ]
+                ]  # fmt: skip
             if self.comparison is not None:
                 self.comparison.set_input_scales(part.input_scales)
                 before = self.ops.to_device(original, "float32")
@@ -200,34 +202,11 @@ class Rounding:
         every = self.recipe.experts == "all"
         sizes = moved or self.static
         hessians = Hessians(experts, dense, None if moved else wanted, sizes, every)
+        index = len(self.spec.layers) if layer is None else layer
         for batch, states in zip(self.calibration, self.states, strict=True):
             stop.check()
-            hessians.begin(batch.mask)
-            if layer is not None:
-                self._block(params, CalibrationStage(layer, states), batch, hessians)
-            elif self.spec.head_name in self.quantized:
-                stage = CalibrationStage(len(self.spec.layers), states)
-                hessians.add(self._block(params, stage, batch), [self.spec.head_name])
+            add_inputs(self.spec, params, index, states, batch, hessians)
         return hessians
-
-    def _block(
-        self,
-        params: Mapping[str, Any],
-        stage: CalibrationStage,
-        batch: Batch,
-        record: Hessians | None = None,
-    ) -> torch.Tensor:
-        ops = build_ops("torch", stage=stage, record=record)
-        if record is not None and record.every:
-            send_all(ops, record.experts)
-        return run_block(self.spec, params, ops, batch)
-
-    def _together(self, layer: int | None) -> int | None:
-        """The number of experts that see all tokens in a pass; None where they see theirs."""
-        if self.recipe.experts != "all" or layer is None:
-            return None
-        part = self.spec.layers[layer].mlp
-        return part.router.top_k if isinstance(part, Experts) else None
 
     def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A part's parameters in float32, and with those that are not quantized in BF16 values, as
@@ -244,10 +223,10 @@ class Rounding:
         """A parameter that is not quantized, with the values of its stored form."""
         if self.recipe.container != "gguf":
             return round_bfloat16(array)
-        from sabia.core.quant.gguf_file import plain_dtype
+        from sabia.core.quant.gguf_file import plain_values
 
         with np.errstate(over="ignore"):
-            stored = array.astype(plain_dtype(self.table[name])).astype(np.float32)
+            stored = plain_values(self.spec, self.table[name], array)
         if not np.isfinite(stored).all():
             largest = float(np.abs(array).max())
             raise BadData(f"quantize: {name} has values up to {largest:g}, more than F16 holds")
@@ -256,10 +235,9 @@ class Rounding:
     def _rounded(
         self, linear: Linear, part: Part, hessians: Hessians, whole: np.float32 | None
     ) -> dict[str, Any]:
-        name, index = linear.key
+        name = linear.tensor.name
         weight = linear.weight(part.values)  # [O, I]
-        tokens = hessians.tokens(name, index)
-        hessian = None if index is not None and tokens < LEAST_TOKENS else hessians.of(name, index)
+        hessian = hessian_of(linear, hessians)
         stored = store(weight, linear.scheme, self.recipe, hessian, name, whole)
         errors = errors_of(weight, stored, linear.scheme, hessian)
         part.stored[linear.key] = stored
@@ -271,7 +249,7 @@ class Rounding:
             "scheme": scheme.label(),
             "bits": scheme.bits,
             "method": stored.method,
-            "tokens": tokens,
+            "tokens": hessians.tokens(*linear.key),
             "size_bytes": linear.stored_bytes,
         } | errors
 
@@ -329,14 +307,30 @@ def _decoded(linears: Sequence[Linear], part: Part) -> dict[str, np.ndarray]:
     return values
 
 
-def _windows(linears: Sequence[Linear], most: int | None = None) -> list[range]:
-    """The experts of a layer in ranges of at most `most` whose Hessians take HESSIAN_BYTES; one
-    empty range where there are none."""
-    experts = max((x.index + 1 for x in linears if x.index is not None), default=0)
-    widths = {x.tensor.shape[-1] for x in linears if x.index is not None}  # inputs and inner width
+def expert_windows(spec: ModelSpec, recipe: Recipe, linears: Sequence[Linear]) -> list[range]:
+    """The experts of the matrices of a layer in ranges whose Hessians take HESSIAN_BYTES, and where
+    all tokens are sent to all of no more than a token has; one empty range where there are none."""
+    own = [x for x in linears if x.index is not None]
+    experts = max((x.index + 1 for x in own if x.index is not None), default=0)
+    widths = {x.tensor.shape[-1] for x in own}  # inputs and inner width
     size = max(1, HESSIAN_BYTES // max(1, 4 * sum(width**2 for width in widths)))
-    size = min(size, most or size)
+    if own and recipe.experts == "all":
+        part = spec.layers[own[0].tensor.layer or 0].mlp
+        assert isinstance(part, Experts)
+        size = min(size, part.router.top_k)
     return [range(i, min(i + size, experts)) for i in range(0, max(experts, 1), size)]
+
+
+def in_window(linear: Linear, experts: range) -> bool:
+    """Whether a matrix is calibrated with these experts; those of no expert are with the first."""
+    return experts.start == 0 if linear.index is None else linear.index in experts
+
+
+def hessian_of(linear: Linear, hessians: Hessians) -> torch.Tensor | None:
+    """H of a matrix; None for one that had no inputs, and an expert with less than LEAST_TOKENS."""
+    if linear.index is not None and hessians.tokens(*linear.key) < LEAST_TOKENS:
+        return None
+    return hessians.of(*linear.key)
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

@@ -1,10 +1,14 @@
-"""How much the rounding of a matrix changes what a model predicts, from gradients.
+"""How much the rounding of a matrix changes what a model predicts, from gradients and inputs.
 
 With log-probabilities of labels that the model itself draws, the mean square of their gradient is
 the diagonal F of the Fisher matrix, and to second order the divergence KL(original ‖ rounded) of a
-token is ½ Σ F (W' - W)² (the squared gradients of LeCun et al. 1989 and of HAWQ-type searches such
-as arXiv 2306.07629). Gradients need one backward pass for all formats; measuring the divergence of
-one rounded matrix at a time needs a pass for each matrix and format.
+token is ½ Σ F E² for errors E = W' - W that are independent (the squared gradients of LeCun et al.
+1989 and of HAWQ-type searches such as arXiv 2306.07629). GPTQ makes errors that are not: they are
+larger, and cancel on the inputs. With inputs and gradients of the outputs taken as independent of
+each other, as in K-FAC (arXiv 1503.05671), the divergence of a row o of the matrix is
+½ Σ_i F_oi · (E_o H E_oᵀ) / Σ_i H_ii, H being the second moments of the inputs (`expected`).
+Gradients need one backward pass for all formats; measuring the divergence of one rounded matrix at
+a time needs a pass for each matrix and format.
 
 The pass is backward layer by layer: the states between layers wait in files, so that one layer, its
 gradients and its F are in memory.
@@ -13,6 +17,7 @@ gradients and its F are in memory.
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +28,7 @@ from sabia.core.model import forward
 from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import embeddings
-from sabia.core.quant.hessians import Batch, CalibrationStage, run_block
+from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, add_inputs, run_block
 from sabia.core.spec import ModelSpec
 
 Read = Callable[[int | None], Mapping[str, np.ndarray]]
@@ -33,11 +38,15 @@ Arrays = Mapping[str, np.ndarray]
 @dataclass(frozen=True)
 class LayerFisher:
     """A layer (None: what is outside of the layers): its parameters in float32, and of those `of`
-    which F is computed the mean F of a token, by name."""
+    which F is computed the mean F of a token, by name.
+
+    inputs: sums the Hessians of its matrices over some of the batches.
+    """
 
     layer: int | None
     values: Arrays
     fisher: Arrays
+    inputs: Callable[[Hessians, slice], Hessians]
 
 
 def fisher(
@@ -76,7 +85,36 @@ def fisher(
                 for name, gradient in zip(names, gradients[1:], strict=True):
                     sums[name] += gradient.square()
             means = {name: (total / tokens).cpu().numpy() for name, total in sums.items()}
-            yield LayerFisher(layer, values, means)
+            detached = {name: value.detach() for name, value in params.items()}
+            inputs = partial(_inputs, spec, detached, index, batches, states, ops)
+            yield LayerFisher(layer, values, means, inputs)
+
+
+def expected(off: np.ndarray, fisher: np.ndarray, hessian: torch.Tensor | None) -> float:
+    """The divergence in nats that errors off[O, I] of a matrix cause, for F[O, I] and H[I, I]; by F
+    alone where no inputs were seen."""
+    if hessian is None:
+        return 0.5 * float(np.sum(fisher * off * off, dtype=np.float64))
+    e, rows = torch.from_numpy(off).to(hessian), torch.from_numpy(fisher).to(hessian).sum(1)
+    of_outputs = (e @ hessian).mul_(e).sum(1, dtype=torch.float64)  # E_o H E_oᵀ, [O]
+    return 0.5 * max(0.0, float(rows.double() @ of_outputs / hessian.trace()))
+
+
+def _inputs(
+    spec: ModelSpec,
+    params: Mapping[str, torch.Tensor],
+    index: int,
+    batches: Sequence[Batch],
+    states: "_States",
+    ops: Ops,
+    hessians: Hessians,
+    of: slice,
+) -> Hessians:
+    with torch.inference_mode():
+        for number, batch in [*enumerate(batches)][of]:
+            stop.check()
+            add_inputs(spec, params, index, states.read(index, number, ops), batch, hessians)
+    return hessians
 
 
 class _States:

@@ -40,7 +40,7 @@ def found_in_budget(
     parts = sensitivity.fisher(files.spec, files.read, of, batches, seed, load_ops("torch"))
     with progress(len(files.spec.layers) + 1, "sensitivity", "layers") as bar:
         for part in parts:
-            allocation.add_losses(units, part, recipe)
+            allocation.add_losses(files.spec, units, part, recipe)
             bar.advance(layer=part.layer)
     chosen = allocation.allocate(units, options.bits)
     shares = allocation.by_format(units, chosen)
@@ -49,7 +49,7 @@ def found_in_budget(
         f"--bits {options.bits:g}: {allocation.stored_bits(units, chosen):.4f} stored bits per "
         f"weight of {len(units)} parts ("
         + ", ".join(f"{share:.0%} {name}" for name, share in sorted(shares.items()))
-        + f"); expected KL of rounding to nearest {expected:.2g} nats"
+        + f"); expected KL {expected:.2g} nats"
     )
     return allocation.found_recipe(recipe, units, chosen, f"{recipe.name}-{options.bits:g}-bits")
 

@@ -3,12 +3,18 @@
     python tests/bench/bench_quantize.py peers CHECKS --peer PYTHON --model DIR --tokens FILE
     python tests/bench/bench_quantize.py memory [--layers 2 24]
     python tests/bench/bench_quantize.py methods RECORDS --model DIR
+    python tests/bench/bench_quantize.py bits RECORDS --model DIR …
+    python tests/bench/bench_quantize.py usage TEXTS [--seeds 0 1 2]
 
 `peers`: CHECKS holds quantize_peers.py; PYTHON is that of a virtual environment with llmcompressor.
 GPTQ W4A16 of both in turn on the same token rows: output error of all matrices (by that script) and
 CPU seconds of the whole commands. `memory`: peak resident memory, divergence included, of a model
 with each number of layers. `methods`: divergence on held-out records by format, rounding and
-smoothing; learned rounding; `--bits` at the size of `mixed`. Run under `flock /tmp/bench.lock`.
+smoothing; learned rounding; `--bits` at the size of `mixed`. `bits`: `--bits` at the size of one
+4-bit format everywhere (groups of 32, NVFP4), to nearest and by GPTQ, for each model. `usage`: with
+TEXTS/machado/*.txt and TEXTS/shakespeare/*.txt, models trained on both languages, calibrated on
+records with 3 % English as they come, and chosen to be like a use that is half English: divergence
+on other records by language; then on Portuguese records alone. Run under `flock /tmp/bench.lock`.
 """
 
 import argparse
@@ -16,6 +22,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +102,88 @@ def methods(options: argparse.Namespace) -> None:
         print(f"{name}: KL {report['divergence']['kl_nats']:.4g} nats held out")
 
 
+def bits(options: argparse.Namespace) -> None:
+    every = ("--formats", "mxfp4a16,w4a16,w4a16:32,nvfp4a16,w8a16,bf16")
+    kinds = {
+        "w4a16 g32": ("w4a16", "--group-size", "32"),
+        "nvfp4a16": ("nvfp4a16",),
+        "--bits 4.5": ("w4a16", "--bits", "4.5"),
+        "--bits 4.5, all formats": ("w4a16", "--bits", "4.5", *every),
+    }
+    for model in options.models:
+        options.model = model
+        for rounding in ("rtn", "gptq"):
+            for name, words in kinds.items():
+                report = quantized(options, "--recipe", *words, "--rounding", rounding,
+                                   "--samples", "64", "--held-out", "64")  # fmt: skip
+                size = sum(row["size_bytes"] for row in report["layers"])
+                kl = report["divergence"]["kl_nats"]
+                print(f"{options.model} {rounding} {name}: KL {kl:.5f}, {size} bytes", flush=True)
+
+
+def documents(files: Iterable[Path], language: str) -> list[dict[str, str]]:
+    """Records of about 1,500 characters, each of whole lines."""
+    made: list[dict[str, str]] = []
+    for file in sorted(files):
+        text = ""
+        for line in file.read_text("utf-8").splitlines(keepends=True):
+            text += line
+            if len(text) >= 1500:
+                made.append({"id": f"{file.stem}-{len(made)}", "text": text, "source": language})
+                text = ""
+    return made
+
+
+def usage(options: argparse.Namespace) -> None:
+    spoken = {
+        language: documents((options.texts / folder).glob("*.txt"), language)
+        for language, folder in (("pt", "machado"), ("en", "shakespeare"))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+
+        def write(name: str, rows: Iterable[dict[str, str]]) -> Path:
+            path = root / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+            return path
+
+        apart = {x: rows[::8] for x, rows in spoken.items()}  # neither trained nor calibrated on
+        other = {x: [row for n, row in enumerate(rows) if n % 8] for x, rows in spoken.items()}
+        used = write("used", [*apart["pt"][:40], *apart["en"][:40]])
+        held = write("held", [*apart["pt"][40:], *apart["en"][40:]])
+        few = write("few", [*other["pt"], *other["en"][: len(other["pt"]) * 3 // 97]])
+        none = write("none", other["pt"])
+        both = [*other["pt"], *other["en"]]
+        sabia("tokenize", write("both", both), "-o", root / "t", "--length", "256",
+              "--vocab-size", "1024", "-q")  # fmt: skip
+        for seed in options.seeds:
+            shape = "d=128,layers=3,heads=4,tied=false"
+            sabia("pretrain", root / "t", "--shape", shape, "--steps", options.steps, "--batch",
+                  "16", "--lr", "0.003", "--seed", seed, "-o", root / f"run{seed}",
+                  "-q")  # fmt: skip
+            model = root / f"run{seed}" / "final"
+            for name, records, more in (("as they come", few, ()), ("like the use", few, (used,)),
+                                        ("no English", none, (used,))):  # fmt: skip
+                out = root / f"q{seed}"
+                like = [x for path in more for x in ("--usage", path)]
+                told = sabia("quantize", records, "--model", model, "--recipe", "w4a16",
+                             "--samples", "48", "--held-out", "0", "--seed", seed, "--force",
+                             "-o", out, *like).stderr  # fmt: skip
+                verified = sabia("quantize", held, "--model", model, "--verify", out,
+                                 "--held-out", "200", "--length", "512", "--json")  # fmt: skip
+                groups = json.loads(verified.stdout)["divergence"]["by_source"]
+                parts = ", ".join(f"{x} {groups[x]['kl_nats']:.5f}" for x in sorted(groups))
+                print(f"seed {seed}, {name}: KL {parts}", flush=True)
+                for line in told.splitlines():
+                    if "calibration" in line:
+                        print(f"  {line}", flush=True)
+
+
+def sabia(*words: Any) -> subprocess.CompletedProcess[str]:
+    command = [*SABIA[:-1], *map(str, words)]  # rows on stdout are no text
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
+
+
 def weights_of(report: dict[str, Any]) -> float:
     """The number of quantized weights, of rows of w4a16 and w8a16."""
     share = {"w8a16": 8.0, "w4a16": 4.0}
@@ -119,5 +208,13 @@ if __name__ == "__main__":
     held = parts.add_parser("methods")
     held.add_argument("records")
     held.add_argument("--model", required=True)
+    sized = parts.add_parser("bits")
+    sized.add_argument("records")
+    sized.add_argument("--model", dest="models", required=True, nargs="+")
+    like = parts.add_parser("usage")
+    like.add_argument("texts", type=Path)
+    like.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    like.add_argument("--steps", type=int, default=150)
     given = parser.parse_args()
-    {"peers": peers, "memory": memory, "methods": methods}[given.part](given)
+    run = {"peers": peers, "memory": memory, "methods": methods, "bits": bits, "usage": usage}
+    run[given.part](given)

@@ -21,15 +21,16 @@ from sabia.core.quant.recipe import Recipe, RecipeRule, load_recipe, plan  # noq
 from sabia.core.spec import from_config, new_config  # noqa: E402
 
 OPS = load_ops("torch")
+SEEN = 30  # of the 40 rows
 FOUR, EIGHT = Choice("w4a16"), Choice("w8a16")
 
 
 def measured(model: Any, rows: list, recipe: Recipe) -> float:
-    """KL of the original to the model rounded to nearest."""
+    """KL of the original to the quantized model on rows after those it is calibrated on."""
     spec, params = model
-    made = quantize(spec, params, recipe, OPS)
+    made = quantize(spec, params, recipe, OPS, batches(rows[:SEEN]))
     pair = (OPS.to_device(x, "float32") for x in (params, made.params))
-    return divergence(spec, *pair, (), batches(rows)).kl_nats
+    return divergence(spec, *pair, (), batches(rows[SEEN:])).kl_nats
 
 
 def units_with_losses(model: Any, rows: list, recipe: Recipe, formats: str) -> list[Unit]:
@@ -40,15 +41,16 @@ def units_with_losses(model: Any, rows: list, recipe: Recipe, formats: str) -> l
     def read(layer: int | None) -> dict[str, np.ndarray]:
         return {t.name: params[t.name] for t in spec.tensors() if t.layer == layer}
 
-    for part in sensitivity.fisher(spec, read, of, batches(rows, 64), 0, OPS):
-        allocation.add_losses(made, part, recipe)
+    for part in sensitivity.fisher(spec, read, of, batches(rows[:SEEN], 64), 0, OPS):
+        allocation.add_losses(spec, made, part, recipe)
     return made
 
 
-@pytest.fixture(scope="module")
-def four_and_more(tiny, token_rows) -> tuple[Recipe, list[Unit]]:
+@pytest.fixture(scope="module", params=["rtn", "gptq"])
+def four_and_more(request, tiny, token_rows) -> tuple[Recipe, list[Unit]]:
     recipe = allocation.with_components_of(load_recipe("w4"), tiny[0])
-    return recipe, units_with_losses(tiny, token_rows[:30], recipe, "w4a16,w4a16:32,w8a16,bf16")
+    recipe = replace(recipe, rounding=request.param)
+    return recipe, units_with_losses(tiny, token_rows, recipe, "w4a16,w4a16:32,w8a16,bf16")
 
 
 def test_expected_losses_are_near_the_measured_divergence(tiny, token_rows, four_and_more) -> None:
@@ -57,7 +59,7 @@ def test_expected_losses_are_near_the_measured_divergence(tiny, token_rows, four
     pairs = []
     for unit in units[:5]:  # those of the first layer, and the second's q, k and v
         alone = allocation.found_recipe(nothing, [unit], [FOUR], "alone")
-        pairs.append((unit.losses[FOUR], measured(tiny, token_rows[30:], alone)))
+        pairs.append((unit.losses[FOUR], measured(tiny, token_rows, alone)))
     expected, found = np.log(np.array(pairs).T)
     assert np.abs(expected - found).max() < np.log(4)  # they differ by a factor of 30
     assert np.corrcoef(expected, found)[0, 1] > 0.9
@@ -71,8 +73,8 @@ def test_a_budget_beats_one_format_of_its_size(tiny, token_rows, four_and_more) 
     chosen = allocation.allocate(units, bits)
     assert allocation.stored_bits(units, chosen) <= bits
     assert len(set(chosen)) > 1
-    mixed = measured(tiny, token_rows[30:], _found(recipe, units, chosen))
-    assert mixed < 0.8 * measured(tiny, token_rows[30:], _found(recipe, units, uniform))
+    mixed = measured(tiny, token_rows, _found(recipe, units, chosen))
+    assert mixed < 0.8 * measured(tiny, token_rows, _found(recipe, units, uniform))
 
 
 def _found(recipe: Recipe, units: list[Unit], chosen: list[Choice]) -> Recipe:
@@ -80,7 +82,7 @@ def _found(recipe: Recipe, units: list[Unit], chosen: list[Choice]) -> Recipe:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_search_loses_no_more_than_one_step(seed) -> None:
+def test_the_search_finds_the_least_loss(seed, monkeypatch) -> None:
     rng = np.random.default_rng(seed)
     linears = plan(from_config(new_config(hidden=8, layers=2, heads=2, vocab=9)), load_recipe("w8"))
     names = [Choice(str(n)) for n in range(4)]
@@ -100,16 +102,16 @@ def test_the_search_loses_no_more_than_one_step(seed) -> None:
 
     every = [sums(chosen) for chosen in itertools.product(names, repeat=5)]
     least = min(cost for cost, _ in every)
-    step = max(max(u.costs.values()) - min(u.costs.values()) for u in units)
     for budget in (least, least + 10, least + 40, least + 90):
         chosen = allocation.allocate(units, (budget + 0.5) / weights)
         cost, loss = sums(chosen)
         assert cost <= budget
-        below = [b for a, b in every if a <= max(least, budget - step)]
-        assert loss <= min(below) + 1e-12 or budget - step < least
-        for unit, own in zip(units, chosen, strict=True):
-            fits = [c for c in names if unit.costs[c] <= unit.costs[own] + budget - cost]
-            assert all(unit.losses[c] >= unit.losses[own] for c in fits)
+        assert loss == pytest.approx(min(b for a, b in every if a <= budget), abs=1e-12)
+    # with steps of more than a bit, the costs that a unit is rounded up by may be left over
+    monkeypatch.setattr(allocation, "_STEPS", 20)
+    cost, loss = sums(allocation.allocate(units, (least + 90.5) / weights))
+    assert cost <= least + 90
+    assert loss <= min(b for a, b in every if a <= least + 90 - 5 * 5) + 1e-12
     with pytest.raises(Infeasible, match="expected at least"):
         allocation.allocate(units, (least - 1) / weights)
 

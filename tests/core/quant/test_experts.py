@@ -122,9 +122,9 @@ def test_experts_are_calibrated_in_bounded_memory(moe: Any, monkeypatch: Any) ->
     seen, four = batches(rows_of(40), 700), recipe.load_recipe("w4")
     whole = quantize(spec, params, four, OPS, seen)
     windows = []
-    plain = module._windows
+    plain = module.expert_windows
     monkeypatch.setattr(module, "HESSIAN_BYTES", 3 * 4 * (64**2 + 32**2))
-    monkeypatch.setattr(module, "_windows", lambda *given: windows.append(plain(*given)) or
+    monkeypatch.setattr(module, "expert_windows", lambda *given: windows.append(plain(*given)) or
                         windows[-1])  # fmt: skip
     parts = quantize(spec, params, four, OPS, seen)
     assert [len(one) for one in windows] == [1, 3, 3, 1]
@@ -184,8 +184,8 @@ def test_experts_that_are_seldom_chosen_are_calibrated_on_all_tokens(
     params[name] = params[name] - 100 * (np.arange(8) == 5)  # never chosen
     seen = batches(rows_of(20), 700)
     windows = []
-    plain = module._windows
-    monkeypatch.setattr(module, "_windows", lambda *given: windows.append(plain(*given)) or
+    plain = module.expert_windows
+    monkeypatch.setattr(module, "expert_windows", lambda *given: windows.append(plain(*given)) or
                         windows[-1])  # fmt: skip
     four = replace(recipe.load_recipe("w4"), experts="all")
     made = quantize(spec, params, four, OPS, seen)

@@ -1,5 +1,6 @@
 """GGUF files beside the gguf package: blocks to the bit, names, order of rows, tokenizer."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -18,8 +19,16 @@ from sabia.core.numerics.ggml_blocks import decode_blocks, encode_blocks  # noqa
 from sabia.core.numerics.scales import choose_scales, decode, encode  # noqa: E402
 from sabia.core.numerics.schemes import GGUF, Scheme  # noqa: E402
 from sabia.core.quant import gguf_file  # noqa: E402
-from sabia.core.quant.gguf_vocabulary import check_vocabulary  # noqa: E402
+from sabia.core.quant.gguf_vocabulary import (  # noqa: E402
+    BYTES,
+    PREPEND,
+    REPLACE,
+    Blanks,
+    add_vocabulary,
+    check_vocabulary,
+)
 from sabia.core.spec import from_config, new_config  # noqa: E402
+from sabia.core.text.tokenize.tokenizer import load_tokenizer  # noqa: E402
 from sabia.core.text.tokenize.tokenizer_training import train_bpe  # noqa: E402
 
 TEXT = "dois mais três são cinco"
@@ -85,12 +94,15 @@ def make(root: Path, monkeypatch: Any, recipe: str, **settings: Any) -> None:
 EXPERTS = {"experts": 4, "chosen": 2, "expert_ffn": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
+GEMMA3 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 1e6}
 CASES = {
     "llama": ("mixed", {"kv_heads": 2, "tied": False}, {}),
     "tied": ("w4a16", {}, {"rope_parameters": LLAMA3, "attention_bias": True}),
     "qwen3": ("mxfp4a16", {"kv_heads": 2, "tied": True}, {}),
     "qwen3_moe": ("mixed", EXPERTS, {"norm_topk_prob": True}),
     "mixtral": ("bf16", EXPERTS, {}),
+    "gemma2": ("w8", {"kv_heads": 2, "layers": 3, "context": 64}, {}),
+    "gemma3": ("w4a16", {"kv_heads": 2, "layers": 7, "context": 64}, GEMMA3),
 }
 
 
@@ -119,6 +131,8 @@ def test_the_file_holds_the_measured_values(case: str, tmp_path: Path, monkeypat
         if case in ("llama", "tied", "mixtral") and part in ("q", "k", "q_bias", "k_bias"):
             weight = interleaved(weight, 4 if part[0] == "q" else shape.get("kv_heads", 4))
         kind = found.tensor_type.name
+        if case[:5] == "gemma" and tensor.component == "norm":
+            weight = weight + 1
         if kind == "F32":
             np.testing.assert_array_equal(values, weight, err_msg=name)
         else:
@@ -181,7 +195,9 @@ def test_facts_and_tokenizer_of_the_file(tmp_path: Path, monkeypatch: Any) -> No
 @pytest.mark.parametrize(
     ("family", "recipe", "shape", "message"),
     [
-        ("gemma3", "w8", {}, "gemma3_text models are not written .expected one of llama"),
+        ("olmo2", "w8", {}, "olmo2 models are not written .expected one of llama"),
+        ("gemma3", "w8", {"more": {"query_pre_attn_scalar": 7}}, "a layer of this gemma3_text"),
+        ("gemma2", "w8", {"tied": False}, "gemma2 files have no head"),
         ("llama", "nvfp4a16", {}, "no form of nvfp4a16 for layers.0.attn.q .expected bf16"),
         ("mistral", "w8", {"more": {"sliding_window": 32}}, "a layer of this mistral model is"),
         ("qwen3_moe", "w8", EXPERTS | {"more": {"norm_topk_prob": False}}, "routers that normal"),
@@ -222,6 +238,102 @@ def test_other_tokenizers_are_refused(change: dict, message: str) -> None:
     tokenizer = train_bpe([TEXT] * 4, 300)
     assert check_vocabulary(tokenizer)
     tokenizer.definition = json.dumps(json.loads(tokenizer.definition) | change)
+    with pytest.raises(UsageError, match=message):
+        check_vocabulary(tokenizer)
+
+
+def sentencepiece(prefix: bool, vocabulary_size: int = 300) -> dict[str, Any]:
+    """The definition of a BPE tokenizer as conversions of SentencePiece models have it: tokens in
+    the order of their scores, and every way to divide one as a merge."""
+    from tokenizers import Tokenizer, models, trainers
+
+    backend = Tokenizer(models.BPE())
+    text = "▁o▁rato▁roeu▁a▁roupa▁do▁rei▁de▁Roma▁e▁a▁rainha▁rasgou▁o▁resto▁▁▁"
+    backend.train_from_iterator([text], trainers.BpeTrainer(vocab_size=vocabulary_size))
+    pieces = json.loads(backend.to_str())["model"]["vocab"]
+    texts = ["<unk>", "<s>", "</s>", *BYTES]
+    vocab = {text: number for number, text in enumerate([*texts, *pieces])}
+    merges = [[text[:cut], text[cut:]] for text in pieces for cut in range(1, len(text))
+              if text[:cut] in pieces and text[cut:] in pieces]  # fmt: skip
+    flags = dict.fromkeys(("normalized", "single_word", "lstrip", "rstrip"), False)
+    added = [{"id": number, "content": texts[number], "special": True, **flags}
+             for number in range(3)]  # fmt: skip
+    steps = [PREPEND, REPLACE] if prefix else [REPLACE]
+    decoders = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"}]  # fmt: skip
+    model = {"type": "BPE", "dropout": None, "unk_token": "<unk>", "fuse_unk": True,
+             "continuing_subword_prefix": None, "end_of_word_suffix": None,
+             "byte_fallback": True, "ignore_merges": False, "vocab": vocab,
+             "merges": merges}  # fmt: skip
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
+            "normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None,
+            "post_processor": None, "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": model}  # fmt: skip
+
+
+def joined_by_score(text: str, facts: dict[str, Any]) -> list[int]:
+    """The ids of llama.cpp's `llm_tokenizer_spm_session`, one neighbourhood after the other."""
+    tokens, scores = facts["tokenizer.ggml.tokens"], facts["tokenizer.ggml.scores"]
+    number = {token: index for index, token in enumerate(tokens)}
+    parts = list((" " * facts["tokenizer.ggml.add_space_prefix"] + text).replace(" ", "▁"))
+    while True:
+        pairs = [(-scores[number[a + b]], cut) for cut, (a, b) in
+                 enumerate(itertools.pairwise(parts)) if a + b in number]  # fmt: skip
+        if not pairs:
+            break
+        cut = min(pairs)[1]
+        parts[cut : cut + 2] = [parts[cut] + parts[cut + 1]]
+    ids = []
+    for part in parts:
+        bytes_of = [f"<0x{byte:02X}>" for byte in part.encode()]
+        ids += [number[part]] if part in number else [number[name] for name in bytes_of]
+    return ids
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_ids_of_a_sentencepiece_tokenizer(prefix: bool, tmp_path: Path) -> None:
+    definition = sentencepiece(prefix)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer, size = load_tokenizer(tmp_path), len(definition["model"]["vocab"]) + 5
+    writer = gguf.GGUFWriter(tmp_path / "v.gguf", "llama")
+    add_vocabulary(writer, tokenizer, size)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    fields = gguf.GGUFReader(tmp_path / "v.gguf").fields
+    facts = {name: field.contents() for name, field in fields.items()}
+    assert facts["tokenizer.ggml.model"] == "llama" and "tokenizer.ggml.merges" not in facts
+    assert len(facts["tokenizer.ggml.scores"]) == len(facts["tokenizer.ggml.tokens"]) == size
+    kinds = facts["tokenizer.ggml.token_type"]
+    assert kinds.count(gguf.TokenType.BYTE) == 256 and kinds.count(gguf.TokenType.CONTROL) == 3
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        text = "".join(draw.choice(list("raoe  sgtuRmdié☃"), draw.integers(1, 40)))
+        assert tokenizer.encode_ordinary(text) == joined_by_score(text, facts), text
+    for text in ("o rato roeu a roupa do rei de Roma", " e   a rainha\n", "☃"):
+        assert tokenizer.encode_ordinary(text) == joined_by_score(text, facts), text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x["model"]["merges"].pop(40), "are not merged to the token"),
+        (lambda x: x["model"]["merges"].append(x["model"]["merges"][0]), "do not follow each"),
+        (lambda x: x["model"]["vocab"].pop("<0x0A>"), "there is no token <0x0A>"),
+        (lambda x: x["normalizer"]["normalizers"].pop(), "splits texts by .* after"),
+        (lambda x: x.update(pre_tokenizer={"type": "Metaspace"}), "splits texts by .*Metaspace"),
+    ],
+)
+def test_what_scores_would_encode_otherwise_is_refused(change: Any, message: str) -> None:
+    tokenizer = train_bpe([TEXT] * 4, 300)
+    definition = sentencepiece(True)
+    tokenizer.definition = json.dumps(definition)
+    assert isinstance(check_vocabulary(tokenizer), Blanks)
+    change(definition)
+    tokenizer.definition = json.dumps(definition)
     with pytest.raises(UsageError, match=message):
         check_vocabulary(tokenizer)
 
