@@ -54,12 +54,14 @@ class Grade:
     judge failed.
 
     `verdicts` are (item id, verdict, weight) in the rubric's order; `opinions` those of each judge
-    where there are several, an auditor was asked, or a judge made lookups.
+    where there are several, an auditor was asked, or a judge made lookups; `steps` those that the
+    sample consists of, where they are graded: the number of their last token, and their reward.
     """
 
     score: float | None
     verdicts: tuple[tuple[str, Verdict, float], ...] = ()
     opinions: Sequence[Opinion] = field(default=())
+    steps: Sequence[tuple[int, float]] = field(default=())
 
     @property
     def numbers(self) -> dict[str, float | None]:

@@ -1,5 +1,7 @@
 """Options of `sabia grpo`."""
 
+import re
+
 from sabia.core.errors import UsageError
 from sabia.core.options.chat_template import ChatTemplate, Reasoning
 from sabia.core.options.model_calls import JUDGED, JudgeOptions
@@ -10,6 +12,7 @@ from sabia.core.options.option import (
     integer,
     needs,
     number,
+    pattern,
     quantity,
     switch,
     text,
@@ -58,6 +61,15 @@ class Reward(Options, group="Reward"):
     )  # fmt: skip
     """`sabia sft --loss reward` trains one. Prompt and sample are rendered with its own chat
     template. Samples longer than its context have no reward."""
+    step_delimiter: str = pattern(
+        "Reward each step of a sample; a step ends behind a match of this regular expression",
+        later=True, only=needs(advantage=("mean", "std")), unset="rewards of whole samples",
+    )  # fmt: skip
+    """Process supervision (arXiv 2402.03300, section 4.1.3): `\\n\\n` cuts a sample at blank lines,
+    `\\n` at line ends. The reward of a step is that of the sample up to its end, so that a judge or
+    a reward model is asked once for each step. The advantage of a token is the sum of the rewards
+    of its own and of the later steps, less the mean of those of the group's steps. The metrics show
+    the rewards of whole samples. A sample with a step that could not be graded has no reward."""
     max_null: float = quantity(
         "share", "Maximum fraction of samples without a reward", "20%", recorded=False
     )
@@ -369,7 +381,18 @@ class GrpoOptions(
             ):
                 if given:
                     raise UsageError(f"{flag}: not together with --advantage gae")
-        elif self.group < 2:
+        if self.step_delimiter:
+            if re.search(self.step_delimiter, ""):
+                raise UsageError(
+                    f"--step-delimiter: {self.step_delimiter!r} matches nothing at all (expected "
+                    "such as \\n\\n)"
+                )
+            for flag, given in (("--reward none", self.reward == "none"),
+                                ("--overlong-buffer", self.overlong_buffer),
+                                ("--sequence-mask", self.sequence_mask)):  # fmt: skip
+                if given:
+                    raise UsageError(f"{flag}: not together with --step-delimiter")
+        if self.group < 2 and self.advantage != "gae":
             raise UsageError(f"--group: {self.group} (expected 2 or more, or --advantage gae)")
         if self.reward == "none" and not self.teacher:
             raise UsageError("--reward: none without --teacher (expected a reward, or a teacher)")

@@ -118,7 +118,7 @@ JUDGE = ("--reward", "rubric", "--judge-url", "http://localhost:1/v1")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--advantage", "median"), "--advantage: 'median' (expected mean or std)"),
+        (("--advantage", "median"), "--advantage: 'median' (expected mean, std or gae)"),
         (("--updates", "2", "--ratio", "foo"), "--ratio: 'foo' (expected token or sequence)"),
         (("--reward", "vibes"), "--reward: 'vibes'"),
         (JUDGE, "--judge-model: is missing"),

@@ -31,7 +31,7 @@ JUDGE = {
 # options that earlier versions did not have
 LATER = ("reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill", "surrogate",
          "sequence_mask", "draft", "draft_tokens", "curriculum",
-         "thinking_budget", "thinking_overflow")  # fmt: skip
+         "thinking_budget", "thinking_overflow", "step_delimiter")  # fmt: skip
 
 # mean |log-probability of the trainer - that of the sampler| of a step, by --precision
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}

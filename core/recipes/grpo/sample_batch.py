@@ -18,6 +18,7 @@ from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
+from sabia.core.recipes.grpo.step_rewards import step_rewards, token_advantages
 from sabia.core.spec import ModelSpec
 from sabia.core.train.losses import grpo
 
@@ -26,8 +27,8 @@ LEAST_ROWS, LEAST_LENGTH = 8, 16  # of batches of few shapes
 MIN_SAVED = 0.25
 READ_BY_MODEL = ("input_ids", "completion_at", "prompt_ids", "prompt_length", "targets")
 Batch = dict[str, np.ndarray]
-# a prompt and its training samples with their advantages
-TrainingSamples = tuple[Prompt, list[tuple[Completion, float]]]
+# a prompt and its training samples with their advantages, or those of their tokens
+TrainingSamples = tuple[Prompt, list[tuple[Completion, float | np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def is_informative(group: Group, options: GrpoOptions) -> bool:
         return True
     if options.advantage == "gae":
         return not bool(np.isnan(group.rewards).all())
+    if options.step_delimiter:
+        return bool(grpo.informative_groups(step_rewards(group.grades)[None])[0])
     return bool(grpo.informative_groups(trained_rewards(group, options)[None])[0])
 
 
@@ -79,12 +82,15 @@ def training_samples(
     """The training samples of the groups that have any, by (number of the prompt, draw); with a
     value head their rewards take the place of advantages."""
     rewards = np.stack([trained_rewards(group, options) for group in groups])
-    advantage = rewards
-    if options.advantage != "gae":
+    advantage: Any = rewards
+    if options.step_delimiter:
+        std = options.advantage == "std"
+        advantage = [token_advantages(group.samples, group.grades, std) for group in groups]
+    elif options.advantage != "gae":
         advantage = grpo.advantages(rewards, options.advantage == "std")
     training = {
         group.position[::-1]: (group.prompt, [
-            (sample, float(advantage[g, i]))
+            (sample, advantage[g][i])
             for i, sample in enumerate(group.samples)
             if not np.isnan(rewards[g, i])
             and (options.overlong == "keep" or sample.finish_reason != LENGTH)
@@ -178,12 +184,13 @@ def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: i
     ]
     shape = (len(rows), fan, narrow)
     targets, sampler = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-    advantage, mask = np.zeros((len(rows), fan, 1), np.float32), np.zeros(shape, np.float32)
+    wide = narrow if options.step_delimiter else 1
+    advantage, mask = np.zeros((len(rows), fan, wide), np.float32), np.zeros(shape, np.float32)
     for r, (_, samples) in enumerate(rows):
         for i, (sample, a) in enumerate(samples):
             targets[r, i, : len(sample.tokens)] = sample.tokens
             sampler[r, i, : len(sample.tokens)] = sample.logprobs
-            advantage[r, i] = a
+            advantage[r, i, : np.size(a)] = a
             mask[r, i, : len(sample.tokens)] = 1
             mask[r, i, sample.forced] = 0  # tokens that were not sampled
     weights, share = grpo.aggregation_weights(

@@ -42,6 +42,7 @@ EXTRA = (
     pa.field("weights", pa.list_(pa.float64())),
     pa.field("message", pa.string()),  # the sample as a message of a chat record, JSON
     pa.field("opinions", pa.string()),  # of several judges or an auditor, JSON
+    pa.field("steps", pa.string()),  # last token and reward of each step, JSON
 )
 TASK = "rubric"  # of the rows of verdicts
 Key = tuple[str, int]  # (request id, sample)
@@ -89,7 +90,8 @@ class Journal:
                 known = {f.name for f in fields(Completion)} & row.keys()
                 completion = Completion(**{name: row[name] for name in known})
                 opinions = _opinions(row.get("opinions"))
-                grade = Grade(row["reward"], tuple(verdicts), opinions)
+                steps = tuple((end, reward) for end, reward in json.loads(row.get("steps") or "[]"))
+                grade = Grade(row["reward"], tuple(verdicts), opinions, steps)
                 graded[completion.request_id, completion.sample] = completion, grade
         return graded
 
@@ -196,4 +198,5 @@ def _row(step: int, seed: int, prompt_id: str, completion: Completion, grade: Gr
         "items": grade.items(),
         "weights": [weight for _, _, weight in grade.verdicts],
         "opinions": json.dumps([vars(one) for one in grade.opinions]) if grade.opinions else None,
+        "steps": json.dumps(grade.steps) if grade.steps else None,
     }

@@ -23,6 +23,7 @@ from sabia.core.recipes.grpo.policy_config import reward_weights
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
 from sabia.core.recipes.grpo.sample_batch import Group, is_informative
 from sabia.core.recipes.grpo.sample_journal import Journal, Key
+from sabia.core.recipes.grpo.step_rewards import graded_steps, step_cases, token_ends
 from sabia.core.shards.job import Job
 
 GRADING_S = 3600.0  # a judge may take this much longer than the hang time-out
@@ -69,15 +70,17 @@ class Sampler:
         owners = {f"{step}-{n}{mark}-{prompts[n].id}": prompts[n] for n in positions}
         numbers = range(self.options.group)
         wanted = [(name, number) for name in owners for number in numbers]
-        graded = self.journal.graded(step)
+        graded, delimiter = self.journal.graded(step), self.options.step_delimiter
         if not graded.keys() >= set(wanted):
             known = {key: completion for key, (completion, _) in graded.items()}
             known |= self.journal.sampled(step)
-            asked: dict[Key, tuple[Completion, AskedCase]] = {}
+            asked: dict[Key, tuple[Completion, list[AskedCase]]] = {}
             # the judge grades finished samples while others are drawn
             for sample in self._sampled(step, owners, known):
                 case = _case(owners[sample.request_id], sample)
-                asked[sample.request_id, sample.sample] = sample, self.grader.submit(case)
+                parts = step_cases(case, delimiter) if delimiter else [case]
+                submitted = [self.grader.submit(part) for part in parts]
+                asked[sample.request_id, sample.sample] = sample, submitted
             graded = self._graded(step, draw, owners, {key: asked[key] for key in wanted})
         return [
             Group(
@@ -141,13 +144,18 @@ class Sampler:
         step: int,
         draw: int,
         owners: Owners,
-        asked: Mapping[Key, tuple[Completion, AskedCase]],
+        asked: Mapping[Key, tuple[Completion, list[AskedCase]]],
     ) -> dict[Key, tuple[Completion, Grade]]:
         prompts = [owners[name] for name, _ in asked]
         watchdog.enter_phase(step + 1, "grading", GRADING_S)
-        grades = self.grader.collect([case for _, case in asked.values()])
-        self.guard.add(grades)
         samples = [sample for sample, _ in asked.values()]
+        every = iter(self.grader.collect([case for _, cases in asked.values() for case in cases]))
+        by_sample = [[next(every) for _ in cases] for _, cases in asked.values()]
+        grades = [parts[-1] for parts in by_sample]
+        if delimiter := self.options.step_delimiter:
+            ends = [token_ends(sample, delimiter, self.engine.tokenizer) for sample in samples]
+            grades = [graded_steps(*pair) for pair in zip(by_sample, ends, strict=True)]
+        self.guard.add(grades)
         pairs = list(zip(samples, grades, strict=True))
         messages = [self._message(*pair) for pair in zip(prompts, samples, strict=True)]
         names = [prompt.id for prompt in prompts]

@@ -143,15 +143,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"step_delimiter": "[a-m ]"}, marks=pytest.mark.slow)]
+)
 def test_failing_calls_and_an_outage_change_no_weight_and_no_reward(
-    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Any
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
     with openai_stub.Stub(verdict) as stub:
-        whole = train(prompts, tmp_path / "whole", options(model, stub.url))
+        whole = train(prompts, tmp_path / "whole", options(model, stub.url, **more))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
     with openai_stub.Stub(verdict, faults(0.1), retry_after_s=0.01) as stub:
-        faulty = train(prompts, tmp_path / "faulty", options(model, stub.url))
+        faulty = train(prompts, tmp_path / "faulty", options(model, stub.url, **more))
         assert stub.requests > sum(stub.delivered.values())
     assert weights(tmp_path / "faulty") == weights(tmp_path / "whole")
     assert rewards(faulty) == rewards(whole) and not any(row["no_reward"] for row in faulty)
@@ -159,10 +162,10 @@ def test_failing_calls_and_an_outage_change_no_weight_and_no_reward(
     down = lambda text, attempt: "503" if sum(stub.delivered.values()) > 80 else ""  # noqa: E731
     with openai_stub.Stub(verdict, down) as stub:
         with pytest.raises(Unavailable, match=r"no answer for 1.5 s") as caught:
-            train(prompts, tmp_path / "outage", options(model, stub.url))
+            train(prompts, tmp_path / "outage", options(model, stub.url, **more))
         assert caught.value.exit_code == ExitCode.INTERRUPTED
         stub.fault = lambda text, attempt: ""
-        after = train(prompts, tmp_path / "outage", options(model, stub.url))
+        after = train(prompts, tmp_path / "outage", options(model, stub.url, **more))
         assert set(stub.delivered.values()) == {1}  # none was paid for twice
     assert weights(tmp_path / "outage") == weights(tmp_path / "whole")
     assert rewards(after) == rewards(whole)
