@@ -43,7 +43,12 @@ from sabia.kernels.language.interface import score as language_score
 from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
 from sabia.kernels.quality.interface import measure
-from sabia.kernels.row_products.interface import matrix_vector, scores, weighted_sums
+from sabia.kernels.row_products.interface import (
+    attention,
+    matrix_vector,
+    scores,
+    weighted_sums,
+)
 from sabia.kernels.runtime.cache_folder import (
     FUNCTIONS,
     compile_listeners,
@@ -134,6 +139,8 @@ def _row_products() -> None:
         matrix_vector(numbers[0, 0], one[0, 0, 0], one[0, 0, 0], _N)
         scores(one, numbers, one, _N)
         weighted_sums(one, numbers, one, _N)
+        none = np.zeros((1, 1), np.int64)
+        attention(one, numbers, numbers, none, none, one, one[0], _N)
 
 
 EXAMPLES: Mapping[str, Callable[[], None]] = {

@@ -60,7 +60,7 @@ KERNELS: Mapping[str, Kernel] = {
         Kernel("substring", ("find_repeats", "file_windows"), _TEXT),
         Kernel("language", ("score",), _TEXT),
         Kernel("word_spans", ("word_spans", "ngram_hashes", "align"), _TEXT),
-        Kernel("row_products", ("matrix_vector", "scores", "weighted_sums"), _TEXT),
+        Kernel("row_products", ("matrix_vector", "scores", "weighted_sums", "attention"), _TEXT),
         Kernel("fasttext", ("score",), _TEXT),
         Kernel("html", ("scan",), _COMPILED),
         Kernel("bpe", ("encode",), _COMPILED),

@@ -178,7 +178,8 @@ class Engine:
     def row_bytes(self, context: int) -> int:
         """Bytes of the cache for a sample of `context` positions, with that of a draft model."""
         slots = self._row_slots(context)
-        own = cache_bytes(self.cached, 1, slots, self._cache_dtype, self._slack)
+        slack = None if self.ops.exact else self._slack
+        own = cache_bytes(self.cached, 1, slots, self._cache_dtype, slack)
         return own + (self.draft.row_bytes(slots) if self.draft else 0)
 
     def _row_slots(self, context: int) -> int:

@@ -141,6 +141,15 @@ def token_losses(
     return ops.linear_cross_entropy(hidden, head, targets, softcap=capped)
 
 
+def drawn_losses(
+    spec: ModelSpec, params: Params, hidden: Array, targets: Array, ops: Ops, temperature: float
+) -> Array:
+    """-log p(targets[B, T]) as an engine draws, to the last bit: with `exact` operations."""
+    targets = ops.integers(targets, hidden)
+    given = hidden, targets, temperature, spec.vocab_size
+    return ops.drawn_losses(lambda x: logits(spec, params, x, ops), *given)
+
+
 def _document_lengths(spec: ModelSpec, segments: Array | None, x: Array, ops: Ops) -> Array | None:
     """Tokens of each token's document, fp32 [B, T], if a rotary embedding depends on them.
 

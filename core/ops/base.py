@@ -57,6 +57,7 @@ class Ops(ArrayFunctions, Protocol):
     """
 
     name: str
+    exact: bool = False  # whether a token's results depend on its own inputs alone, to the last bit
     requested: Mapping[str, str | None]  # operation → the implementation that the user named
     stage: Stage | None
     rules: tuple[Rule, ...]
@@ -292,6 +293,11 @@ class Ops(ArrayFunctions, Protocol):
             flat, weight, targets.reshape(-1), softcap=softcap, implementation=implementation
         )
         return nll.reshape(targets.shape), lse.reshape(targets.shape)
+
+    # of `exact` operations alone: drawn_losses(logits, hidden[B, T, D], targets[B, T], temperature,
+    # vocabulary) → -log p(targets), fp32 [B, T], 0 of a negative target, as an engine draws;
+    # logits: of hidden states [M, 1, D]
+    drawn_losses: Any = None
 
     # -- layout and program
     def stage_input(self, embed: Callable[[], Array], layers: int) -> tuple[Array, range]:

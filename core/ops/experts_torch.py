@@ -93,12 +93,16 @@ def biased(rows: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tens
     return rows + (bias if plan is None else bias.index_select(0, plan.experts))
 
 
+def per_token(rows: Tensor, plan: DispatchPlan) -> Tensor:
+    """The k rows of each token, [B·T, k, D]."""
+    back: Tensor = _Permute.apply(rows, plan.inverse, plan.order)
+    return back.view(-1, plan.shape[-1], rows.shape[-1])
+
+
 def combine(rows: Tensor, plan: DispatchPlan, gates: Tensor) -> Tensor:
     """See Ops.combine."""
-    per_token = _Permute.apply(rows, plan.inverse, plan.order)
-    per_token = per_token.view(-1, plan.shape[-1], rows.shape[-1])
     gates = gates.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)  # [B·T, 1, k]
-    return torch.bmm(gates, per_token).view(*plan.shape[:-1], rows.shape[-1])
+    return torch.bmm(gates, per_token(rows, plan)).view(*plan.shape[:-1], rows.shape[-1])
 
 
 def weighted_bincount(indices: Tensor, weights: Tensor, count: int) -> Tensor:

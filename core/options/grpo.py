@@ -109,6 +109,22 @@ class Rollouts(Drafting, Reasoning, group="Rollouts"):
     metrics."""
 
 
+class ExactSampling(Options, group="Rollouts"):
+    """Whether sampler and trainer agree to the last bit."""
+
+    exact: bool = switch(
+        "Train on exactly the distribution that is sampled, to the last bit", later=True,
+        only=(needs(backend="torch"), needs(precision=("fp32", "bf16"))),
+        excludes=("sampler_url", "compile"),
+    )  # fmt: skip
+    """Sampler and trainer compute each token by the same operations, whose results do not depend on
+    the other rows of a batch, so that their log-probabilities are equal, every importance ratio is
+    1 in the first update of a step, and `logprob_gap_max` is 0; otherwise the run stops with exit
+    status 1. On a CPU, with meshes of `data` and `fsdp`, for models of plain attention and experts:
+    not for gated delta nets, latent attention, sinks and capped scores of attention. Adapters are
+    not merged for sampling."""
+
+
 class Curriculum(Options, group="Rollouts"):
     """Which prompts are drawn."""
 
@@ -281,8 +297,8 @@ class ValueOptions(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, Curriculum, ServedSampler, OnPolicyTeacher, PolicyLoss,
-    ValueOptions, Schedule,
+    Trainer, Reward, Rollouts, ExactSampling, Curriculum, ServedSampler, OnPolicyTeacher,
+    PolicyLoss, ValueOptions, Schedule,
     Optimizer, Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",

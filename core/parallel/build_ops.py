@@ -33,15 +33,21 @@ def build_ops(
     stage: Stage | None = None,
     adapters: LoraConfig | None = None,
     record: Rule | None = None,
+    exact: bool = False,
 ) -> Ops:
     """Operations of `torch` or `jax`.
 
     precision: rounds the products of the matrices of `spec` (needed with it); seed: of its random
     bits. mesh: a class of operations over a mesh (core.parallel.mesh_ops_torch or _jax) with its
     arguments bound; None: one device. stage: a part of the layers. adapters: for parameters that
-    hold LoRA matrices. record: a rule that sees every product of the model first.
+    hold LoRA matrices. record: a rule that sees every product of the model first. exact: those of
+    core.ops.exact_torch (a mesh has its own).
     """
     one_device = operations_class(backend)
+    if exact and mesh is None:
+        from sabia.core.ops.exact_torch import Exact
+
+        one_device = Exact
     ops = (mesh or one_device)(stage=stage)
     if spec is not None:
         over = Mesh() if backend == "jax" else getattr(ops, "mesh", Mesh())  # JAX arrays are whole

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from sabia.core.ops.axes import check_sizes
 from sabia.core.ops.base import Remat, Stage
 from sabia.core.ops.device_torch import TorchOps
+from sabia.core.ops.exact_torch import Exact
 from sabia.core.ops.experts_torch import biased
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.parallel.collectives_torch import (
@@ -216,6 +217,10 @@ class MeshOps(TorchOps):
             keys *= self.mesh.context
             segments = None if segments is None else self.whole_segments(segments)
         return super().attention_mask(like, keys, segments=segments, slots=slots, **settings)
+
+
+class ExactMeshOps(Exact, MeshOps):
+    """MeshOps whose results for a token do not depend on others; without context and tensor."""
 
 
 def _dimension(axis: str, split: tuple[tuple[str, ...], ...]) -> int | None:

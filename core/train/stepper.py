@@ -137,7 +137,7 @@ class Setup:
     a `base` on torch, fp32 or bf16, uncompiled, with a mesh along data alone.
     bias_rate: see core.train.balancing. heads: tensors besides those of the model, which the loss
     uses and trains. seed: of adapters, heads and stochastic rounding. world: the processes of the
-    run (core.parallel.process_group).
+    run (core.parallel.process_group). exact: with core.ops.exact_torch.
     """
 
     spec: ModelSpec
@@ -152,6 +152,7 @@ class Setup:
     heads: tuple[TensorSpec, ...] = ()
     seed: int = 0
     world: World = field(default_factory=World)
+    exact: bool = False
 
     def table(self) -> dict[str, TensorSpec]:
         """All tensors by name, the adapters after the model's tensors."""

@@ -10,7 +10,7 @@ from sabia.core.errors import UsageError
 from sabia.core.ops.precision import Precision
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import Groups
-from sabia.core.parallel.mesh_ops_torch import MeshOps
+from sabia.core.parallel.mesh_ops_torch import ExactMeshOps, MeshOps
 from sabia.core.parallel.pipe_torch import PipelineStage
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.stepper import Setup
@@ -30,9 +30,11 @@ class ShardedLoss:
         sharded: Any = None
         if mesh.size > mesh.data * mesh.pipe:
             # MeshOps casts each layer's weights when it gathers them
-            sharded = partial(MeshOps, setup.table(), groups, self.bf16_weights, torch.bfloat16)
+            of_mesh = ExactMeshOps if setup.exact else MeshOps
+            sharded = partial(of_mesh, setup.table(), groups, self.bf16_weights, torch.bfloat16)
             self.bf16_weights = frozenset()
         settings: Any = {"precision": precision, "seed": setup.seed, "adapters": setup.lora}
+        settings["exact"] = setup.exact
         self.ops = build_ops("torch", setup.spec, **settings, mesh=sharded, stage=stage)
         if setup.compiled and mesh.size > mesh.data:
             raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")

@@ -79,11 +79,11 @@ def _in_order(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
         return None
     if not reads_in_order(q, (k.numel() + v.numel()) * k.element_size()):
         return None
-    keys, values = _whole_rows(k), _whole_rows(v)
+    keys, values = whole_rows(k), whole_rows(v)
     return None if keys is None or values is None else (keys, values)
 
 
-def _whole_rows(x: Tensor) -> Tensor | None:
+def whole_rows(x: Tensor) -> Tensor | None:
     """The contiguous array of whole rows, of which x[B, S, K, N] is the first slots."""
     rows, slots, heads, size = x.shape
     step = heads * size

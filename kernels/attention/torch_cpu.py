@@ -215,7 +215,7 @@ def _forward(
     return out.view(q.shape), lse.view(q.shape[:3])
 
 
-def _backward(
+def backward_of(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, parts: list[Group],
     scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -268,7 +268,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)
-        return *_backward(grad, q, k, v, out, lse, *ctx.settings), d_sinks, None, None, None
+        return *backward_of(grad, q, k, v, out, lse, *ctx.settings), d_sinks, None, None, None
 
 
 # For torch.compile: the same as operators, which it does not look into. The groups depend on the
@@ -295,7 +295,7 @@ def _backward_operator(
     last: Tensor, start: int, causal: bool, scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     parts = groups(first, last, k.shape[1], start, causal)
-    return _backward(grad, q, k, v, out, lse, parts, scale, cap)
+    return backward_of(grad, q, k, v, out, lse, parts, scale, cap)
 
 
 @_backward_operator.register_fake

@@ -38,3 +38,16 @@ def weighted_sums(
     """out[B, K, G, N] = Σ over s of weights[B, K, G, S] · values[B, S or more, K, N]; weights and
     out are float32."""
     _engine(engine).weighted_sums(weights, values, out)
+
+
+def attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray, last: np.ndarray,
+    out: np.ndarray, lse: np.ndarray, engine: str = "numba",
+) -> None:  # fmt: skip
+    """Softmax attention of each query over the keys first[B, T]..last[B, T] (none: 0).
+
+    out[B, T, H, M], lse[B, T, H] of float32 q[B, T, H, N], times the scale, keys[B, S or more, K,
+    N] and values[B, S or more, K, M]. The bits of a query's result depend on the query and its keys
+    alone: sums are in the order of the keys, counted from the first.
+    """
+    _engine(engine).attention(q, keys, values, first, last, out, lse)

@@ -20,3 +20,19 @@ def scores(q: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
 def weighted_sums(weights: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
     """See the interface."""
     out[:] = np.einsum("bkgs,bskn->bkgn", weights, _wide(values[:, : weights.shape[3]]))
+
+
+def attention(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray, last: np.ndarray,
+    out: np.ndarray, lse: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    group = q.shape[2] // keys.shape[2]
+    keys, values = (_wide(x).repeat(group, 2) for x in (keys, values))
+    out[:], lse[:] = 0, 0
+    for b, t in zip(*np.nonzero(first <= last), strict=True):
+        seen = slice(first[b, t], last[b, t] + 1)
+        s = np.einsum("hn,shn->hs", q[b, t], keys[b, seen])
+        top = s.max(1)
+        lse[b, t] = top + np.log(np.exp(s - top[:, None]).sum(1))
+        out[b, t] = np.einsum("hs,shm->hm", np.exp(s - lse[b, t][:, None]), values[b, seen])

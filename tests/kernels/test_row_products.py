@@ -88,3 +88,27 @@ def test_other_layouts_and_gradients_are_left_to_the_fused_kernel(
         assert torch_cached._in_order(q, k.transpose(1, 2), k) is None
         assert torch_cached._in_order(q, k.bfloat16(), k) is None
         assert torch_cached._in_order(drawn(2, 2, 4, 16), k, k) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 5])
+def test_attention_of_all_queries(dtype: torch.dtype, window: int | None) -> None:
+    q = drawn(3, 23, 4, 12).numpy()
+    k, v = (torch_arrays.numbers(drawn(3, 30, 2, n, dtype=dtype, seed=n)) for n in (12, 7))
+    last = np.tile(np.arange(23), (3, 1))
+    first = np.zeros_like(last) if window is None else np.maximum(last - window + 1, 0)
+    first[1, 20:] = 30  # padding
+    made = [(np.ones((3, 23, 4, 7), np.float32), np.ones((3, 23, 4), np.float32)) for _ in "ab"]
+    for engine, out in zip(("numba", "reference"), made, strict=True):
+        interface.attention(q, k, v, first, last, *out, engine)
+    for ours, theirs in zip(*made, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+    assert not made[0][0][1, 20:].any()
+    # some queries alone, of fewer slots and rows, have the same bits
+    for b, t in ((0, 0), (2, 7), (1, 19), (2, 22)):
+        one, cut = (slice(b, b + 1), slice(t, t + 1)), (slice(b, b + 1), slice(t + 1))
+        out, lse = np.ones((1, 1, 4, 7), np.float32), np.ones((1, 1, 4), np.float32)
+        keys, values = k[cut].copy(), v[cut].copy()
+        interface.attention(q[one].copy(), keys, values, first[one], last[one], out, lse)
+        assert np.array_equal(out, made[0][0][one])
+        assert np.array_equal(lse, made[0][1][one])

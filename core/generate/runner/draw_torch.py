@@ -26,17 +26,22 @@ class Columns:
 
 
 def draw(
-    logits: Tensor, columns: Columns, uniform: np.ndarray, bias: np.ndarray | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor, columns: Columns, uniform: np.ndarray, bias: np.ndarray | None = None,
+    exact: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(tokens[B], logprobs[B], raw_logprobs[B]) of one draw per row from logits[B, V], fp32.
 
     `logprobs` are of the distribution drawn from (after temperature and filters; 0 for the
     argmax), `raw_logprobs` of the model's own at temperature 1 over the whole vocabulary. bias[B,
-    V] is added to the logits for the former only.
+    V] is added to the logits for the former only. exact: `logprobs` are those of log_softmax, which
+    a trainer computes too (core.ops.exact_torch).
     """
     params = columns.of
     unscaled = _biased(logits, bias)
-    tokens, logprobs = _drawn(_steered(unscaled, columns), uniform)
+    scores = _steered(unscaled, columns)
+    tokens, logprobs = _drawn(scores, uniform)
+    if exact:
+        logprobs = torch.log_softmax(scores, -1).gather(1, tokens)
     if params.greedy:
         greedy = columns.temperature == 0
         tokens = torch.where(greedy, unscaled.argmax(-1, keepdim=True), tokens)

@@ -35,7 +35,8 @@ class TorchRunner:
         slack: int = 0,
     ) -> None:  # fmt: skip
         self.model = model
-        self._cache = self._new_cache(capacity, context, slack)
+        # in a ring keys have another order than in a row
+        self._cache = self._new_cache(capacity, context, None if model.ops.exact else slack)
         embed = model.params["embed"]
         self._pages = forward.KVCache.pages(
             model.cached, pages, PAGE, states, model.ops, dtype_name(embed), embed
@@ -206,7 +207,8 @@ class TorchRunner:
         if self._columns is None or self._columns.of is not params:
             self._columns = Columns(params, self._device)
         chosen = logits[: len(params)] if which is None else logits[self._tensor(which)]
-        made = Drawn(*(x.cpu().numpy() for x in draw(chosen, self._columns, uniform, bias)))
+        drawn = draw(chosen, self._columns, uniform, bias, self.model.ops.exact)
+        made = Drawn(*(x.cpu().numpy() for x in drawn))
         return made if self.model.split is None else self.model.split.agreed(made)
 
     def stacked(self, parts: Sequence[tuple[Tensor, np.ndarray]]) -> Tensor:

@@ -29,7 +29,8 @@ JUDGE = {
 }  # fmt: skip
 
 # options that earlier versions did not have
-LATER = ("reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill", "surrogate",
+LATER = ("exact", "reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill",
+         "surrogate",
          "sequence_mask", "draft", "draft_tokens", "curriculum",
          "thinking_budget", "thinking_overflow", "step_delimiter")  # fmt: skip
 

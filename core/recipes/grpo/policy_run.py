@@ -30,6 +30,7 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config
 from sabia.core.recipes.grpo import policy_config
+from sabia.core.recipes.grpo.exact_runs import check_exact
 from sabia.core.recipes.grpo.policy_objective import GREEDY, PolicyObjective
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, read_prompts
 from sabia.core.recipes.grpo.sample_journal import Journal
@@ -122,12 +123,14 @@ def run(job: Job, options: GrpoOptions) -> None:
         table = StepTable(
             policy_config.max_gap(options), judged, priced, options.model, models,
             sources=named if 1 < len(named) <= MOST_SOURCES else (),
-            entropy_floor=options.entropy_floor,
+            entropy_floor=options.entropy_floor, exact=options.exact,
         )  # fmt: skip
         lora = training_config.lora_config(options)
 
         def check(mesh: Mesh) -> None:
             check_fits(spec, mesh)
+            if options.exact:
+                check_exact(spec, mesh)
             if job.force and world.leads:
                 _journal(call, options).clear()
 
@@ -200,8 +203,10 @@ def _engine(
     call: RunCall, options: GrpoOptions, spec: ModelSpec, params: Params, tokenizer: Tokenizer
 ) -> Engine:
     """What samples: the engine of this process, or a server."""
-    lora = training_config.lora_config(options)
-    ops = build_ops(call.job.backend, adapters=lora if lora and lora.base else None)
+    lora, exact = training_config.lora_config(options), options.exact
+    # adapters of codes cannot be merged, and merging rounds
+    adapters = lora if lora and (lora.base or exact) else None
+    ops = build_ops(call.job.backend, spec if exact else None, adapters=adapters, exact=exact)
     if not options.sampler_url:
         return Engine(spec, params, tokenizer, ops=ops)
     if not Path(options.sampler_folder).is_dir():
@@ -232,7 +237,7 @@ def _training(
     stepper = make_stepper(
         job.backend, spec, start, loss, optimizer, mesh=mesh, lora=lora, seed=job.seed,
         precision=PrecisionSchedule(precision, options.steps), world=world,
-        compiled=options.compile, heads=value_head(spec) if estimated else (),
+        compiled=options.compile, heads=value_head(spec) if estimated else (), exact=options.exact,
     )  # fmt: skip
     engine = _engine(call, options, spec, without_head(stepper.whole_params()), tokenizer)
     dtype = "float32" if options.precision == "fp32" else "bfloat16"

@@ -199,12 +199,12 @@ class SampleSource:
 
     def sampling_params(self) -> dict[str, object]:
         """The policy, whole, in the precision of its training; adapters are merged, except where
-        the matrices are codes."""
+        the matrices are codes or merging would round (--exact)."""
         whole, spec = self.stepper.whole_params(), self.stepper.spec
         params = without_head(whole)
         self.head = {name: p for name, p in whole.items() if name not in params}
         codes = base_names(spec, self.lora)
-        if self.lora is not None and not codes:
+        if self.lora is not None and not codes and not self.options.exact:
             params = merged(params, self.lora)
         if self.options.precision == "fp32":
             return params

@@ -165,6 +165,7 @@ class StepTable:
     max_gap: bound of the mean |old - sampler| of a step, in nats. judged: there is a judge, priced:
     and a price of its calls. policy, judges: names of the model and of the judges' models.
     sources: of the prompts, where there are several. entropy_floor: below it there is one warning.
+    exact: there must be no difference at all.
     """
 
     max_gap: float = float("inf")
@@ -174,6 +175,7 @@ class StepTable:
     judges: Sequence[str] = ()
     sources: Sequence[str] = ()
     entropy_floor: float = 0.0
+    exact: bool = False
     rows: int = 0
     samples: int = 0
     rewards: list[float] = field(default_factory=list)
@@ -219,6 +221,13 @@ class StepTable:
             )
         for line in (*self.checks.warnings(), *self.checks.family(self.policy, self.judges)):
             notes.warn(line)
+        if self.exact and not row["logprob_gap_max"] == row["logprob_gap"] == 0:
+            raise Failed(
+                f"step {row['step']}: with --exact the trainer's log-probability of a sampled "
+                f"token differs from the sampler's by up to {row['logprob_gap_max']:.3g} "
+                "(expected 0): on this machine products depend on the rows beside them; the step "
+                "is not saved. Train without --exact"
+            )
         if not row["logprob_gap"] <= self.max_gap:
             raise Failed(
                 f"step {row['step']}: the trainer's log-probabilities of the sampled tokens differ "

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.forward import KVCache, hidden, token_losses
+from sabia.core.model.forward import KVCache, drawn_losses, hidden, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
 from sabia.core.options.grpo import PolicyLoss, ValueOptions
 from sabia.core.spec.model import ModelSpec
@@ -172,6 +172,8 @@ def _logprobs(
     spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Ops, temperature: float
 ) -> Array:
     targets = batch["targets"].reshape(-1, batch["targets"].shape[-1])
+    if ops.exact:
+        return -drawn_losses(spec, params, x, targets, ops, temperature)
     nll, _ = token_losses(spec, params, x, targets, ops, temperature)
     return -nll
 
