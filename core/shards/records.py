@@ -16,6 +16,7 @@ from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict
 
+ANSWERS = ("chosen", "rejected")
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
 }  # fmt: skip
@@ -40,6 +41,8 @@ def _common(seen: set[type]) -> pa.DataType | None:
 
 def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, object]:
     """A row for `to_batch`; raises ValueError with the reason if it cannot be converted."""
+    if kind == "preference" and row.get("prompt") is None:
+        row = {**row, "prompt": _lead(row)}
     schema = schemas.KINDS[kind]
     extra_types = {field.name: field.type for field in extras}
     fitted: dict[str, Any] = {}
@@ -86,7 +89,8 @@ def _value(name: str, value: object, wanted: pa.DataType) -> Any:
 
 def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     """A batch of another library, with the columns of the kind that hold free JSON or messages, but
-    are nested, as in rows of JSON: free JSON as text. Raises BadData."""
+    are nested, as in rows of JSON: free JSON as text; and with the prompts of preferences whose
+    answers are whole conversations. Raises BadData."""
     for field in schemas.KINDS[kind]:
         index = batch.schema.get_field_index(field.name)
         if index < 0 or schemas.is_scores(kind, field.name) or field.name == "text":
@@ -103,7 +107,28 @@ def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         except (ValueError, TypeError) as error:
             raise BadData(f"column {field.name!r}: {error}") from error
         batch = batch.set_column(index, field, pa.array(values, field.type))
+    if kind == "preference" and "prompt" not in batch.schema.names:
+        answers = batch.select([name for name in ANSWERS if name in batch.schema.names])
+        field = schemas.KINDS[kind].field("prompt")
+        values = [_value("prompt", _lead(row), field.type) for row in answers.to_pylist()]
+        if values and not any(values):
+            raise BadData("no column 'prompt', and no answer is a whole conversation")
+        batch = batch.append_column(field, pa.array(values, field.type))
     return batch
+
+
+def _lead(row: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """The messages before the answer, of an answer that is a whole conversation."""
+    for name in ANSWERS:
+        messages = row.get(name)
+        if isinstance(messages, str) and messages.lstrip().startswith("[{"):
+            try:
+                messages = json.loads(messages)
+            except ValueError:
+                continue
+        if isinstance(messages, list) and len(messages) > 1:
+            return messages[:-1]
+    return None
 
 
 def _as_json(value: object) -> Any:

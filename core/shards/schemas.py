@@ -51,7 +51,8 @@ KINDS = {
         id=_TEXT, messages=_MESSAGES, tools=_TEXT, rubric=_TEXT, answer=_TEXT, meta=_TEXT
     ),
     # a conversation with a better and a worse continuation, of which one may be null: a text, or a
-    # JSON list of messages that ends with one of the assistant. A prompt that is a text is a user's
+    # JSON list of messages that ends with one of the assistant. A text as prompt is a user's;
+    # without one, it is what the messages begin with
     "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
     # a text with a teacher's predictions: input_ids[T], loss_mask[T] (null: all tokens but the
     # first count), and for each token that counts the teacher's K likeliest tokens and their

@@ -229,11 +229,8 @@ class Source:
             names = self.named(stored)
             wanted = columns
             if columns and "id" in columns and may_lack_ids(parquet.metadata):
-                wanted = [
-                    *columns,
-                    schemas.REQUIRED[self.kind][0],
-                    "source",
-                ]  # ids are made of them
+                # ids are made of them
+                wanted = [*columns, schemas.REQUIRED[self.kind][0], "source", *records.ANSWERS]
             if wanted is not None:
                 wanted = [old for old, new in zip(stored, names, strict=True) if new in wanted]
             for group in range(parquet.num_row_groups) if self.groups is None else self.groups:
@@ -274,7 +271,7 @@ class Source:
         names = [TEXT if name == self.text_column else name for name in stored]
         for name in schemas.REQUIRED[self.kind]:
             name = self.text_column or name
-            if name not in stored:
+            if name not in stored and not (name == "prompt" and set(records.ANSWERS) & {*stored}):
                 others = ", ".join(stored[:SHOWN]) + ", …" * (len(stored) > SHOWN)
                 raise BadData(f"no column {name!r} among {others} (expected {self.kind} records)"
                               + TEXT_HINT * (self.kind == "document"))  # fmt: skip

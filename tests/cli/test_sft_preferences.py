@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from training_cases import Commands, difference, make_tokens, torchrun
 
 from sabia.core.errors import BadData
+from sabia.core.shards.inputs import from_path
 
 WORDS = ("--length", "256", "--batch", "4", "--lr", "2e-3", "--steps", "16", "-q")
 
@@ -135,46 +136,65 @@ def test_adapters_start_at_the_reference(folder: Path, tmp_path: Path, sabia: Co
     assert other.returncode == 2 and "--lora-rank: 8 (expected that of" in other.stderr.decode()
 
 
-def as_messages(row: dict, whole: bool) -> dict:
-    """The row with its answers as lists of messages, with `whole` after those of the prompt."""
-    lead = row["prompt"] if whole else []
+def as_messages(row: dict, form: str) -> dict:
+    """The row with its answers as lists of messages, after those of the prompt unless they are
+    `answers`; `implicit`: without a prompt."""
+    lead = [] if form == "answers" else row["prompt"]
     made = {side: [*lead, {"role": "assistant", "content": row[side]}]
             for side in ("chosen", "rejected")}  # fmt: skip
-    return {"prompt": row["prompt"][0]["content"] if whole else row["prompt"], **made}
+    if form == "implicit":
+        return made
+    return {"prompt": row["prompt"][0]["content"] if form == "whole" else row["prompt"], **made}
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_answers_may_be_lists_of_messages(tmp_path: Path, ending: str, whole: bool) -> None:
+@pytest.mark.parametrize("form", ["answers", "whole", "implicit"])
+def test_answers_may_be_lists_of_messages(tmp_path: Path, ending: str, form: str) -> None:
     """They give the tokens of the same answers as texts; other lists are rejected."""
     from sabia.core.recipes.preferences.pair_rows import form_of
-    from sabia.core.shards.inputs import from_path
     from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
     tokenizer = train_bpe(["user assistant the owl said 0123456789 and make?"] * 9, 300)
     texts = pairs(5, 0)
-    odd = as_messages(texts[0], whole)
+    odd = as_messages(texts[0], form)
     odd["chosen"] = [odd["chosen"][-1], {"role": "user", "content": "?"}]
-    tables = {"texts": texts, "lists": [*(as_messages(row, whole) for row in texts), odd]}
+    tables = {"texts": texts, "lists": [*(as_messages(row, form) for row in texts), odd]}
     made: dict[str, list] = {"texts": [], "lists": []}
     reasons = []
     for name, rows in tables.items():
         path = tmp_path / f"{name}.{ending}"
         write(path, rows) if ending == "jsonl" else pq.write_table(pa.Table.from_pylist(rows), path)
-        form = form_of("dpo")
+        pairs_form = form_of("dpo")
         for source in from_path(str(path), "preference", "INPUT"):
-            for batch in source.batches(columns=form.columns):
+            for batch in source.batches(columns=pairs_form.columns):
                 for row in batch.to_pylist():
                     try:
-                        ((_, documents),), _ = form.render(row, tokenizer, 512, {})
-                        made[name].append([(ids.tolist(), mask.tolist())
-                                           for ids, mask, *_ in documents])  # fmt: skip
+                        ((_, documents),), _ = pairs_form.render(row, tokenizer, 512, {})
+                        parts = [(ids.tolist(), mask.tolist()) for ids, mask, *_ in documents]
+                        made[name].append((row["id"], parts))
                     except BadData as error:
                         reasons.append(str(error))
     assert made["texts"] == made["lists"] and len(made["texts"]) == 5
-    assert (
-        len(reasons) == 1 and "the chosen messages have other turns than the prompt" in reasons[0]
-    )
+    expected = "the chosen messages have other turns than the prompt"
+    if form == "implicit":  # the prompt is then the assistant's
+        expected = "the prompt does not end with a turn to answer"
+    assert len(reasons) == 1 and expected in reasons[0]
+
+
+def test_texts_without_a_prompt_are_refused(tmp_path: Path) -> None:
+    rows = [{"chosen": "yes", "rejected": "no"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+    for path, message in {
+        write(tmp_path / "p.jsonl", rows): "no prompt",
+        tmp_path / "p.parquet": "no column 'prompt', and no answer is a whole conversation",
+    }.items():
+        source, reasons = from_path(str(path), "preference", "INPUT")[0], list[str]()
+        try:
+            made = list(source.batches(reject=lambda _row, why, to=reasons: to.append(why)))
+            assert not made
+        except BadData as error:
+            reasons.append(str(error))
+        assert len(reasons) == 1 and message in reasons[0]
 
 
 @pytest.mark.parametrize(
