@@ -52,7 +52,7 @@ class ParquetWriter:
     The target is open for writing; it need not be seekable and stays open.
     """
 
-    def __init__(self, target: BinaryIO, schema: pa.Schema, **options: Any) -> None:
+    def __init__(self, target: BinaryIO, schema: pa.Schema, **options: object) -> None:
         self._target = _Target(target)
         self._writer = pq.ParquetWriter(self._target, schema, write_page_checksum=True, **options)
         self.write_table = self._writer.write_table
@@ -269,7 +269,7 @@ class ArrowRows:
     """An Arrow IPC stream, or a file with `pa.ipc.new_file`, with a digest for each batch."""
 
     def __init__(
-        self, target: Any, schema: pa.Schema,
+        self, target: object, schema: pa.Schema,
         new: Callable[[Any, pa.Schema], Any] = pa.ipc.new_stream,
     ) -> None:  # fmt: skip
         self.schema = schema.with_metadata((schema.metadata or {}) | {KEY: b"1"})
@@ -310,7 +310,7 @@ def _batch_digest(head: pa.Buffer, row: int, batch: pa.RecordBatch, rows: bytes)
     return digest.hexdigest().encode()
 
 
-def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
+def arrow_batches(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.RecordBatch]:
     """The batches of `pa.ipc.open_stream` or `open_file`; BadData where one is not as written."""
     pairs = batches_with_metadata(reader)
     if KEY not in (reader.schema.metadata or {}):
@@ -336,7 +336,7 @@ def arrow_batches(reader: Any, name: str) -> Iterator[pa.RecordBatch]:
 
 
 def batches_with_metadata(
-    reader: Any,
+    reader: pa.RecordBatchReader,
 ) -> Iterator[tuple[pa.RecordBatch, dict[bytes, bytes] | None]]:
     """Batches with their custom metadata, unchecked."""
     if isinstance(reader, pa.ipc.RecordBatchFileReader):

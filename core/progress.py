@@ -41,7 +41,7 @@ class ProgressBar:
     def __init__(self, display: Any = None, task: Any = None) -> None:
         self.display, self.task = display, task
 
-    def advance(self, n: float = 1, **figures: Any) -> None:
+    def advance(self, n: float = 1, **figures: object) -> None:
         """Add n units; `figures` are printed next to the bar."""
         if self.display:
             text = " ".join(f"{name} {value}" for name, value in figures.items())
@@ -86,7 +86,7 @@ def _live_column(live: Callable[[], str]) -> Any:
     class Live(ProgressColumn):
         """A text that changes by itself."""
 
-        def render(self, _: Any) -> Text:
+        def render(self, _: object) -> Text:
             return Text(live())
 
     return Live()

@@ -21,6 +21,7 @@ from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.chat import render as render_chat
 from sabia.core.generate.chat_variables import server_variables
+from sabia.core.generate.client import Client
 from sabia.core.generate.message_forms import REASONING_NAMES
 from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
 from sabia.core.generate.requests import LENGTH, Completion, Request
@@ -181,8 +182,8 @@ def prompt_ids(item: Item, tokenizer: Tokenizer, variables: Mapping[str, Any]) -
 
 
 def ask(
-    client: Any, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
+    client: Client, task: Task, items: Sequence[Item], options: EvalOptions,
+    only: int | None = None, tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Answer]:  # fmt: skip
     """Answers by an OpenAI-compatible endpoint; raises Failed if one failed.
 

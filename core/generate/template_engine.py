@@ -7,7 +7,7 @@ not depend on when it is rendered; without one it gives the time.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from functools import lru_cache
 from typing import Any
@@ -118,13 +118,13 @@ def _compiled(template: str) -> Any:
     class GenerationMarks(jinja2.ext.Extension):
         tags = {"generation"}
 
-        def parse(self, parser: Any) -> Any:
+        def parse(self, parser: jinja2.parser.Parser) -> Any:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             frame = self.call_method("_framed")
             return jinja2.nodes.CallBlock(frame, [], [], body).set_lineno(line)
 
-        def _framed(self, caller: Any) -> str:
+        def _framed(self, caller: Callable[[], str]) -> str:
             return OPEN + caller() + CLOSE
 
     environment = ImmutableSandboxedEnvironment(

@@ -338,7 +338,7 @@ class _Reader:
         return name
 
 
-def number(value: Any) -> Any:
+def number(value: object) -> Any:
     """An operand of arithmetic. Raises UnreadableError for sets, tuples and relations."""
     if isinstance(value, sp.Expr | sp.MatrixBase):
         return value
@@ -370,7 +370,7 @@ def _relations(relation: Relation) -> list[Any]:
     ]
 
 
-def equal(one: Any, two: Any, decimal: bool) -> bool:
+def equal(one: sp.Expr, two: sp.Expr, decimal: bool) -> bool:
     """Whether two answers are the same."""
     one, two = _value(one, two), _value(two, one)
     if isinstance(one, Several) or isinstance(two, Several):
@@ -438,7 +438,7 @@ def _same_relation(one: Relation, two: Relation, decimal: bool) -> bool:
     return equal(as_set(one), as_set(two), decimal)
 
 
-def _same(one: Any, two: Any, decimal: bool) -> bool:
+def _same(one: sp.Expr, two: sp.Expr, decimal: bool) -> bool:
     """Whether two expressions have the same value, at all points drawn if they have symbols."""
     if one == two:
         return not one.has(sp.zoo, sp.nan)
@@ -459,7 +459,7 @@ def _same(one: Any, two: Any, decimal: bool) -> bool:
     return bool(sp.simplify(one - two) == 0)
 
 
-def _close(one: Any, two: Any, decimal: bool) -> bool | None:
+def _close(one: sp.Expr, two: sp.Expr, decimal: bool) -> bool | None:
     """Whether two numbers are equal to the digits that count; None if one is not defined."""
     if one == two and one.is_finite:
         return True

@@ -7,7 +7,7 @@ padding) and `positions` restart in each. Decoding with a KVCache: `positions[b,
 rotary position and the slot of token t of row b; a query attends to slots ≤ its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -178,7 +178,9 @@ def _angles(rope: Rope, positions: Array, lengths: Array | None, ops: Ops) -> An
     return (cos, sin) if rope.amplitude == 1 else (cos * rope.amplitude, sin * rope.amplitude)
 
 
-def _layer_function(layer: Layer, index: int, names: Any, context: Context) -> Callable[..., Any]:
+def _layer_function(
+    layer: Layer, index: int, names: Mapping[str, str], context: Context
+) -> Callable[..., Any]:
     ops, norms = context.ops, layer.norms
     mixer: tuple[str, Any, Any] = ("attn", layer.mixer, _MIXERS)
     feed_forward: tuple[str, Any, Any] = ("mlp", layer.mlp, _FEED_FORWARD)

@@ -66,11 +66,11 @@ class Step:
     own: TensorFunction
 
 
-def _moving_average(old: Array, new: Array, beta: Any) -> Array:
+def _moving_average(old: Array, new: Array, beta: float) -> Array:
     return beta * old + (1 - beta) * new
 
 
-def _bias_correction(xp: ArrayFunctions, beta: float, t: Any) -> Any:
+def _bias_correction(xp: ArrayFunctions, beta: float, t: Array) -> Any:
     """1 - beta^t, the sum of the weights of t terms in a moving average from zero, accurately."""
     return -xp.expm1(t * math.log(beta)) if beta else 1.0
 

@@ -9,7 +9,7 @@ configuration's weight_block_size (128 by 128).
 Every MXFP4 value is a bfloat16; FP8 ones are exact float32 products.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,9 @@ def dequantize(tensors: Arrays, quantization_config: Mapping[str, Any]) -> dict[
     )
 
 
-def _pairs(tensors: Arrays, codes: str, scale: str, decode: Any) -> dict[str, np.ndarray]:
+def _pairs(
+    tensors: Arrays, codes: str, scale: str, decode: Callable[..., np.ndarray]
+) -> dict[str, np.ndarray]:
     """Each pair NAME{codes}, NAME{scale} as the decoded NAME, and all other tensors."""
     names = [n.removesuffix(scale) for n in tensors if n.endswith(scale)]
     decoded = {}

@@ -77,7 +77,7 @@ class Ops(ArrayFunctions, Protocol):
         """The rules by which a mesh splits products over its processes."""
         return ()
 
-    def at(self, step: Any, part: Any = 0) -> "Ops":
+    def at(self, step: Array, part: Array = 0) -> "Ops":
         """The operations of a part of a step; those of a precision that rounds stochastically
         differ (call it before each update, in JAX under jit with traced integers)."""
         rules = tuple(rule.at(step, part) for rule in self.rules)

@@ -10,12 +10,11 @@ product per chunk (`affine_scan`, an opaque operation to torch.compile, which wo
 Factors D, e^g and e^{g_C - g} between tokens of two documents are 0.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
 from sabia.core.ops.axes import check_shared_axes
+from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 CHUNK = 64
@@ -41,7 +40,7 @@ class _CausalConv(torch.autograd.Function):
     """out[t] = Σ_j w[K-1-j]·x[t-j] within the document of t; saves x, not its K shifted copies."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, documents: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, documents: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight, documents)
         wide, taps = x.float(), weight.float().unbind(1)
         out = wide * taps[-1]
@@ -50,7 +49,7 @@ class _CausalConv(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, documents = ctx.saved_tensors
         wide, taps, grad = x.float(), weight.float().unbind(1), grad.float()
         dx, dtaps = grad * taps[-1], [(grad * wide).sum((0, 1))]
@@ -103,11 +102,11 @@ def _(grad: Tensor, factors: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _save_for_backward(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[0], output)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
     factors, states = ctx.saved_tensors
     terms = _affine_scan_backward(grad.contiguous(), factors)
     return terms @ states.transpose(-1, -2), terms

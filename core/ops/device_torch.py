@@ -21,11 +21,19 @@ from sabia.core.numerics.stored import Stored
 from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
-from sabia.core.ops.experts_torch import biased, combine, dispatch, grouped, weighted_bincount
+from sabia.core.ops.experts_torch import (
+    DispatchPlan,
+    biased,
+    combine,
+    dispatch,
+    grouped,
+    weighted_bincount,
+)
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
 from sabia.core.ops.stored_torch import codes_on, decoded_again
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
 
 Tensor = torch.Tensor
@@ -190,12 +198,12 @@ class _Rope(torch.autograd.Function):
     """A rotation; its gradient is the inverse rotation, so x need not be saved."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _rotate(x, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotate(grad, cos, -sin), None, None
 
@@ -235,7 +243,7 @@ _ATEN = torch.ops.aten
 _MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
 
 
-def _keep_matmuls(ctx: Any, operation: object, *args: object, **kwargs: object) -> Any:
+def _keep_matmuls(ctx: Context, operation: object, *args: object, **kwargs: object) -> Any:
     policy = checkpoint.CheckpointPolicy
     return policy.MUST_SAVE if operation in _MATMULS else policy.PREFER_RECOMPUTE
 
@@ -329,7 +337,7 @@ class TorchOps(Ops):
         return results
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: Any) -> Tensor:
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tensor:
     """A product of `TorchOps.kernel` with a weight in the dtype of x."""
     if plan is not None:
         return biased(grouped(x, weight, plan), bias, plan)

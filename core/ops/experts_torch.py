@@ -6,12 +6,12 @@ sabia.kernels.grouped_matmul.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
 from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
+from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 REQUESTED = requested_kernels("torch")
@@ -37,13 +37,15 @@ class _CopyToRows(torch.autograd.Function):
     """rows = tokens[order // k]; a token's gradient is the sum over its k rows."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, order: Tensor, inverse: Tensor, per_token: int) -> Tensor:
+    def forward(
+        ctx: Context, tokens: Tensor, order: Tensor, inverse: Tensor, per_token: int
+    ) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.per_token = per_token
         return tokens.index_select(0, order // per_token)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (inverse,) = ctx.saved_tensors
         # [tokens, k, D]
         grads = grad.index_select(0, inverse).view(-1, ctx.per_token, grad.shape[-1])
@@ -54,12 +56,12 @@ class _Permute(torch.autograd.Function):
     """x[forth]; `back` is the inverse permutation."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forth: Tensor, back: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, forth: Tensor, back: Tensor) -> Tensor:
         ctx.save_for_backward(back)
         return x.index_select(0, forth)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 

@@ -69,7 +69,7 @@ def raises_missing_backend(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """`kernel`, which raises MissingBackend if a named implementation does not work here."""
 
     @functools.wraps(kernel)
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         try:
             return kernel(*args, **options)
         except Unavailable as error:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from sabia.core.ops.base import Params
-from sabia.core.ops.product import Matrix
+from sabia.core.ops.experts_torch import DispatchPlan
+from sabia.core.ops.product import Array, Matrix
 from sabia.kernels.row_products.interface import matrix_vector
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
 from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
@@ -88,7 +89,7 @@ def _packed(x: Tensor) -> Packed:
     return made
 
 
-def _is_of(one: Any, x: Any) -> bool:
+def _is_of(one: object, x: Array) -> bool:
     return one is x or (type(one) is Packed and one.source is x and one.version == _version(x))
 
 
@@ -97,13 +98,13 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _gains(x: Any) -> bool:
+def _gains(x: Array) -> bool:
     if not (HAS_ONEDNN and isinstance(x, Tensor) and x.device.type == "cpu" and x.dim() == 2):
         return False
     return x.dtype in (torch.float32, torch.bfloat16) and x.dtype not in FP32_COMPUTED
 
 
-def takes(x: Tensor, matrices: Sequence[Matrix], plan: Any) -> bool:
+def takes(x: Tensor, matrices: Sequence[Matrix], plan: DispatchPlan | None) -> bool:
     """Whether `products` multiplies x by these matrices."""
     if type(matrices[0].weight) is not Packed or plan is not None:
         return False

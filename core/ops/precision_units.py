@@ -1,11 +1,11 @@
 """A description of the hardware units that compute the products of a precision."""
 
-from typing import Any
+import torch
 
 from sabia.core.ops.precision import Precision
 
 
-def describe(precision: Precision, device: Any) -> str:
+def describe(precision: Precision, device: torch.device) -> str:
     """What computes the products on a device, for example `fp8: emulated on cpu`.
 
     device: a torch device (or its name, `cuda:0`) or a JAX device.

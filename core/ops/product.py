@@ -41,7 +41,7 @@ class Rule(Protocol):
     def apply(self, product: Product, proceed: Multiply) -> list[Array]:
         """The results of a product; `proceed` computes those of the rest of the chain."""
 
-    def at(self, step: Any, part: Any) -> "Rule":
+    def at(self, step: Array, part: Array) -> "Rule":
         """The rule for a part of a step; differs where random bits do."""
         return self
 

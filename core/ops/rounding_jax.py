@@ -44,7 +44,7 @@ class JaxRounding(RoundedProducts):
     biased = staticmethod(biased)
     _clock: Any = 0
 
-    def at(self, step: Any, part: Any) -> JaxRounding:
+    def at(self, step: Array, part: Array) -> JaxRounding:
         """The rule for that part of that step, both integers, traced or not."""
         step, part = (jnp.asarray(value).astype(jnp.uint32) for value in (step, part))
         rule = JaxRounding(self.precision, self.names, self.seed)

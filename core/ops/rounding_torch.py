@@ -34,6 +34,7 @@ from sabia.core.ops.rounding_units_torch import product
 from sabia.kernels.grouped_matmul.torch_impl import library_obstacle
 from sabia.kernels.quantize.definitions import mix
 from sabia.kernels.quantize.torch_arithmetic import hadamard, mix_tensor, rounded, signed
+from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient from the input's
@@ -92,12 +93,12 @@ class _StraightThrough(torch.autograd.Function):
     """Weights rounded to the QAT format; their gradients pass unchanged."""
 
     @staticmethod
-    def forward(ctx: Any, target: QatTarget, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, target: QatTarget, *weights: Tensor) -> tuple[Tensor, ...]:
         made = _fake_quantized(weights, target)
         return tuple(values.to(w.dtype) for values, w in zip(made, weights, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, *grads
 
 
@@ -124,7 +125,7 @@ def _weight_gradient_operand(x: Tensor, signs: Tensor | None) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         weight: Tensor,
         key: Tensor | None,
@@ -138,7 +139,7 @@ class _Linear(torch.autograd.Function):
         return out.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, key, signs = ctx.saved_tensors
         recipe, dx, dw = ctx.recipe, None, None
         flat, grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
@@ -192,7 +193,7 @@ def _weight_gradient(grad: Tensor, rows: Tensor, plan: DispatchPlan) -> Tensor:
 class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         x: Tensor,
         weight: Tensor,
         key: Tensor | None,
@@ -210,7 +211,7 @@ class _Grouped(torch.autograd.Function):
         return (out.float() * (scale * matrix_scale)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, key, signs = ctx.saved_tensors
         recipe, dx, dw = ctx.recipe, None, None
         if ctx.needs_input_grad[0]:
@@ -226,7 +227,7 @@ class _Grouped(torch.autograd.Function):
 
 
 def _grouped_gradient(
-    ctx: Any, grad: Tensor, x: Tensor, key: Tensor | None, signs: Tensor | None
+    ctx: Context, grad: Tensor, x: Tensor, key: Tensor | None, signs: Tensor | None
 ) -> Tensor:
     recipe = ctx.recipe
     (grad, x), plan = _aligned_groups((grad, x), ctx.plan, recipe.group)

@@ -53,7 +53,7 @@ class RoundedInputs(Rule):
         return [results[n] for n in range(len(formats))]
 
 
-def rounded(x: Any, form: InputFormat) -> Any:
+def rounded(x: Array, form: InputFormat) -> Any:
     """x[..., I] in the values of its format; UsageError if its groups do not divide I."""
     from sabia.core.numerics.nearest_torch import nearest
 
@@ -63,7 +63,7 @@ def rounded(x: Any, form: InputFormat) -> Any:
     return (nearest(ELEMENTS[rule.element], parts / step) * step).reshape(x.shape)
 
 
-def _step(parts: Any, form: InputFormat) -> Any:
+def _step(parts: Array, form: InputFormat) -> Any:
     """What a code of one is worth, for parts[..., columns that share it]."""
     import torch
 

@@ -16,6 +16,7 @@ from sabia.core.numerics.compressed import stored_codes
 from sabia.core.numerics.floats import E2M1
 from sabia.core.numerics.nf4 import VALUES, Nf4, dynamic_values
 from sabia.core.numerics.stored import Stored, StoredMatrix, StoredStack
+from sabia.core.ops.product import Array
 
 Tensor = torch.Tensor
 PIECE = 1 << 16  # elements that are decoded together on a CPU, so that they stay in its cache
@@ -189,7 +190,7 @@ def decoded_again(codes: AnyCodes, weight: Tensor) -> Iterator[None]:
             return saved
         return saved.size(), saved.stride(), saved.storage_offset()
 
-    def unpack(kept: Any) -> Tensor:
+    def unpack(kept: Array) -> Tensor:
         return kept if isinstance(kept, Tensor) else codes.to(dtype).as_strided(*kept)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

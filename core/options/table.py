@@ -146,7 +146,7 @@ class Options:
             and all(condition.holds(values) for condition in option.only)
         }
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A copy with some values changed; they are not checked."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__ | changes)

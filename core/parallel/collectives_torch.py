@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sabia.core.parallel.mesh import RANK_ORDER, Mesh
+from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 Axes = tuple[str, ...]
@@ -115,12 +116,12 @@ class _Pair(torch.autograd.Function):
     """forward_change(x); the gradient of x is backward_change(the gradient of the output)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward_change: Change, backward_change: Change) -> Tensor:
+    def forward(ctx: Context, x: Tensor, forward_change: Change, backward_change: Change) -> Tensor:
         ctx.backward_change = backward_change
         return forward_change(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         return ctx.backward_change(grad), None, None
 
 

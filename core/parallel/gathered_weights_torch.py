@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sabia.core.ops.product import Array
 from sabia.core.parallel.collectives_torch import Group, all_parts, in_parts, sum_of_parts
+from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 
@@ -55,12 +57,12 @@ class ShardLayout:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, layout: ShardLayout, *shards: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, layout: ShardLayout, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.layout = layout
         return tuple(layout.whole(shards))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Any, ...]:
         return None, *ctx.layout.own(grads)
 
 
@@ -89,7 +91,7 @@ class _Layer:
         self.packed += 1
         return number, x.size(), x.stride(), x.storage_offset()
 
-    def unpack(self, saved: Any) -> Tensor:
+    def unpack(self, saved: Array) -> Tensor:
         """The tensor for which `pack` returned `saved`."""
         if isinstance(saved, Tensor):
             return saved

@@ -135,7 +135,9 @@ class _P2PChannel:
             # the tensor is kept so that its memory is not reused before it has been sent
             self.sending.append((dist.isend(tensor, to, group=self.group), tensor))
 
-    def receive(self, shapes: Any, dtypes: Any, source: int) -> list[Tensor]:
+    def receive(
+        self, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], source: int
+    ) -> list[Tensor]:
         """Wait for tensors of these shapes."""
         tensors = []
         for shape, dtype in zip(shapes, dtypes, strict=True):
@@ -144,13 +146,13 @@ class _P2PChannel:
             tensors.append(tensor)
         return tensors
 
-    def send_spec(self, key: Any, spec: MessageSpec, to: int) -> None:
+    def send_spec(self, key: object, spec: MessageSpec, to: int) -> None:
         """Send the spec of messages of this kind, the first time."""
         if key not in self.specs:
             dist.send_object_list([spec], to, group=self.group, device=self.device)
             self.specs[key] = spec
 
-    def receive_spec(self, key: Any, source: int) -> MessageSpec:
+    def receive_spec(self, key: object, source: int) -> MessageSpec:
         """The spec of messages of this kind, received the first time."""
         if key not in self.specs:
             objects: list[Any] = [None]

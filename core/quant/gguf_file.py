@@ -231,7 +231,7 @@ def _order(spec: ModelSpec, tensor: TensorSpec) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(-1)
 
 
-def _add_facts(writer: Any, spec: ModelSpec) -> None:
+def _add_facts(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     local, mixer = (_first(spec, kind) for kind in (True, False))
     mixer, part = mixer or local, spec.layers[0].mlp
     assert mixer is not None and mixer.rope is not None

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gguf import TokenType
+from gguf import GGUFWriter, TokenType
 
 from sabia.core.errors import UsageError
 from sabia.core.text.tokenize.bpe_patterns import GPT2_PATTERN, cl100k_pattern, o200k_pattern
@@ -37,7 +37,7 @@ class Blanks:
     scores: dict[str, float]
 
 
-def add_vocabulary(writer: Any, tokenizer: Tokenizer | None, size: int) -> None:
+def add_vocabulary(writer: GGUFWriter, tokenizer: Tokenizer | None, size: int) -> None:
     """Add the tokens, merges, special tokens and chat template for `size` rows of the embedding.
 
     Raises UsageError for a tokenizer that has no such form.

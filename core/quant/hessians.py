@@ -76,7 +76,7 @@ class CalibrationStage(Stage):
     def __init__(self, index: int, states: torch.Tensor | None) -> None:
         self.index, self.states, self.layers = index, states, 0
 
-    def begin(self, embed: Any, layers: int) -> tuple[Any, range]:
+    def begin(self, embed: Array, layers: int) -> tuple[Any, range]:
         """See Ops.stage_input."""
         self.layers = layers
         x = embed() if self.states is None else self.states

@@ -8,7 +8,7 @@ Packed zero points fit no parameter of other modules. `dequantize=True` decodes 
 by one group, zero points included.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -78,5 +78,5 @@ def _experts(spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, An
     return Loader(name, "loads", "without rounding the inputs of experts" if rounds else "")
 
 
-def _labels(schemes: Any) -> str:
+def _labels(schemes: Iterable[Any]) -> str:
     return " and ".join(sorted(scheme.label() for scheme in schemes))

@@ -60,7 +60,7 @@ class Form:
 
 
 def _render_chat(
-    row: Any, tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
+    row: Mapping[str, Any], tokenizer: Tokenizer, length: int, variables: Mapping[str, Any]
 ) -> tuple[list[Unit], list[str]]:
     units, reasons, before = list[Unit](), list[str](), 0
     for ids, mask in render_rows(row["messages"], tokenizer, row["tools"], **variables):

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 from sabia.core.errors import Failed
 
@@ -162,7 +162,7 @@ class Pool(Generic[AChild]):
             free.put(child)
 
 
-def _pipe(pipe: Any) -> BinaryIO:
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
 

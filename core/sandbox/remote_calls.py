@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -61,7 +61,7 @@ class Remote:
     def _ask(self, operation: str, *given: object, **named: object) -> Any:
         return self._peer.ask(operation, self._number, given, named)
 
-    def __call__(self, *given: Any, **named: object) -> Any:
+    def __call__(self, *given: Sequence[object], **named: object) -> Any:
         return self._ask("call", *given, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -120,7 +120,9 @@ class Peer:
         self.own: list[Any] = []
         self.lost_by = ""
 
-    def ask(self, operation: str, target: int, given: Any, named: Any) -> Any:
+    def ask(
+        self, operation: str, target: int, given: Sequence[object], named: Mapping[str, object]
+    ) -> Any:
         """The result of an operation on an object of the other end; raises what it raised."""
         sent = [self.encoded(value) for value in given]
         texts = {name: self.encoded(value) for name, value in named.items()}
@@ -244,7 +246,7 @@ class Peer:
                 raise ValueError(value)
         return value
 
-    def _change(self, given: Any, number: str, encoded: object) -> None:
+    def _change(self, given: Sequence[object], number: str, encoded: object) -> None:
         """Give a container of the caller the contents of another of its type."""
         new = self.decoded(encoded)
         if not number.isdecimal() or int(number) >= len(given):

@@ -38,7 +38,7 @@ class Spool:
         """Append the bytes of an array."""
         self.file.write(np.ascontiguousarray(values).data)
 
-    def array(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def array(self, dtype: np.dtype[Any] | type[Any] | str, shape: tuple[int, ...]) -> np.ndarray:
         """The written data as a read-only array."""
         self.file.flush()
         if 0 in shape:

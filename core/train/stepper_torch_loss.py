@@ -56,7 +56,7 @@ def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., An
     _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
     compiled = torch.compile(function, fullgraph=True)  # part by part it would be eager in part
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         with settings.patch(ban_recompute_materialized_backward=False):
             return compiled(*args)
 

@@ -327,7 +327,9 @@ class Crawl:
         self.frontier.visited(entry, Visit(time.time(), etag, modified, digest, record, date))
         return written
 
-    def _learn(self, entry: Entry, links: Any, digest: bytes, score: float | None) -> None:
+    def _learn(
+        self, entry: Entry, links: Sequence[str], digest: bytes, score: float | None
+    ) -> None:
         """Update page families, link words and hosts from a page, and follow its links."""
         self.expansion.tally_family(entry, float(self.frontier.first_time(digest)))
         if self.options.order == "best":

@@ -83,8 +83,8 @@ class Mask:
 
 
 def attention_mask(
-    like: Array, queries: int, keys: int, segments: Array | None, start: Any, window: int | None,
-    causal: bool,
+    like: Array, queries: int, keys: int, segments: Array | None, start: jax.Array,
+    window: int | None, causal: bool,
 ) -> Mask:  # fmt: skip
     """See attention.attention_mask."""
     window = window if window is not None and window < keys else None

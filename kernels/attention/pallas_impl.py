@@ -12,6 +12,7 @@ never run on a TPU.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -131,7 +132,7 @@ def _keys_kernel(
         dv[...] = acc_v[...].astype(dv.dtype)
 
 
-def _call(kernel: Any, grid: tuple[int, ...], inner: int, **spec: Any) -> Any:
+def _call(kernel: Callable[..., None], grid: tuple[int, ...], inner: int, **spec: Any) -> Any:
     """pallas_call with three prefetched scalars arrays, its last `inner` grid axes in order."""
     shapes = spec.pop("out_shape")
     order: list[Any] = ["parallel"] * (len(grid) - inner) + ["arbitrary"] * inner
@@ -166,7 +167,7 @@ def _query_ranges(
     return jnp.broadcast_to(low, high.shape), -(-high // rows)
 
 
-def _within(low: Any, high: Any, b: object, i: object, step: Any) -> Any:
+def _within(low: jax.Array, high: jax.Array, b: object, i: object, step: jax.Array) -> Any:
     """The block of a step; after the range the last one again, which needs no fetch."""
     return jnp.maximum(jnp.minimum(low[b, i] + step, high[b, i] - 1), 0)
 

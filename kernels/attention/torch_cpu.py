@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.runtime.autograd_context import Context
+
 Tensor = torch.Tensor
 TILE = 128
 LEAST_RUN = 256
@@ -256,7 +258,7 @@ def _sink_gradient(grad: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Ten
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: list[Group],
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, parts: list[Group],
         scale: float, cap: float | None,
     ) -> Tensor:  # fmt: skip
         out, lse = _forward(q, k, v, sinks, parts, scale, cap)
@@ -265,7 +267,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)
         return *backward_of(grad, q, k, v, out, lse, *ctx.settings), d_sinks, None, None, None
@@ -303,13 +305,13 @@ def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: object) -> tuple
     return tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.start, ctx.causal, ctx.scale, ctx.cap = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Context, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
     q, k, v, sinks, first, last, out, lse = ctx.saved_tensors
     settings = (first, last, ctx.start, ctx.causal, ctx.scale, ctx.cap)
     d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 from sabia.kernels.runtime.tuned import tuned_blocks
 
@@ -294,12 +295,12 @@ def _(grad, q, k, v, first, until, out, lse, start, scale, cap):
     return *made, torch.empty_like(lse)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, first, until, sinks, *ctx.numbers = inputs
     ctx.save_for_backward(q, k, v, first, until, *output, sinks)
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, first, until, out, lse, sinks = ctx.saved_tensors
     saved = (q, k, v, first, until, out, lse)
     dq, dk, dv, delta = _backward(grad.contiguous(), *saved, *ctx.numbers)

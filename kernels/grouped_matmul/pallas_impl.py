@@ -9,6 +9,7 @@ here). Block sizes are untuned. Compiled for v5e with libtpu, never run on a TPU
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +26,9 @@ BUDGET = 24 << 20  # bytes of operands on the core, double-buffered
 LIMIT = 64 << 20
 
 
-def _rows_of_group(group: Any, block: Any, bounds: Any, rows: int) -> Array:
+def _rows_of_group(
+    group: jax.Array | int, block: jax.Array | int, bounds: jax.Array, rows: int
+) -> Array:
     """bool[rows, 1]: which rows of the block belong to the group."""
     row = block * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
     return (row >= bounds[group]) & (row < bounds[group + 1])  # [rows, 1]
@@ -92,7 +95,7 @@ def _columns(count: int, other: int, itemsize: int, rows: int) -> int:
     return min(128, count)
 
 
-def _call(kernel: Any, grid: tuple[int, ...], **spec: Any) -> Any:
+def _call(kernel: Callable[..., None], grid: tuple[int, ...], **spec: Any) -> Any:
     shape = spec.pop("out_shape")
     order: Any = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
     return pl.pallas_call(

@@ -6,11 +6,11 @@ opaque to the compiler, which cannot trace sizes that depend on data.
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
 Tensor = torch.Tensor
@@ -84,11 +84,11 @@ def _(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
     return rows.new_empty(ends.shape[0], rows.shape[1], grad.shape[1])
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def _backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
     rows, weight, ends = ctx.saved_tensors
     needs_rows, needs_weight, _ = ctx.needs_input_grad
     grad = grad.contiguous()

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 from sabia.kernels.runtime.tuned import tuned_blocks
 
@@ -144,7 +145,7 @@ def _(grad, x, counts):
     return x.new_empty(counts.shape[0], grad.shape[1], x.shape[1])
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+def _gradients(ctx: Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, weight, counts = ctx.saved_tensors
     grad = grad.contiguous()
     # [M, D]: dx = grad W
@@ -153,7 +154,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, No
     return dx, dw, None, None
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3])
 
 

@@ -62,8 +62,8 @@ def quantize(x: Array, layout: Layout, key: object = None, *, interpret: bool = 
 
 
 def _encode(
-    x: Any, scale: Any, key: Any, codes: Any, tiles: Any, *, layout: Layout, columns: int,
-    stochastic: bool,
+    x: jax.Array, scale: jax.Array, key: jax.Array, codes: jax.Array, tiles: Any, *,
+    layout: Layout, columns: int, stochastic: bool,
 ) -> None:  # fmt: skip
     height, width = layout.tile or (1, 1)
     rows, across = x.shape

@@ -6,6 +6,7 @@ never run on a TPU.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,14 +53,16 @@ def _block(columns: int) -> int:
     return max(16, min(256, BLOCK_ELEMENTS // columns) // 16 * 16)
 
 
-def _call(kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> list[Array]:
+def _call(
+    kernel: Callable[..., None], inputs: dict[str, Any], outputs: dict[str, Any]
+) -> list[Array]:
     """Run over blocks of rows; [1, D] arrays are whole in every step, None ones are left out."""
     rows, columns = inputs["h"].shape
     block = _block(columns)
     names = [n for n, x in inputs.items() if x is not None]
     made = [n for n, x in outputs.items() if x is not None]
 
-    def spec(x: Any) -> pl.BlockSpec:
+    def spec(x: jax.Array) -> pl.BlockSpec:
         if x.shape[0] == 1 and rows != 1:
             return pl.BlockSpec(x.shape, lambda i: (0, 0))
         return pl.BlockSpec((block, x.shape[1]), lambda i: (i, 0))

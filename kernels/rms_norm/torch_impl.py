@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
 Tensor = torch.Tensor
@@ -63,13 +64,13 @@ class _RmsNorm(torch.autograd.Function):
     """y = x·r·w, r = 1/rms(x): dx = r·(g·w - x̂·mean(g·w·x̂)), dw = Σ g·x̂, with x̂ = x·r."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         inverse = _inverse_rms(x, eps)
         ctx.save_for_backward(x, weight, inverse)
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         unit = x * inverse  # x̂
         product = (grad * unit).flatten(0, -2)  # g·x̂, [rows, D]

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 from sabia.kernels.runtime.tuned import tuned_blocks
 
@@ -123,13 +124,13 @@ def _(grad, grad_h, h, weight, inverse, plus_one):
     return torch.empty_like(h), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x, weight, residual, _, ctx.plus_one = inputs
     ctx.added = residual is not None
     ctx.save_for_backward(output[1] if ctx.added else x, weight, output[2])
 
 
-def _gradients(ctx: Any, grad: Tensor, grad_h: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Context, grad: Tensor, grad_h: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     own = grad_h.contiguous() if ctx.added else None
     dx, dw = _backward(grad.contiguous(), own, *ctx.saved_tensors, ctx.plus_one)
     return dx, dw, dx if ctx.added else None, None, None

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.runtime.autograd_context import Context
+
 Tensor = torch.Tensor
 X86_64 = platform.machine() in ("x86_64", "AMD64")
 LARGE = 1 << 26  # multiplications of a product from which oneDNN is faster
@@ -77,12 +79,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 class _Fp32Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad32, (needs_x, needs_weight, needs_bias) = grad.float(), ctx.needs_input_grad
         rows = grad32.flatten(0, -2)  # [M, out]

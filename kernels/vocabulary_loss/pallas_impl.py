@@ -9,6 +9,7 @@ a TPU.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -108,7 +109,9 @@ def _weight_kernel(hidden, weight, targets, lse, g_nll, g_sum, out, acc, *, cap,
         out[...] = acc[...].astype(out.dtype)
 
 
-def _call(kernel: Any, hidden: Array, weight: Array, blocks: tuple[int, int], **spec: Any) -> Any:
+def _call(
+    kernel: Callable[..., None], hidden: Array, weight: Array, blocks: tuple[int, int], **spec: Any
+) -> Any:
     """Run with tokens in the outer axis, or the vocabulary where `swapped`."""
     tokens, words = blocks
     counts = hidden.shape[0] // tokens, pl.cdiv(weight.shape[0], words)

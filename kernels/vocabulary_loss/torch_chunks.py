@@ -9,11 +9,11 @@ as those of prompts, are left out of the backward pass.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, times
 
 Tensor = torch.Tensor
@@ -40,7 +40,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -73,7 +73,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return torch.where(targets >= 0, lse - target_score, 0.0), lse
 
     @staticmethod
-    def backward(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
         every, weight, targets, lse, saved = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
         hidden, used = every, _used(grad_nll, grad_lse)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 from sabia.kernels.runtime.tuned import tuned_blocks
 
@@ -141,12 +142,12 @@ def _(grad_nll, grad_lse, hidden, weight, targets, lse, cap, rows):
     return torch.empty_like(hidden), torch.empty_like(weight)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     hidden, weight, targets, *ctx.numbers = inputs
     ctx.save_for_backward(hidden, weight, targets, output[1])
 
 
-def _gradients(ctx: Any, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     grads = (grad_nll.contiguous(), grad_lse.contiguous())
     return *_backward(*grads, *ctx.saved_tensors, *ctx.numbers), None, None, None
 

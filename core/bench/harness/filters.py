@@ -32,7 +32,7 @@ def regex(regex_pattern: str = NUMBER, group_select: int = 0, fallback: str = IN
     return lambda answers, _: [extract(text) for text in answers]
 
 
-def _text(match: Any) -> str | None:
+def _text(match: str | tuple[str, ...]) -> str | None:
     """A match's text, its first group that is not empty, or None if all are."""
     if isinstance(match, tuple):
         return next(filter(None, match), None)
@@ -61,7 +61,7 @@ def multi_choice_regex(
         match = (_text(matches[group_select]) or "").strip() if matches else ""
         return letters.get(match, match)
 
-    def apply(answers: Any, row: Mapping[str, Any]) -> list[str]:
+    def apply(answers: Sequence[object], row: Mapping[str, Any]) -> list[str]:
         choices = [plain(choice.strip()) for choice in row["choices"]]
         letters = [chr(ord("A") + number) for number in range(len(choices))]
         # the longest first: a choice may begin with another one
@@ -90,7 +90,7 @@ def _punctuation() -> dict[int, None]:
 def take_first_k(k: int) -> Filter:
     """The first k answers."""
 
-    def apply(answers: Any, _: Mapping[str, Any]) -> Any:
+    def apply(answers: Sequence[object], _: Mapping[str, Any]) -> Any:
         if len(answers) < k:
             raise BadData(f"filter take_first_k: {len(answers)} answers for k = {k} (see repeats)")
         return answers[:k]

@@ -57,7 +57,7 @@ class Function:
             raise UsageError(f"{self.file}: no function {self.name!r}")
         return getattr(module, self.name)
 
-    def __call__(self, *given: Any, **named: object) -> Any:
+    def __call__(self, *given: object, **named: object) -> Any:
         return self._code(*given, **named)
 
 
@@ -185,7 +185,7 @@ def read_yaml(path: Path, trust: bool, option: str = "--task", seen: tuple[Path,
 
 
 def _loader(path: Path, trust: bool) -> Any:
-    def function(loader: Any, node: Any) -> Function:
+    def function(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Function:
         module, _, name = str(loader.construct_scalar(node)).rpartition(".")
         if not trust:
             line = node.start_mark.line + 1

@@ -50,7 +50,7 @@ def padded_size(count: int, least: int, most: int = OUTSIDE) -> int:
     return min(max(least, 1 << max(count - 1, 0).bit_length()), most)
 
 
-def _padded(values: Any, size: int, fill: int = 0) -> np.ndarray:
+def _padded(values: Sequence[int] | np.ndarray, size: int, fill: int = 0) -> np.ndarray:
     """values[n] with `fill` behind them, int32 [size]."""
     made = np.full(size, fill, np.int32)
     made[: len(values)] = values

@@ -23,6 +23,7 @@ from sabia.core.model.storage.fused_tensors import read_part, write_parts
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
 from sabia.core.model.storage.size_batches import batches_by_size
+from sabia.core.ops.product import Array
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import TRAINED_FOR, load_spec
 from sabia.core.spec.model import ModelSpec
@@ -198,7 +199,7 @@ def _fused(parts: Sequence[tuple[FusedPart, Any]], start: int, stop: int) -> np.
     return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
 
 
-def _file_tensors(tensor: TensorSpec, array: Any) -> Iterator[tuple[str, Any]]:
+def _file_tensors(tensor: TensorSpec, array: Array) -> Iterator[tuple[str, Any]]:
     if array.shape != tensor.shape:
         raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
     if isinstance(tensor.hf, str):

@@ -50,7 +50,7 @@ class LazyArray:
     def __getitem__(self, index: Any) -> np.ndarray:
         return np.asarray(self)[index]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> np.ndarray:
         whole = self.fetch(0, self.shape[0] if self.shape else 1)
         return np.array(whole, dtype, copy=copy)
 

@@ -1,6 +1,7 @@
 """What model to train on these chips in this time (--chips and --deadline without a size)."""
 
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
@@ -40,7 +41,7 @@ class Sized:
 class SizeAnswer:
     """Best sizes by deadline, and the curve of the longest one. Raises UsageError, Infeasible."""
 
-    def __init__(self, settings: PlanOptions, today: Any) -> None:
+    def __init__(self, settings: PlanOptions, today: date) -> None:
         for name in NOT_HERE:
             if settings.set_values(name):
                 flag = settings.table[name].flag

@@ -20,6 +20,7 @@ from sabia.core.bench.loglikelihood import Scorer, encode_options
 from sabia.core.generate.cache import CallCache
 from sabia.core.generate.calls import ChatRequest, content_key
 from sabia.core.generate.chat import render
+from sabia.core.generate.client import Client
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.generate.opened import default_cache, open_budget, open_client
 from sabia.core.model.storage import hub
@@ -34,7 +35,7 @@ GROUP = 64  # documents of a local model whose answers are kept at once
 class EndpointBackend:
     """An OpenAI-compatible server; the answer that it gives has probability 1."""
 
-    def __init__(self, prompt: Prompt, client: Any) -> None:
+    def __init__(self, prompt: Prompt, client: Client) -> None:
         self.prompt, self.client = prompt, client
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
@@ -64,7 +65,7 @@ class EndpointBackend:
 class LocalBackend:
     """A model directory, scored by core.bench.loglikelihood; `cache`: of finished documents."""
 
-    def __init__(self, prompt: Prompt, directory: str, backend: str, cache: Any) -> None:
+    def __init__(self, prompt: Prompt, directory: str, backend: str, cache: CallCache) -> None:
         self.prompt, self.directory, self.backend, self.cache = prompt, directory, backend, cache
         self.fingerprint = model_fingerprint(directory, "--lm")
         self.tokenizer = load_tokenizer(directory, "--lm")

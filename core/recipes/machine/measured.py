@@ -18,7 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from sabia.core.plan.chips import SCALED, chip_of_device
+from sabia.core.plan.chips import SCALED, Chip, chip_of_device
 from sabia.core.train.peak import device_name, measure_peak_flops
 
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes; larger than caches
@@ -76,7 +76,7 @@ def as_toml(machine: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _data_sheet(chip: Any) -> dict[str, float]:
+def _data_sheet(chip: Chip) -> dict[str, float]:
     values = {}
     for key in FROM_DATA_SHEET:
         field, unit = SCALED.get(key, (key, 1))

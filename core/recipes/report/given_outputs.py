@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from sabia.core import stop
 from sabia.core.digests import open_parquet
@@ -170,7 +171,10 @@ def rows_with(
 
 
 def _of_parquet(
-    source: Source, parquet: Any, wanted: Mapping[str, pa.Array], columns: Sequence[str] | None
+    source: Source,
+    parquet: pq.ParquetFile,
+    wanted: Mapping[str, pa.Array],
+    columns: Sequence[str] | None,
 ) -> Iterator[Found]:
     stored = parquet.schema_arrow.names
     compared = [name for name in wanted if name in stored]

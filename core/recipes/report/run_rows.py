@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sabia.core.digests import open_parquet
 from sabia.core.errors import BadData, UsageError
@@ -253,7 +254,7 @@ def _runs_of(source: Source) -> Iterator[Runs]:
             yield _equal_runs(*encoded(batch.column("source").fill_null(default)))
 
 
-def _runs_of_group(parquet: Any, group: int, default: str) -> Runs:
+def _runs_of_group(parquet: pq.ParquetFile, group: int, default: str) -> Runs:
     metadata = parquet.metadata.row_group(group)
     chunks = [metadata.column(number) for number in range(metadata.num_columns)]
     column = next((chunk for chunk in chunks if chunk.path_in_schema == "source"), None)

@@ -16,6 +16,7 @@ import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from sabia.core import notes, stop
@@ -199,7 +200,7 @@ def _connected(address: str) -> Any:
     return ray
 
 
-def _wait(ray: Any, tasks: dict[Any, str], title: str, total: Summary) -> None:
+def _wait(ray: ModuleType, tasks: dict[Any, str], title: str, total: Summary) -> None:
     """Wait for the slices of a phase and add their statistics; raise the first error of them,
     after all have ended."""
     left, failed = dict(tasks), dict[str, Ended]()
@@ -230,7 +231,7 @@ def _wait(ray: Any, tasks: dict[Any, str], title: str, total: Summary) -> None:
         )
 
 
-def _ended(ray: Any, task: object) -> Ended:
+def _ended(ray: ModuleType, task: object) -> Ended:
     try:
         ended: Ended = ray.get(task)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):

@@ -26,6 +26,7 @@ from sabia.core.digests import text_of_run
 from sabia.core.options.kinds import FALSE
 from sabia.core.results import result_version
 from sabia.core.shards.atomic import write_json
+from sabia.core.shards.job import Job
 from sabia.core.shards.lineage.identities import identity_of
 
 RUN = "run_record"  # the key of a provenance with a RunRecord, which is not part of its JSON
@@ -214,22 +215,22 @@ def keep_script(program: Sequence[str], outputs: Sequence[str], inputs: Sequence
         keep_beside(path, record.ended(None, beside=True))
 
 
-def of_process(made: Mapping[str, Any], job: object) -> dict[str, Any]:
+def of_process(made: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """The record of what a command makes that is no file of rows, at its end."""
     return run_metadata(job, {"version": version("sabia"), **made})[RUN].ended(None)
 
 
-def run_metadata(job: Any, made: Mapping[str, Any]) -> dict[str, RunRecord]:
+def run_metadata(job: Job, made: Mapping[str, Any]) -> dict[str, RunRecord]:
     """The entry of a provenance with the record of the job's run."""
     return {RUN: RunRecord(made, call_of_job(job), inputs_of_job(job), job.jobs)}
 
 
-def call_of_job(job: Any) -> dict[str, object]:
+def call_of_job(job: Job) -> dict[str, object]:
     """The call of a job with the content that the files named by its options have now."""
     return {**job.call, "reads": [_named(path) for path in job.call.get("reads", ())]}
 
 
-def inputs_of_job(job: Any) -> list[dict[str, Any]]:
+def inputs_of_job(job: Job) -> list[dict[str, Any]]:
     """The inputs of a job as it names them, for stages that do not list their shards."""
     return [_named(one) for one in job.inputs if one != "-"]
 

@@ -51,7 +51,7 @@ class RowWriter:
         """Record a row that cannot be used."""
         self._rejected.append([records.to_json(dict(row)), reason, shard])
 
-    def close(self, **about: Any) -> None:
+    def close(self, **about: object) -> None:
         """Write the index and the footer; about: figures that `RowIndex.about` gives back."""
         index = self._index.index(largest_id=self._largest_id, rejected=self._rejected, about=about)
         empty = pa.RecordBatch.from_pylist([], SCHEMA)

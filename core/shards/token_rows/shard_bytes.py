@@ -7,7 +7,8 @@ and not a SIGBUS. At most OPEN_FILES files are open at a time.
 import contextlib
 import os
 from functools import lru_cache
-from typing import Any
+
+import pyarrow as pa
 
 from sabia.core.errors import BadData
 
@@ -91,7 +92,7 @@ class FileBytes:
 class BufferBytes:
     """The bytes of a buffer in memory."""
 
-    def __init__(self, buffer: Any, name: str) -> None:
+    def __init__(self, buffer: pa.Buffer, name: str) -> None:
         self.name, self._buffer = name, memoryview(buffer)
         self.size = len(self._buffer)
 

@@ -9,7 +9,7 @@ each cluster; decisions are written to a temporary file in input order.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Clusters:
         return np.concatenate(parts)
 
 
-def read_decisions(file: Any, first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
+def read_decisions(file: BinaryIO, first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
     """(row, DECISION[r]) of the rows from first to last - 1 of a file, part by part."""
     for row in range(first, last, CHUNK_ROWS):
         file.seek(row * DECISION.itemsize)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, BinaryIO
 
 import zstandard
+from fastwarc.warc import WarcRecord
 
 from sabia.core.errors import BadData
 from sabia.core.shards.json_lines import decompressed
@@ -118,12 +119,12 @@ class _Gunzip:
                 return data
 
 
-def url_of(record: Any) -> str:
+def url_of(record: WarcRecord) -> str:
     """The URL that a record of fastwarc is about."""
     return str(record.headers.get("WARC-Target-URI") or "").strip("<>")
 
 
-def _page(record: Any, raw: bytes, max_bytes: int, cut: bool) -> Archived:
+def _page(record: WarcRecord, raw: bytes, max_bytes: int, cut: bool) -> Archived:
     url, time, name = url_of(record), record.record_date, str(record.record_id or "")
     if not record.is_http:
         kind = record.headers.get("Content-Type") or "text/plain"
