@@ -45,7 +45,7 @@ def forecast(run: dict[str, Any], config: dict[str, Any], folder: Path) -> Forec
     row |= {"search": True, "deadline": "9000w", "price": "2", "failure_rate": FAILURES}
     found = answer(PlanOptions.read(row | {"model": str(path)}), DAY).report
     best, stops = found["rows"][0], found["stops"]
-    hours = best["chips"] * best["finishes_s"] / 3600
+    hours = best["chips"] * best["work_s"] / 3600
     return Forecast(
         work=hours,
         wall=hours * stops["wall_over_work"],

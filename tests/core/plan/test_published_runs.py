@@ -19,7 +19,7 @@ def test_every_run_has_source_date_and_figures_that_belong_together() -> None:
 @pytest.mark.slow
 def test_forecasts_are_of_the_order_of_what_was_paid(tmp_path) -> None:
     """Published hours hold more than the steps: no dense run is forecast at half more, none below a
-    quarter. DeepSeek-V3 hid its exchange of tokens, which the preset waits for: 1.56.
+    quarter. DeepSeek-V3 hid its exchange of tokens, which the preset waits for: 1.22.
 
     Not a measure of accuracy: that is published_steps.toml.
     """
