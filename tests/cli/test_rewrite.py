@@ -316,7 +316,7 @@ def test_usage_errors(pages, tmp_path):
         (["--engine", "endpoint"], "--url: is missing (--engine endpoint needs it)"),
         (["--engine", "local"], "--model: is missing (--engine local needs it)"),
         (["--engine", "local", "--model", tmp_path], "not a model directory"),
-        (["--recipe", "haiku"], "--recipe: 'haiku' (expected best-of, constitution, ensemble, reason-first or "),
+        (["--recipe", "haiku"], "--recipe: 'haiku' (expected best-of, constitution, ensemble, "),
         (["--recipe", "reason-frst"], "did you mean reason-first?"),
         (["--recipe", tmp_path / "none.toml"], "none.toml: No such file"),
         (["--engine", "endpoint", "--url", "here", "--model", "m"], "not an HTTP address"),
