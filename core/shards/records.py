@@ -121,14 +121,23 @@ def _lead(row: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The messages before the answer, of an answer that is a whole conversation."""
     for name in ANSWERS:
         messages = row.get(name)
-        if isinstance(messages, str) and messages.lstrip().startswith("[{"):
-            try:
-                messages = json.loads(messages)
-            except ValueError:
-                continue
+        if isinstance(messages, str):
+            messages = json_messages(messages)
         if isinstance(messages, list) and len(messages) > 1:
             return messages[:-1]
     return None
+
+
+def json_messages(answer: str) -> list[dict[str, Any]] | None:
+    """The messages of a text that is a JSON list of them; None for any other text."""
+    if not answer.lstrip().startswith("[{"):
+        return None
+    try:
+        parsed = json.loads(answer)
+    except ValueError:
+        return None
+    is_list = all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in parsed)
+    return parsed if is_list else None
 
 
 def _as_json(value: object) -> Any:

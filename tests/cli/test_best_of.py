@@ -8,8 +8,7 @@ from fractions import Fraction
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kills import left_over, through_kills
-from rewrite_cases import PLAIN, Sampler, fault, sabia, written
+from rewrite_cases import Sampler, fault, kills_change_nothing, sabia, written
 
 QUESTION = re.compile(r"What is (\d+)\+(\d+)\?")
 
@@ -106,23 +105,11 @@ def test_several_answers_of_a_record_differ(tmp_path, recipe):
 
 @pytest.mark.slow
 def test_kills_at_random_lose_and_double_nothing(tmp_path, recipe):
-    (tmp_path / "in").mkdir()
-    for part in range(3):
-        written(tmp_path / "in" / f"p{part}.parquet", prompts(40, part))
-    words = ("rewrite", tmp_path / "in", "-o")
-    with Sampler(answer=answer, latency_s=0.01) as stub:
-        more = asked(stub, tmp_path / "once", recipe, "--concurrency", 4)
-        sabia(*words, tmp_path / "whole", *more)
-    with Sampler(answer=answer, fault=fault, latency_s=0.01, retry_after_s=0.1) as stub:
-        more = asked(stub, tmp_path, recipe, "--concurrency", 4)
-        line = [*PLAIN, *words, tmp_path / "made", *more]
-        through_kills(line, 4, random.Random(3), 4.0, tmp_path / "t")
-        assert 480 <= sum(stub.delivered.values()) <= 480 + 4 * 4  # in flight at kill -9
-    for part in range(3):
-        name = f"part-{part:05d}.parquet"
-        whole, made = (pq.read_table(tmp_path / at / name) for at in ("whole", "made"))
-        assert made.equals(whole)
-    assert not left_over(tmp_path)
+    def words(stub, folder):
+        return asked(stub, folder, recipe, "--concurrency", 4)
+
+    records = [list(prompts(40, part)) for part in range(3)]
+    kills_change_nothing(tmp_path, records, answer, words, 480, 4 * 4)
 
 
 def test_shards_pipes_and_one_file_have_the_same_rows(tmp_path, recipe):

@@ -6,8 +6,7 @@ import re
 
 import pyarrow.parquet as pq
 import pytest
-from kills import left_over, through_kills
-from rewrite_cases import PLAIN, Sampler, fault, written
+from rewrite_cases import Sampler, fault, kills_change_nothing, written
 from rewrite_cases import sabia as call
 
 TOPICS = ("tower", "river", "library", "bridge")
@@ -124,23 +123,11 @@ def test_failed_models_give_no_record_and_short_answers_support_nothing(tmp_path
 
 @pytest.mark.slow
 def test_kills_at_random_lose_and_double_nothing(tmp_path):
-    (tmp_path / "in").mkdir()
-    for part in range(3):
-        written(tmp_path / "in" / f"p{part}.parquet", prompts(30, part))
-    words = ("rewrite", tmp_path / "in", "-o")
-    (tmp_path / "once").mkdir()
-    with Sampler(answer=answer, latency_s=0.01) as stub:
-        call(*words, tmp_path / "whole", *asked(stub, tmp_path / "once"))
-    with Sampler(answer=answer, fault=fault, latency_s=0.01, retry_after_s=0.1) as stub:
-        more = asked(stub, tmp_path, "--concurrency", 2)
-        line = [*PLAIN, *words, tmp_path / "made", *more]
-        through_kills([str(word) for word in line], 4, random.Random(3), 4.0, tmp_path / "t")
-        assert 270 <= sum(stub.delivered.values()) <= 270 + 4 * 6  # in flight at kill -9
-    for part in range(3):
-        name = f"part-{part:05d}.parquet"
-        whole, made = (pq.read_table(tmp_path / at / name) for at in ("whole", "made"))
-        assert made.equals(whole)
-    assert not left_over(tmp_path)
+    def words(stub, folder):
+        return asked(stub, folder, "--concurrency", 2)
+
+    records = [prompts(30, part) for part in range(3)]
+    kills_change_nothing(tmp_path, records, answer, words, 270, 4 * 6)
 
 
 def test_dry_run_and_usage_errors(sabia, tmp_path):

@@ -15,9 +15,9 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_answer
 from sabia.core.recipes.chat_rows import Form, Rendered, Unit, document
+from sabia.core.shards.records import ANSWERS, json_messages
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
-ANSWERS = ("chosen", "rejected")
 FREE = ("tool_calls", "reasoning_content", "thinking")  # fields of an answer besides its content
 
 
@@ -53,7 +53,7 @@ def _turn(answer: str, prompt: list[dict[str, Any]], name: str) -> dict[str, Any
     Messages are a list of objects with a role, as JSON; raises BadData if they do not end with one
     of the assistant that is all that follows the prompt.
     """
-    messages = _messages(answer)
+    messages = json_messages(answer)
     if messages is None:
         return {"role": "assistant", "content": answer}
     *lead, last = messages
@@ -68,18 +68,6 @@ def _turn(answer: str, prompt: list[dict[str, Any]], name: str) -> dict[str, Any
     content = str(last.get("content") or "")
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in free.items()}
     return {"role": "assistant", "content": content, **texts}
-
-
-def _messages(answer: str) -> list[dict[str, Any]] | None:
-    """The messages of a text that is a JSON list of them; None for any other text."""
-    if not answer.lstrip().startswith("[{"):
-        return None
-    try:
-        parsed = json.loads(answer)
-    except ValueError:
-        return None
-    is_list = all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in parsed)
-    return parsed if is_list else None
 
 
 def _render_pair(

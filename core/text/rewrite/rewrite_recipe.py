@@ -128,6 +128,15 @@ class Recipe:
         return _hash(self.prompt)
 
 
+def _check_sampling(temperature: float, **counts: int) -> None:
+    """Raise ValueError for a temperature below 0 or infinite, and for counts below 1."""
+    for name, value in counts.items():
+        if value < 1:
+            raise ValueError(f"{name.replace('_', '-')} = {value} (expected 1 or more)")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature = {temperature:g} (expected 0 or more)")
+
+
 @dataclass(frozen=True)
 class Samples:
     """How many answers are sampled, how they are graded, and which are kept."""
@@ -141,13 +150,11 @@ class Samples:
 
     def __post_init__(self) -> None:
         parse_reward(self.reward)
-        for name in ("count", "keep", "max_tokens"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name.replace('_', '-')} = {value} (expected 1 or more)")
+        _check_sampling(
+            self.temperature, count=self.count, keep=self.keep, max_tokens=self.max_tokens
+        )
         if not 0 <= self.min_score <= 1:
             raise ValueError(f"min-score = {self.min_score:g} (expected 0 to 1)")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
 
 
 @dataclass(frozen=True)
@@ -176,16 +183,12 @@ class Constitution:
             raise ValueError(
                 f"principles = {list(self.principles)!r:.200} (expected one or more, all different)"
             )
-        for name in ("rounds", "max_tokens"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name.replace('_', '-')} = {value} (expected 1 or more)")
+        _check_sampling(self.temperature, rounds=self.rounds, max_tokens=self.max_tokens)
         for name in ("critique", "revise"):
             if "{principle}" not in (value := getattr(self, name)):
                 raise ValueError(f"{name} = {value!r} (expected a text with {{principle}})")
         if not -1 <= self.min_gain <= 1:
             raise ValueError(f"min-gain = {self.min_gain:g} (expected -1 to 1)")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
 
 
 @dataclass(frozen=True)
@@ -205,10 +208,7 @@ class OneAnswer:
     temperature: float
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max-tokens = {self.max_tokens} (expected 1 or more)")
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature = {self.temperature:g} (expected 0 or more)")
+        _check_sampling(self.temperature, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True)
