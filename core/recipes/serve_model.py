@@ -6,8 +6,9 @@ first one has the endpoint.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sabia.core import notes, stop, units
 from sabia.core.errors import Interrupted, UsageError
@@ -15,12 +16,7 @@ from sabia.core.generate.engine import PAGES_SHARE, Engine
 from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
-from sabia.core.parallel import process_group
-from sabia.core.parallel.health.watchdog import WatchdogConfig
-from sabia.core.parallel.mesh import parse_mesh
-from sabia.core.parallel.split_model import SplitModel, split_model
-from sabia.core.parallel.world import detect
-from sabia.core.recipes.run_call import joined
+from sabia.core.parallel.split_model import SplitModel
 from sabia.core.serve.followers import follow, packed, served_session
 from sabia.core.serve.http_server import ENDED, serve
 from sabia.core.serve.response_format import ResponseFormats
@@ -35,6 +31,14 @@ def run(job: Job, options: ServeOptions) -> None:
     if not options.mesh:
         serve_model(options)
         return
+    # only with a mesh, because these load what trains
+    from sabia.core.parallel import process_group
+    from sabia.core.parallel.health.watchdog import WatchdogConfig
+    from sabia.core.parallel.mesh import parse_mesh
+    from sabia.core.parallel.split_model import split_model
+    from sabia.core.parallel.world import detect
+    from sabia.core.recipes.run_call import joined
+
     others = [axis for axis in parse_mesh(options.mesh) if axis != "tensor"]
     if others or options.backend == "jax":
         what = f"axis {others[0]}" if others else "--backend jax"
@@ -51,11 +55,16 @@ def run(job: Job, options: ServeOptions) -> None:
     config = WatchdogConfig(equal, hang_timeout_s=process_group.LONGEST.total_seconds())
     with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:
         split = split_model("torch", spec, mesh, world) if mesh.size > 1 else None
-        serve_model(options, split, world.leads)
+        give = process_group.broadcaster() if split else None
+        serve_model(options, split, give, world.leads)
 
 
-def serve_model(options: ServeOptions, split: SplitModel | None = None, leads: bool = True) -> None:
-    """Serve a model of this process, or a part of it: split, and whether it has the endpoint."""
+def serve_model(
+    options: ServeOptions, split: SplitModel | None = None,
+    give: Callable[[object], Any] | None = None, leads: bool = True,
+) -> None:  # fmt: skip
+    """Serve a model of this process, or a part of it: split; give: the first process's objects to
+    the others; leads: whether this process has the endpoint."""
     token = os.environ.get(options.token_env, "")
     if options.host not in LOOPBACK and not token:
         raise UsageError(
@@ -69,7 +78,6 @@ def serve_model(options: ServeOptions, split: SplitModel | None = None, leads: b
     if options.cache_memory is not None:
         engine.cache_bytes = options.cache_memory
     context, samples = sizes(engine, options)
-    give = process_group.broadcaster() if split else None
     if give is not None and not leads:
         formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
         with stop.polling("serve"):
