@@ -30,7 +30,8 @@ class Request:
     that the sample has, `frequency_penalty` once for each time it has it, and `logit_bias` is added
     to those of its token ids (before the temperature; as in the API of OpenAI). `guide`: the
     grammar that the text fits, also where it ends at the limit of tokens. `adapter`: the name of an
-    adapter that the model's operations have. `thinking`: a budget of reasoning.
+    adapter that the model's operations have. `thinking`: a budget of reasoning. `routed_experts`:
+    also give the experts that each token went to.
     """
 
     prompt: Sequence[int]
@@ -53,6 +54,7 @@ class Request:
     guide: Guide | None = None
     adapter: str = ""
     thinking: ThinkingBudget | None = None
+    routed_experts: bool = False
 
     @property
     def samples(self) -> Sequence[int]:
@@ -131,6 +133,8 @@ class Completion:
     `logprobs` are of the distribution drawn from, `raw_logprobs` of the model's own (temperature
     1, whole vocabulary); natural logarithms, one a token. `finish_reason` is stop or length.
     `forced`: the places of tokens that were not sampled, but appended by a budget of reasoning.
+    `routed_experts`: the experts of the tokens of prompt and sample that the model has run, all but
+    the last one, as `core.model.routing` packs them; empty if they were not asked for.
     """
 
     request_id: str
@@ -141,6 +145,7 @@ class Completion:
     raw_logprobs: list[float]
     finish_reason: str
     forced: list[int] = field(default_factory=list)
+    routed_experts: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from sabia.core.generate.requests import Completion, Echo, Ended, Request
 from sabia.core.generate.runner.interface import Drawn, Model, Proposed, Runner
 from sabia.core.generate.sampling import KEEP, purpose_keys, uniforms
 from sabia.core.generate.slots import Sample, Slots, Waiting
+from sabia.core.model.routing import Routing
 
 PREFILL_TOKENS = 16_384
 
@@ -75,6 +76,7 @@ class Session:
         self.version = 0  # of the weights
         self.counts = Counts()
         self._drafter, self._most = drafter, proposed
+        self._routing = Routing.of(model.spec)
         self.waiting = deque[Waiting]()
         self._kinds: dict[tuple[int, ...], int] = {}
         self._echoes: dict[int, Echo] = {}
@@ -151,9 +153,10 @@ class Session:
         free, tokens, longest = slots.free, 0, 0
         while waiting and len(waiting[0].request.samples) <= free:
             request = waiting[0].request
-            begun = Begun() if request.echo else self.pages.begin(request.prompt, request.adapter)
+            whole = request.echo or request.routed_experts
+            begun = Begun() if whole else self.pages.begin(request.prompt, request.adapter)
             page = None
-            if not request.echo:
+            if not whole:
                 page = self.pages.next_key(request.prompt, begun, request.adapter)
             tokens += len(request.prompt) - len(begun)
             longest = max(longest, len(request.prompt))
@@ -171,6 +174,7 @@ class Session:
         slots, runner, first = self.slots, self.runner, self.slots.active
         prompts = [waiting.request.prompt for waiting in group]
         adapters = [waiting.request.adapter for waiting in group]
+        runner.records = any(waiting.request.routed_experts for waiting in group)
         prefilled = runner.prefill(prompts, begun, adapters)
         if self.pages.size:
             runner.keep(prefilled, self.pages.keep(prompts, begun, adapters))
@@ -180,6 +184,7 @@ class Session:
                 self._echoes[waiting.ticket] = echo
         which = slots.admit(group)
         runner.admit(prefilled, which, first)
+        slots.record(first, which, np.array([len(prompt) for prompt in prompts])[which])
         if self._drafter:
             self._drafter.admit(group, which, first)
         slots.draw(prefilled.logits, first, self.version, which)
@@ -188,6 +193,7 @@ class Session:
     def _decode(self) -> None:
         """One more token for every active row, or several of rows that have proposals."""
         slots, drafter = self.slots, self._drafter
+        self.runner.records = any(one.of.request.routed_experts for one in slots.owner)
         if drafter and (most := slots.most_proposed(self._most)).any():
             proposal = drafter.propose(slots, most)
             if proposal.counts.any():
@@ -201,6 +207,8 @@ class Session:
 
     def _one_more(self) -> None:
         self.slots.draw(self.runner.step(*self.slots.inputs()), 0, self.version)
+        rows = np.arange(self.slots.active)
+        self.slots.record(0, rows, rows * 0 + 1)
         self.counts.drawn += self.slots.active
 
     def _checked(self, proposal: Proposal) -> np.ndarray:
@@ -242,6 +250,7 @@ class Session:
         left = slots.cut(first, got, self.model.tokenizer)
         mine = at < left[rows]
         slots.rank(logits, rows[mine], which[mine])
+        slots.record(0, np.arange(active), left)
         self.counts.drawn += int(left.sum())
         runner.settle(left)
         return left - 1
@@ -290,7 +299,8 @@ class Session:
         logprobs, raw = (x[row, :count].tolist() for x in (slots.logprobs, slots.raw))
         name = sample.of.request.name
         forced = list(sample.thought.places) if sample.thought else []
-        made = Completion(name, sample.number, tokens, text, logprobs, raw, reason, forced)
+        experts = self._routing.packed(sample.experts) if sample.experts and self._routing else b""
+        made = Completion(name, sample.number, tokens, text, logprobs, raw, reason, forced, experts)
         echo = self._echoes.get(sample.of.ticket)
         versions = slots.versions[row, :count].tolist()
         return Ended(sample.of.ticket, made, sample.ranked, echo, versions)

@@ -32,13 +32,15 @@ class Waiting:
 @dataclass(frozen=True, eq=False)
 class Sample:
     """A sample in flight: its request, its number there, its way through the request's grammar,
-    its reasoning if that has a budget, and the likeliest tokens of each step."""
+    its reasoning if that has a budget, the likeliest tokens of each step, and the experts
+    [T, L, k] of the tokens of each pass."""
 
     of: Waiting
     number: int
     walk: Walk | None
     thought: Thought | None = None
     ranked: list[Ranked] = field(default_factory=list)
+    experts: list[np.ndarray] = field(default_factory=list)
 
     @property
     def steered(self) -> bool:
@@ -193,6 +195,16 @@ class Slots:
             every = self.runner.likeliest(logits, numbers, int(counts.max()))
             for row, count, ranked in zip(rows.tolist(), counts.tolist(), every, strict=True):
                 self.owner[row].ranked.append(ranked[:count])
+
+    def record(self, start: int, which: np.ndarray, counts: np.ndarray) -> None:
+        """Keep the experts of the last pass for the rows start.. that ask for them: those of the
+        first counts[i] tokens of its row which[i]."""
+        experts = self.runner.experts if self.runner.records else None
+        if experts is None:
+            return
+        for i, sample in enumerate(self.owner[start:]):
+            if sample.of.request.routed_experts:
+                sample.experts.append(experts[which[i], : counts[i]])
 
     def inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """(the last token[active, 1] of each row, its position[active, 1])."""

@@ -48,6 +48,8 @@ class Context:
     segments[B, T]: document numbers of packed rows, None if each row is one document.
     slots[B, T], reads: where the cache is written, and how many of its slots attention reads.
     wanted: names of the statistics that parts must return in Block.stats.
+    routing: by layer, the experts [B, T, k] that tokens have, numbered from 1, whose gates the
+    router gives; 0: those that the router chooses.
     """
 
     ops: Ops
@@ -60,6 +62,7 @@ class Context:
     reads: int = 0
     wanted: frozenset[str] = frozenset()
     norm_kind: NormKind = "rms"
+    routing: Mapping[int, Array] | None = None
 
     def norm(self, x: Array, weight: Array, offset: float = 0.0) -> Array:
         """x through the kind of norm that the model uses for its residual stream."""

@@ -50,12 +50,15 @@ def hidden_and_stats(
     cache: KVCache | None = None,
     remat: Remat = "none",
     wanted: frozenset[str] = frozenset(),
+    routing: Array | None = None,
 ) -> tuple[Array, Stats]:
     """(final normed hidden state [B, T, D] of token ids[B, T], the statistics `wanted`).
 
-    wanted: names of statistics of core.model.moe. ids, positions[B, T], segments[B, T] may be NumPy
-    or backend integers. With a cache, its arrays are replaced (torch: written in place) and
-    segments must be None. Activations have the dtype of the embedding.
+    wanted: names of statistics of core.model.moe. routing[B, T, L, k]: the experts of each token in
+    the L layers with experts, numbered from 1; 0: those that the router chooses. ids, positions[B,
+    T], segments[B, T] may be NumPy or backend integers. With a cache, its arrays are replaced
+    (torch: written in place) and segments must be None. Activations have the dtype of the
+    embedding.
     """
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
@@ -79,7 +82,8 @@ def hidden_and_stats(
         else:
             shared: Any = {"segments": segments, "causal": spec.causal}
             masks[window] = ops.attention_mask(x, reads, window=window, **shared)
-    given = (segments, slots, cache, reads, wanted, spec.norm_kind)
+    by_layer = None if routing is None else _by_layer(spec, ops.integers(routing, x))
+    given = (segments, slots, cache, reads, wanted, spec.norm_kind, by_layer)
     context = Context(ops, spec.norm_eps, angles, masks, *given)
     stats: Stats = {}
     names = spec.layer_names()
@@ -92,6 +96,11 @@ def hidden_and_stats(
             stats.setdefault(name, {})[index] = value
     x, stats = ops.stage_output(x, stats)
     return _stream_norm(spec, params, "final_norm", x, ops), stats
+
+
+def _by_layer(spec: ModelSpec, routing: Array) -> dict[int, Array]:
+    """routing[B, T, L, k] as [B, T, k] of each layer with experts."""
+    return {layer: routing[:, :, n] for n, layer in enumerate(spec.expert_layers)}
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:

@@ -6,8 +6,11 @@ matrix, `combine` sums the k rows of each token, weighted by its gates. No token
 is computed in fp32 whatever the dtype of the residual stream.
 
 Statistics in `block.stats`, if requested (`Context.wanted`), each per row of the batch, over its
-tokens outside padding (segment 0):
+tokens outside padding (segment 0), but where it says otherwise:
 expert_load[B, E]: assignments of each expert; has no gradient.
+experts[B, T, k]: the experts of each token; of all tokens, no gradient.
+rerouted[B]: how many of the experts that `Context.routing` gives are not those that the router
+would have chosen; no gradient.
 balance[B]: E/(k·T)·Σ_e load_e · mean_t p_te with p the scores normalised over all experts, the
 sequence-wise balance loss of DeepSeek-V3 (arXiv 2412.19437, equations 17-20; 1 if balanced).
 router_z[B]: mean_t logsumexp(scores)² (ST-MoE, arXiv 2202.08906, equation 5).
@@ -39,25 +42,37 @@ def experts(part: Experts, block: Block, y: Array) -> Array:
 
 
 def route(router: Router, block: Block, scores: Array) -> tuple[Array, Array]:
-    """(indices of the top-k experts, best first; their gates, fp32), each [B, T, k]."""
-    ops = block.ops
-    if router.scores == "softmax_top_k":
-        # softmax over the selected experts only
-        best, chosen = ops.topk(scores, router.top_k)
-        return chosen, ops.softmax(best) * router.scale
-    values = ops.sigmoid(scores) if router.scores == "sigmoid" else ops.softmax(scores)  # [B, T, E]
+    """(indices of the top-k experts, best first, or those to replay; their gates, fp32), each
+    [B, T, k]."""
+    ops, values = block.ops, scores  # [B, T, E]
+    if router.scores != "softmax_top_k":
+        values = ops.sigmoid(scores) if router.scores == "sigmoid" else ops.softmax(scores)
     ranks = ops.stop_gradient(values)
     if router.expert_bias:
         # the expert bias (e_score_correction_bias) affects selection only, not the gates
         ranks = ranks + ops.cast(block.weights["mlp.correction"], "float32")
     if router.groups > 1:
         ranks = mask_groups(router, ranks, ops)
-    chosen = ops.topk(ranks, router.top_k)[1]  # [B, T, k]
+    chosen = _replayed(block, ops.topk(ranks, router.top_k)[1])  # [B, T, k]
     gates = ops.take_along(values, chosen)  # [B, T, k]
-    if router.normalised:
+    if router.scores == "softmax_top_k":
+        gates = ops.softmax(gates)  # over the selected experts only
+    elif router.normalised:
         # gate_i = s_i / Σ_j s_j; DeepSeek's code adds the 1e-20
         gates = gates / (gates.sum(-1)[..., None] + 1e-20)
     return chosen, gates * router.scale
+
+
+def _replayed(block: Block, chosen: Array) -> Array:
+    """The experts that `Context.routing` gives, and chosen[B, T, k] where it gives none."""
+    ops, routing = block.ops, block.context.routing
+    if routing is None:
+        return chosen
+    given = routing[block.index] - 1  # [B, T, k]
+    if "rerouted" in block.context.wanted:
+        agrees = (given[..., None] == chosen[..., None, :]).any(-1) | (given < 0)
+        block.stats["rerouted"] = ops.where(agrees, 0.0, 1.0).sum((1, 2))
+    return ops.where(given < 0, chosen, given)
 
 
 def mask_groups(router: Router, ranks: Array, ops: Ops) -> Array:
@@ -93,8 +108,10 @@ def shared(part: Experts, block: Block, y: Array) -> Array:
 
 def add_stats(router: Router, block: Block, scores: Array, chosen: Array) -> None:
     """Add the requested statistics to the block's stats."""
-    wanted, ops = block.context.wanted, block.ops
-    if not wanted:
+    wanted, ops = block.context.wanted - {"rerouted"}, block.ops
+    if "experts" in wanted:
+        block.stats["experts"] = chosen
+    if not wanted - {"experts"}:
         return
     segments = block.context.segments
     if segments is None:
@@ -103,7 +120,7 @@ def add_stats(router: Router, block: Block, scores: Array, chosen: Array) -> Non
         not_padding = ops.cast(segments > 0, "float32")  # [B, T]
     if "expert_load" in wanted:
         block.stats["expert_load"] = _expert_load(router, chosen, not_padding, ops)
-    if not wanted - {"expert_load"}:
+    if not wanted - {"experts", "expert_load"}:
         return
     # balance and router_z are means over whole rows, which a mesh may split
     scores, chosen = (ops.relayout(x, _TOKENS, _WHOLE_ROWS) for x in (scores, chosen))

@@ -125,6 +125,23 @@ class ExactSampling(Options, group="Rollouts"):
     not merged for sampling."""
 
 
+class RoutingReplay(Options, group="Rollouts"):
+    """Whether the trainer of a model with experts sends tokens where the sampler sent them."""
+
+    routing_replay: bool = switch(
+        "Train with the experts that the sampler chose for each token", later=True
+    )
+    """Rollout routing replay (R3, arXiv 2510.11370), for models with experts. The experts of all
+    tokens of prompt and sample, in each layer, are kept with the samples; the trainer computes with
+    them and takes their gates from its own router, which gets gradients. The reference of `--beta`
+    and a `--teacher` choose their own. The metrics have `routing_mismatch`, the share of choices
+    that the trainer's router would not have made in the first update of a step, and
+    `routing_mismatch_by_layer`; the run stops with exit status 1 where the share is above 5% with
+    `--precision fp32`, 25% with `bf16`, else 50%: the sampler has other experts then. `sabia serve`
+    gives the experts too; with a server that does not, a note says so, and each token goes where
+    the trainer's router sends it."""
+
+
 class Curriculum(Options, group="Rollouts"):
     """Which prompts are drawn."""
 
@@ -297,9 +314,9 @@ class ValueOptions(Options, group="Loss"):
 
 
 class GrpoOptions(
-    Trainer, Reward, Rollouts, ExactSampling, Curriculum, ServedSampler, OnPolicyTeacher,
-    PolicyLoss, ValueOptions, Schedule,
-    Optimizer, Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
+    Trainer, Reward, Rollouts, ExactSampling, RoutingReplay, Curriculum, ServedSampler,
+    OnPolicyTeacher, PolicyLoss, ValueOptions, Schedule, Optimizer,
+    Adapters, AdapterStart, RunOptions, JudgeOptions, ChatTemplate,
     group="Model",
     defaults={"lr": 1e-4, "schedule": "constant", "warmup": "10", "decay": "0",
               "weight_decay": 0.0},

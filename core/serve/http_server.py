@@ -17,6 +17,7 @@ from aiohttp import web
 from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
+from sabia.core.model.routing import Routing
 from sabia.core.serve.exposition import exposition
 from sabia.core.serve.followers import Share, served_session
 from sabia.core.serve.protocol import (
@@ -47,7 +48,9 @@ class Server:
                  token: str = "", updates: Path | None = None,
                  share: Share | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
-        self.limits = Limits(context, samples, queue, engine.spec.vocab_size, engine.adapters)
+        spec = engine.spec
+        given = engine.adapters, Routing.of(spec) is not None
+        self.limits = Limits(context, samples, queue, spec.vocab_size, *given)
         self.answered: Counter[tuple[str, int]] = Counter()  # (path, status)
         self.started = time.time()
         self._texts = TokenTexts(engine.tokenizer)

@@ -59,6 +59,7 @@ class Limits:
     prompts: int
     vocabulary: int
     adapters: Sequence[str] = ()  # by their names in requests
+    experts: bool = False  # whether the model has any
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,12 @@ def _asked(
                 for name, default in SAMPLING.items()}  # fmt: skip
     bias = _logit_bias(body.take("logit_bias", dict, {}))
     token_ids = body.take("return_token_ids", bool, False)
+    experts = body.take("return_routed_experts", bool, False)
+    if experts and (stream or not limits.experts):
+        raise Rejected(
+            f"return_routed_experts: is not supported {'with stream' if stream else 'here'} "
+            "(expected a model with experts, and no stream)", "return_routed_experts",
+        )  # fmt: skip
     body.end()
     requests = [
         Request(
@@ -253,7 +260,7 @@ def _asked(
             logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
             min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
             frequency_penalty=sampling["frequency_penalty"], guide=guide, adapter=adapter,
-            thinking=budget,
+            thinking=budget, routed_experts=experts,
         )
         for prompt, budget in zip_longest(prompts, thinking)
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 import uuid
@@ -12,6 +13,7 @@ from sabia.core.generate.call_formats import REASONING
 from sabia.core.generate.requests import Ranked
 from sabia.core.generate.thinking import FORCED
 from sabia.core.generate.turn_parser import parse_turn
+from sabia.core.model.routing import ROUTED_EXPERTS
 from sabia.core.serve.protocol import Asked
 from sabia.core.serve.text_stream import TextStream
 from sabia.core.serve.token_texts import TokenTexts
@@ -159,7 +161,14 @@ class Reply:
                    "weight_versions": list(done.ended.versions[: len(drawn)]),
                    "drawn_logprobs": list(made.logprobs[: len(drawn)])}  # fmt: skip
         return {"index": self._number(done), **content, "logprobs": logs, "finish_reason": reason,
-                **ids, **self._forced(done)}  # fmt: skip
+                **ids, **self._forced(done), **self._experts(done)}  # fmt: skip
+
+    def _experts(self, done: Done) -> Json:
+        """The experts of each token, if they were asked for."""
+        if not self.asked.requests[done.prompt].routed_experts:
+            return {}
+        packed = done.ended.completion.routed_experts
+        return {ROUTED_EXPERTS: base64.b64encode(packed).decode()}
 
     def _forced(self, done: Done) -> Json:
         """The places of tokens that were not sampled, if ids or a budget of reasoning were asked

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.spec.experts import Experts
 from sabia.core.spec.heads import ClassifierHead, Transform
 from sabia.core.spec.layers import Layer, NormKind
 from sabia.core.spec.rope import Rope
@@ -99,6 +100,11 @@ class ModelSpec:
         """The different windows of the layers with softmax attention (None: no window)."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(dict.fromkeys(mixer.window for mixer in mixers if hasattr(mixer, "window")))
+
+    @cached_property
+    def expert_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers with experts."""
+        return tuple(i for i, layer in enumerate(self.layers) if isinstance(layer.mlp, Experts))
 
     @cached_property
     def _table(self) -> tuple[TensorSpec, ...]:

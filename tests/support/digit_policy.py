@@ -2,17 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from sabia.core.model.storage import hub
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 
-def write_policy(place: Path, longest: int = 1) -> None:
+def write_policy(place: Path, longest: int = 1, **shape: Any) -> None:
     """`model/`, and `prompts.jsonl` with six prompts of up to `longest` repetitions."""
     tokenizer = train_bpe(["user assistant which digit? 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
     tokenizer.save(place / "t")
-    config = new_config(hidden=32, layers=1, vocab=tokenizer.vocab_size, heads=2, context=64)
+    sizes: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "context": 64}
+    config = new_config(vocab=tokenizer.vocab_size, **(sizes | shape))
     spec = from_config(config)
     hub.save_model(place / "model", spec, hub.init_params(spec, 0), tokenizer_from=place / "t")
     texts = ["which digit?" * (1 + n % longest) for n in range(6)]

@@ -36,12 +36,15 @@ class RowByRow(TorchRunner):
     def _hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, adapters: np.ndarray
     ) -> torch.Tensor:
-        rows = []
+        rows, experts = [], []
         for row in range(len(ids)):
             one = slice(row, row + 1)
             layers = [{name: x[one] for name, x in layer.items()} for layer in cache.layers]
             part = KVCache(layers, rings=cache.rings)
             rows.append(super()._hidden(ids[one], positions[one], part, adapters[one]))
+            experts.append(self.experts)
+        if self.records:
+            self.experts = np.concatenate(experts)
         return torch.cat(rows)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,12 @@ class Proposed(NamedTuple):
 class Runner(Protocol):
     """A model on one device, with a cache of `capacity` rows of `context` positions, and pages. The
     last `slack` positions of a row are for tokens that it may not keep, of which a step writes so
-    many at most."""
+    many at most. With `records`, `experts` has the experts [n, T, L, k] of the tokens that prefill
+    (those of a prompt of which nothing is in pages) or step has run, in each of the L layers with
+    experts."""
+
+    records: bool
+    experts: np.ndarray | None
 
     def computing(self) -> AbstractContextManager[Any]:
         """The context in which all other methods are called."""

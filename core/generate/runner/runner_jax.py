@@ -41,6 +41,7 @@ from sabia.core.spec import ModelSpec
 
 Array = jax.Array
 Adapters = tuple[Any, Any] | None  # numbers of rows, and the matrices of all of them
+Chosen = Array | None  # experts [n, T, L, k], if they are recorded
 LEAST_ROWS, LEAST_POSITIONS, LEAST_TOKENS = 8, 64, 16
 OUTSIDE = 1 << 30  # an index out of bounds
 
@@ -60,24 +61,27 @@ def _padded(values: Sequence[int] | np.ndarray, size: int, fill: int = 0) -> np.
 class _Programs(NamedTuple):
     """The compiled functions of one model."""
 
-    run: Callable[..., tuple[Array, KVCache]]
+    run: Callable[..., tuple[Array, Chosen, KVCache]]
     last: Callable[..., Array]
-    step: Callable[..., tuple[Array, KVCache]]
-    ahead: Callable[..., tuple[Array, KVCache, list[dict[str, Array]]]]
+    step: Callable[..., tuple[Array, Chosen, KVCache]]
+    ahead: Callable[..., tuple[Array, Chosen, KVCache, list[dict[str, Array]]]]
     logits: Callable[..., Array]
 
 
 @lru_cache(16)
-def _programs(spec: ModelSpec, ops: Ops) -> _Programs:
+def _programs(spec: ModelSpec, ops: Ops, records: bool) -> _Programs:
     rule: Any = row_adapters(ops)
+    wanted = frozenset({"experts"} if records else ())
 
     def hidden(
         params: Params, cache: KVCache, ids: Array, positions: Array, adapters: Adapters
-    ) -> Array:
+    ) -> tuple[Array, Chosen]:
         if adapters is not None:
             rule.bind(*adapters)
-        made: Array = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
-        return made
+        given: Any = {"positions": positions, "cache": cache, "wanted": wanted}
+        made, stats = forward.hidden_and_stats(spec, params, ids, ops, **given)
+        chosen = [*stats.get("experts", {}).values()]
+        return made, jnp.stack(chosen, 2).astype(jnp.int16) if chosen else None
 
     def run(
         params: Params,
@@ -86,13 +90,13 @@ def _programs(spec: ModelSpec, ops: Ops) -> _Programs:
         starts: Array,
         lengths: Array,
         adapters: Adapters,
-    ) -> tuple[Array, KVCache]:
+    ) -> tuple[Array, Chosen, KVCache]:
         traced: Any = lengths
         cache.lengths = traced
         slots = starts[:, None] + jnp.arange(ids.shape[1], dtype=jnp.int32)
-        made = hidden(params, cache, ids, slots, adapters)
+        made, chosen = hidden(params, cache, ids, slots, adapters)
         cache.lengths = None
-        return made, cache
+        return made, chosen, cache
 
     def logits(params: Params, states: Array) -> Array:
         made: Array = forward.logits(spec, params, states[:, None], ops)
@@ -104,18 +108,18 @@ def _programs(spec: ModelSpec, ops: Ops) -> _Programs:
     def step(
         params: Params, cache: KVCache, ids: Array, positions: Array, lengths: Array | None,
         adapters: Adapters,
-    ) -> tuple[Array, KVCache]:  # fmt: skip
+    ) -> tuple[Array, Chosen, KVCache]:  # fmt: skip
         traced: Any = lengths
         cache.lengths = traced
-        states = hidden(params, cache, ids, positions, adapters)
+        states, chosen = hidden(params, cache, ids, positions, adapters)
         cache.lengths = None
-        return logits(params, states.reshape(-1, states.shape[-1])), cache
+        return logits(params, states.reshape(-1, states.shape[-1])), chosen, cache
 
     def ahead(
         params: Params, cache: KVCache, before: list[dict[str, Array]], *inputs: Any
-    ) -> tuple[Array, KVCache, list[dict[str, Array]]]:
-        made, cache = step(params, _with_states(cache, before), *inputs)
-        return made, _with_states(cache, [{} for _ in before]), _states(cache)
+    ) -> tuple[Array, Chosen, KVCache, list[dict[str, Array]]]:
+        made, chosen, cache = step(params, _with_states(cache, before), *inputs)
+        return made, chosen, _with_states(cache, [{} for _ in before]), _states(cache)
 
     donated: Any = {"donate_argnums": 1}
     return _Programs(
@@ -205,7 +209,9 @@ class JaxRunner:
     ) -> None:  # fmt: skip
         self.model, self._capacity, self._context, self._slack = model, capacity, context, slack
         ops: Any = model.ops
-        self._programs = _programs(model.spec, ops)
+        self._compiled = [_programs(model.spec, ops, records) for records in (False, True)]
+        self.records = False
+        self.experts: np.ndarray | None = None
         embed = model.params["embed"]
         self._dtype, self._size = dtype_name(embed), (0, 0)
         self._cache = KVCache([{} for _ in model.spec.layers])
@@ -214,6 +220,13 @@ class JaxRunner:
         self._ahead: list[dict[str, Array]] = []  # the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
         self._pages = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
+
+    @property
+    def _programs(self) -> _Programs:
+        return self._compiled[self.records]
+
+    def _note(self, chosen: Chosen, rows: int) -> None:
+        self.experts = None if chosen is None else np.asarray(chosen)[:rows]
 
     def computing(self) -> AbstractContextManager[Any]:
         """See Runner.computing."""
@@ -271,7 +284,9 @@ class JaxRunner:
             ids[row, : end - start] = prompt[start:end]
         where = _padded(starts, rows), _padded(ends - starts, rows)
         own = self._of_rows(adapters, rows)
-        return self._programs.run(self.model.params, cache, ids, *where, own)
+        made, chosen, cache = self._programs.run(self.model.params, cache, ids, *where, own)
+        self._note(chosen, len(prompts))
+        return made, cache
 
     def _of_rows(self, adapters: np.ndarray, rows: int) -> Adapters:
         """The argument of programs for the adapters of rows, padded to so many."""
@@ -318,11 +333,14 @@ class JaxRunner:
         params, states = self.model.params, _states(self._cache)
         own = self._of_rows(self._adapters[: len(ids)], self._size[0])
         if not (ahead and any(states)):
-            made, self._cache = self._programs.step(params, self._cache, *inputs, lengths, own)
+            given = self._cache, *inputs, lengths, own
+            made, chosen, self._cache = self._programs.step(params, *given)
+            self._note(chosen, len(ids))
             return made
         bare = _with_states(self._cache, [{} for _ in states])
-        given = self._ahead or states, *inputs, lengths, own
-        made, cache, self._ahead = self._programs.ahead(params, bare, *given)
+        given = bare, self._ahead or states, *inputs, lengths, own
+        made, chosen, cache, self._ahead = self._programs.ahead(params, *given)
+        self._note(chosen, len(ids))
         self._cache, self._last = _with_states(cache, states), (ids, positions, counts)
         return made
 
@@ -339,7 +357,7 @@ class JaxRunner:
         tokens[: len(ids)] = ids
         where = _padded(positions[:, 0], rows), _padded(counts, rows)
         own = self._of_rows(self._adapters[: len(ids)], rows)
-        self._cache = self._programs.run(self.model.params, self._cache, tokens, *where, own)[1]
+        self._cache = self._programs.run(self.model.params, self._cache, tokens, *where, own)[-1]
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""

@@ -25,6 +25,7 @@ from sabia.core.ops.row_adapters import adapters_of, row_adapters
 
 Tensor = torch.Tensor
 READ_STEP = 16  # a step reads a multiple of so many positions
+RECORDED = frozenset({"experts"})
 
 
 class TorchRunner:
@@ -35,6 +36,8 @@ class TorchRunner:
         slack: int = 0,
     ) -> None:  # fmt: skip
         self.model = model
+        self.records = False
+        self.experts: np.ndarray | None = None
         # in a ring keys have another order than in a row
         self._cache = self._new_cache(capacity, context, None if model.ops.exact else slack)
         embed = model.params["embed"]
@@ -148,7 +151,8 @@ class TorchRunner:
         ahead: bool = False,
     ) -> Tensor:  # fmt: skip
         """See Runner.step."""
-        if self._graphs is not None and ids.shape[1] == 1 and counts is None and not ahead:
+        plain = ids.shape[1] == 1 and counts is None and not ahead and not self.records
+        if self._graphs is not None and plain:
             return self._graphs.step(ids, positions, self.model.params)
         hidden = self._step(ids, positions, counts, ahead)
         return self._logits(hidden.flatten(0, 1))
@@ -269,7 +273,12 @@ class TorchRunner:
         if (rule := row_adapters(self.model.ops)) is not None:
             rule.rows = adapters
         spec, params, ops = self.model.spec, self._params, self.model.ops
-        hidden: Tensor = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
+        given: Any = {"positions": positions, "cache": cache}
+        given["wanted"] = RECORDED if self.records else frozenset()
+        hidden, stats = forward.hidden_and_stats(spec, params, ids, ops, **given)
+        if self.records:
+            chosen = torch.stack([*stats["experts"].values()], 2)
+            self.experts = chosen.to(torch.int16).cpu().numpy()
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -32,11 +32,14 @@ JUDGE = {
 LATER = ("exact", "reward_model", "teacher", "teacher_weight", "overlong_buffer", "refill",
          "surrogate",
          "sequence_mask", "draft", "draft_tokens", "curriculum",
-         "thinking_budget", "thinking_overflow", "step_delimiter")  # fmt: skip
+         "thinking_budget", "thinking_overflow", "step_delimiter", "routing_replay")  # fmt: skip
 
 # mean |log-probability of the trainer - that of the sampler| of a step, by --precision
 MAX_GAP = {"fp32": 1e-3, "bf16": 0.05}
 MAX_GAP_EMULATED = 0.25  # the sampler computes in bf16, the trainer in fewer bits
+# share of the experts of the sampler that the trainer's routers would not choose, likewise
+MAX_MISMATCH = {"fp32": 0.05, "bf16": 0.25}
+MAX_MISMATCH_EMULATED = 0.5
 
 
 def max_gap(options: GrpoOptions) -> float:
@@ -44,6 +47,11 @@ def max_gap(options: GrpoOptions) -> float:
     if options.max_logprob_gap is not None:
         return options.max_logprob_gap
     return MAX_GAP.get(options.precision, MAX_GAP_EMULATED)
+
+
+def max_mismatch(options: GrpoOptions) -> float:
+    """The bound of `routing_mismatch`."""
+    return MAX_MISMATCH.get(options.precision, MAX_MISMATCH_EMULATED)
 
 
 def reward_weights(options: GrpoOptions) -> dict[str, float]:

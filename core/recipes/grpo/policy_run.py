@@ -21,6 +21,7 @@ from sabia.core.generate.template_engine import chat_template
 from sabia.core.judge.opened_judges import judge_servers
 from sabia.core.judge.rewards import RUBRIC, Grader, NullGuard
 from sabia.core.model.lora import A, B, merged
+from sabia.core.model.routing import Routing
 from sabia.core.ops.base import Params, Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
@@ -42,7 +43,6 @@ from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, open_teacher
 from sabia.core.recipes.model_source import load_arrays, load_fp32
 from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import (
-    CHECKPOINT_BYTES_PER_PARAMETER,
     Made,
     RunCall,
     in_directory,
@@ -66,6 +66,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.losses.value import value_head, without_head
+from sabia.core.train.state_bytes import state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 
 MOST_SOURCES = 32  # whose rewards are reported
@@ -106,6 +107,8 @@ def run(job: Job, options: GrpoOptions) -> None:
         return
     spec = load_spec(options.model)
     check_predicts(spec)
+    if options.routing_replay and Routing.of(spec) is None:
+        raise UsageError(f"--routing-replay: {options.model} has no experts (expected a MoE model)")
     teacher = open_teacher(options, tokenizer) if options.teacher else None
     with open_grader(job, options) as grader:
         reader = partial(
@@ -124,6 +127,7 @@ def run(job: Job, options: GrpoOptions) -> None:
             policy_config.max_gap(options), judged, priced, options.model, models,
             sources=named if 1 < len(named) <= MOST_SOURCES else (),
             entropy_floor=options.entropy_floor, exact=options.exact,
+            max_mismatch=policy_config.max_mismatch(options), expert_layers=spec.expert_layers,
         )  # fmt: skip
         lora = training_config.lora_config(options)
 
@@ -186,9 +190,11 @@ def _describe(job: Job, spec: ModelSpec, prompts: list[Prompt], options: GrpoOpt
     longest = max(len(p.ids) for p in prompts)
     length = longest + options.max_new_tokens
     flops = samples * length * (training_flops_per_token(spec, length, "causal") * 4 / 3)
+    heads = value_head(spec) if options.advantage == "gae" else ()
+    optimizer, lora = policy_config.optimizer_config(options), training_config.lora_config(options)
+    state = state_bytes(spec, optimizer, lora, heads)
     show_plan(
-        job, options, flops, n,
-        n * (CHECKPOINT_BYTES_PER_PARAMETER * options.keep_checkpoints + 4),
+        job, options, flops, state, 4 * n + state.adapters,
         {
             "parameters": f"{n:,}",
             "prompts": f"{len(prompts):,}, the longest of {longest:,} tokens",

@@ -16,6 +16,7 @@ import numpy as np
 
 from sabia.core.generate.requests import LENGTH, Completion
 from sabia.core.judge.verdict import Grade
+from sabia.core.model.routing import Routing
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.step_rewards import step_rewards, token_advantages
@@ -26,6 +27,7 @@ WIDTH_STEP = 8
 LEAST_ROWS, LEAST_LENGTH = 8, 16  # of batches of few shapes
 MIN_SAVED = 0.25
 READ_BY_MODEL = ("input_ids", "completion_at", "prompt_ids", "prompt_length", "targets")
+ROUTING = ("routing", "prompt_routing")
 Batch = dict[str, np.ndarray]
 # a prompt and its training samples with their advantages, or those of their tokens
 TrainingSamples = tuple[Prompt, list[tuple[Completion, float | np.ndarray]]]
@@ -123,10 +125,11 @@ def divided(
     return parts
 
 
-def empty_batch(options: GrpoOptions) -> Batch:
+def empty_batch(options: GrpoOptions, routing: Routing | None = None) -> Batch:
     """One row of weight 0, for a process that has no training samples in a step."""
     completion = Completion("", 0, [0], "", [0.0], [0.0], LENGTH)
-    batch = arrays_of([(Prompt("", (), (0,), None, None), [(completion, 0.0)])], options, 1)
+    samples: TrainingSamples = Prompt("", (), (0,), None, None), [(completion, 0.0)]
+    batch = arrays_of([samples], options, 1, routing)
     for name in ("loss_mask", "weights", "share"):
         batch[name][:] = 0
     return batch
@@ -141,7 +144,7 @@ def own_rows(batch: Batch, part: int, parts: int, step: int) -> Batch:
     rows, length = (-n % m for n, m in zip(batch["input_ids"].shape, (parts, step), strict=True))
     own = {}
     for name, array in batch.items():
-        wider = length if name == "input_ids" else 0
+        wider = length if name in ("input_ids", "routing") else 0
         widths = [(0, rows), (0, wider), *[(0, 0)] * (array.ndim - 2)]
         filled = np.pad(array, widths, constant_values=-1 if name == "targets" else 0)
         own[name] = filled[part::parts]
@@ -159,7 +162,8 @@ def of_few_shapes(batch: Batch, parts: int, step: int) -> Batch:
     rows, length = _rounded(rows, LEAST_ROWS, parts), _rounded(length, LEAST_LENGTH, step)
     narrow, filled = _rounded(narrow, LEAST_LENGTH), {}
     for name, array in batch.items():
-        wide = {"input_ids": (rows, length), "completion_at": (rows, narrow)}
+        wide = {"input_ids": (rows, length), "completion_at": (rows, narrow),
+                "routing": (rows, length, *array.shape[2:])}  # fmt: skip
         by_sample = (rows, 1, 1 if array.shape[-1] == 1 and name != "targets" else narrow)
         shape = wide.get(name, by_sample)
         widths = [(0, n - have) for n, have in zip(shape, array.shape, strict=True)]
@@ -172,8 +176,12 @@ def _rounded(count: int, least: int, multiple: int = 1) -> int:
     return -(-size // multiple) * multiple
 
 
-def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: int) -> Batch:
-    """The batch of (prompt, its samples with their advantages)."""
+def arrays_of(
+    training: Sequence[TrainingSamples], options: GrpoOptions, most: int,
+    routing: Routing | None = None,
+) -> Batch:  # fmt: skip
+    """The batch of (prompt, its samples with their advantages); with `routing` it has the experts
+    of the samples (see core.train.losses.grpo.grpo_loss)."""
     narrow = max(2, *(len(sample.tokens) for _, samples in training for sample, _ in samples))
     width = max(len(prompt.ids) for prompt, _ in training)
     fan = _fan(width, narrow, options, most)
@@ -199,6 +207,8 @@ def arrays_of(training: Sequence[TrainingSamples], options: GrpoOptions, most: i
     share = np.where(mask.any(-1), share.reshape(shape[:2]), 0)  # padding has no share
     prompts = [prompt.ids for prompt, _ in rows]
     inputs = _prompt_arrays(prompts, width) if fan > 1 else _row_arrays(prompts, targets[:, 0])
+    if routing is not None:
+        inputs |= _routing_arrays(rows, inputs, shape, routing)
     return inputs | {
         "targets": targets,
         "loss_mask": mask,
@@ -237,6 +247,26 @@ def _row_arrays(prompts: Sequence[Sequence[int]], targets: np.ndarray) -> Batch:
         ids[row, start : start + length - 1] = targets[row, : length - 1]
         at[row, :length] = np.arange(start - 1, start - 1 + length)
     return {"input_ids": ids, "completion_at": at}
+
+
+def _routing_arrays(
+    rows: Sequence[TrainingSamples], inputs: Batch, shape: tuple[int, ...], routing: Routing
+) -> Batch:
+    """`routing` and, with shared prompts, `prompt_routing`, those of a row's first sample."""
+    kind = routing.layers, routing.top_k
+    shared = "prompt_ids" in inputs
+    of_prompts = inputs["prompt_ids" if shared else "input_ids"].shape
+    first = np.zeros((*of_prompts, *kind), np.int16)
+    rest = np.zeros((*shape, *kind), np.int16)
+    for row, (prompt, samples) in enumerate(rows):
+        for number, (sample, _) in enumerate(samples):
+            experts = routing.unpacked(sample.routed_experts) + 1
+            own = experts[len(prompt.ids) :]
+            rest[row, number, : len(own)] = own
+            if not number:
+                experts = experts[: len(prompt.ids)] if shared else experts
+                first[row, : len(experts)] = experts
+    return {"prompt_routing": first, "routing": rest} if shared else {"routing": first}
 
 
 def sequences(batch: Batch) -> list[tuple[int, int, list[int], int]]:
@@ -278,13 +308,14 @@ def with_slots(batch: Batch, rows: int, width: int) -> Batch:
 
 def score(
     spec: ModelSpec, params: Mapping[str, Any], batch: Batch, ops: Any, temperature: float,
-    rows: int, of: Callable[..., Any] = grpo.sample_logprobs,
+    rows: int, of: Callable[..., Any] = grpo.sample_logprobs, routes: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """Log-probabilities [R, g, C] of a batch's samples under `params`, `rows` at a time; or what
-    another function gives."""
+    another function gives. routes: with the model's own choice of experts."""
     logprobs = _compiled(spec, ops, temperature, of) if ops.name == "jax" else None
     logprobs = logprobs or partial(of, spec, ops=ops, temperature=temperature)
-    read = {name: batch[name] for name in READ_BY_MODEL if name in batch}
+    names = READ_BY_MODEL if routes else (*READ_BY_MODEL, *ROUTING)
+    read = {name: batch[name] for name in names if name in batch}
     parts = []
     for start in range(0, len(batch["targets"]), rows):
         part = {k: np.ascontiguousarray(v[start : start + rows]) for k, v in read.items()}

@@ -10,6 +10,7 @@ and generates only the rest, so a preemption loses no finished sample (and does 
 towards short ones). Verdicts of a judge are in the client's cache.
 """
 
+import base64
 import json
 import os
 import shutil
@@ -43,7 +44,9 @@ EXTRA = (
     pa.field("message", pa.string()),  # the sample as a message of a chat record, JSON
     pa.field("opinions", pa.string()),  # of several judges or an auditor, JSON
     pa.field("steps", pa.string()),  # last token and reward of each step, JSON
+    pa.field("routed_experts", pa.binary()),  # see core.model.routing
 )
+EXPERTS = "routed_experts"
 TASK = "rubric"  # of the rows of verdicts
 Key = tuple[str, int]  # (request id, sample)
 
@@ -87,7 +90,7 @@ class Journal:
             for row in rows:
                 items = zip(row["items"], row["weights"], strict=True)
                 verdicts = [(item["id"], Verdict(item["verdict"]), w) for item, w in items]
-                known = {f.name for f in fields(Completion)} & row.keys()
+                known = {f.name for f in fields(Completion) if row.get(f.name) is not None}
                 completion = Completion(**{name: row[name] for name in known})
                 opinions = _opinions(row.get("opinions"))
                 steps = tuple((end, reward) for end, reward in json.loads(row.get("steps") or "[]"))
@@ -102,7 +105,10 @@ class Journal:
         for path in (path for name in names for path in sorted(self.directory.glob(name))):
             for line in path.read_text("utf-8").splitlines():
                 try:
-                    completion = Completion(**unsealed(json.loads(line)))
+                    values = unsealed(json.loads(line))
+                    if EXPERTS in values:
+                        values[EXPERTS] = base64.b64decode(values[EXPERTS])
+                    completion = Completion(**values)
                 except (ValueError, TypeError):
                     continue
                 sampled[completion.request_id, completion.sample] = completion
@@ -113,7 +119,10 @@ class Journal:
         if self._file is None:
             self._file = open(self._partial(step), "a", encoding="utf-8")  # noqa: SIM115
             self._synced = time.monotonic()
-        self._file.write(json.dumps(sealed(asdict(completion))) + "\n")
+        values = asdict(completion)
+        if experts := values.pop(EXPERTS):
+            values[EXPERTS] = base64.b64encode(experts).decode()
+        self._file.write(json.dumps(sealed(values)) + "\n")
         if time.monotonic() - self._synced > SYNC_EVERY_S:
             self._sync()
 

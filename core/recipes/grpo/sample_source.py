@@ -18,6 +18,7 @@ from sabia.core import stop
 from sabia.core.generate.session import Counts
 from sabia.core.judge.reward_checks import RewardChecks
 from sabia.core.model.lora import LoraConfig, base_names, merged
+from sabia.core.model.routing import Routing
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import gather_objects
@@ -68,6 +69,7 @@ class SampleSource:
         mesh, self.world = self.stepper.mesh, self.sampler.world
         self.engine, self.step = self.sampler.engine, 0
         self.head: dict[str, Any] = {}  # the value head, if there is one
+        self.routing = Routing.of(self.stepper.spec) if self.options.routing_replay else None
         self.engine.on_step = self._on_step
         if self.teacher is not None:
             self.teacher.on_wait = self._on_step
@@ -146,7 +148,11 @@ class SampleSource:
         # samples of a prompt share a row only where one process computes it in one pass
         one = self.shared or self.compiled or options.remat != "none"
         fan = 1 if one else options.group
-        batch = arrays_of(samples, options, fan) if samples else empty_batch(options)
+        batch = (
+            arrays_of(samples, options, fan, self.routing)
+            if samples
+            else empty_batch(options, self.routing)
+        )
         if self.shared:
             batch = own_rows(batch, *self.stepper.row_part, mesh.context)
         if self.compiled:
@@ -157,7 +163,7 @@ class SampleSource:
             temperature=options.temperature, rows=rows,
         )  # fmt: skip
         if self.reference is not None:
-            batch["ref"] = score_with(self.reference)
+            batch["ref"] = score_with(self.reference, routes=True)
         if options.updates > 1:
             batch["old"] = score_with(self.engine.params)
         if options.advantage == "gae":

@@ -132,6 +132,7 @@ class Sampler:
             id=name,
             only=missing,
             thinking=self._thinking(prompt),
+            routed_experts=self.options.routing_replay,
         )
 
     def _thinking(self, prompt: Prompt) -> ThinkingBudget | None:

@@ -7,6 +7,7 @@ out. Of each step some samples are scored by the trainer before any is used, so 
 samples from another distribution is refused by name. One that does not answer is waited for.
 """
 
+import base64
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,17 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core import notes
 from sabia.core.errors import Failed, Unavailable, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import LENGTH, STOP, Completion, Request
 from sabia.core.generate.thinking import BUDGET, FORCED, thinking_fields
+from sabia.core.model.routing import ROUTED_EXPERTS, Routing
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.process_group import gather_objects
 from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo.policy_config import max_gap
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
-from sabia.core.recipes.grpo.sample_batch import arrays_of, of_few_shapes, score
+from sabia.core.recipes.grpo.sample_batch import TrainingSamples, arrays_of, of_few_shapes, score
 from sabia.core.recipes.grpo.server_calls import Json, ServerCalls
 
 CHECKED = 4  # samples of each step
@@ -43,6 +46,7 @@ class ServedPolicy(Engine):
         self.folder = Path(options.sampler_folder)
         self._delivered: int | None = None  # the step before which the weights were sent
         self._version, self._checked, self._name = 0, 0, ""
+        self.routing, self._noted = Routing.of(self.spec) if options.routing_replay else None, False
 
     def deliver(self, step: int, world: World) -> None:
         """Have the server draw from the present parameters, those before `step`; every process
@@ -88,6 +92,7 @@ class ServedPolicy(Engine):
             "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
             "seed": request.seed, "request_id": request.name, "logprobs": 0,
             "return_token_ids": True, **thinking_fields(self.options),
+            **({"return_routed_experts": True} if request.routed_experts else {}),
         }  # fmt: skip
 
     def _sample(self, request: Request, choice: Json) -> Completion:
@@ -112,7 +117,31 @@ class ServedPolicy(Engine):
         return Completion(
             request.name, int(choice["index"]), tokens, text, drawn, raw, reason,
             choice[FORCED] if request.thinking else [],
+            self._experts(choice, len(request.prompt) + len(tokens) - 1)
+            if request.routed_experts else b"",
         )  # fmt: skip
+
+    def _experts(self, choice: Json, tokens: int) -> bytes:
+        """The experts of so many tokens, b"" from a server that gives none. Raises Failed for those
+        of another model."""
+        if not (given := choice.get(ROUTED_EXPERTS)):
+            if not self._noted:
+                self._noted = True
+                notes.note(
+                    f"--routing-replay: {self.url} gives no {ROUTED_EXPERTS}; each token goes to "
+                    "the experts that the trainer's router chooses"
+                )
+            return b""
+        try:
+            packed = base64.b64decode(given, validate=True)
+            if self.routing:
+                self.routing.check(packed, tokens)
+        except (ValueError, TypeError) as error:
+            raise Failed(
+                f"--sampler-url: {self.url} samples from other experts: its {ROUTED_EXPERTS} have "
+                f"{error}; no sample of it was used"
+            ) from None
+        return packed
 
     def _check(self, request: Request, samples: Sequence[Completion]) -> None:
         """Raise Failed if the samples' log-probabilities are not those of the trainer."""
@@ -121,7 +150,8 @@ class ServedPolicy(Engine):
         some = samples[: CHECKED - self._checked]
         self._checked += len(some)
         prompt = Prompt("", (), tuple(request.prompt), None, None)
-        batch = arrays_of([(prompt, [(sample, 0.0) for sample in some])], self.options, 1)
+        pairs: TrainingSamples = prompt, [(sample, 0.0) for sample in some]
+        batch = arrays_of([pairs], self.options, 1, self.routing)
         if self.ops.name == "jax":
             batch = of_few_shapes(batch, 1, 1)
         rows, mask = len(batch["targets"]), batch["loss_mask"]

@@ -158,6 +158,14 @@ def _share(updates: Sequence[StepResult], name: str, tokens: float) -> float:
     return sum(float(update.extras.get(name, 0.0)) for update in updates) / max(tokens, 1.0)
 
 
+def other_experts(mismatch: float, bound: float) -> str:
+    """What is wrong with a sampler whose choices of experts differ by this share."""
+    return (
+        f"the sampler has other experts: the trainer's routers would not choose {mismatch:.0%} of "
+        f"those that it chose (expected at most {bound:.0%})"
+    )
+
+
 @dataclass
 class StepTable:
     """Writes rows on stderr under a header, and warns once when the reward collapses.
@@ -165,7 +173,8 @@ class StepTable:
     max_gap: bound of the mean |old - sampler| of a step, in nats. judged: there is a judge, priced:
     and a price of its calls. policy, judges: names of the model and of the judges' models.
     sources: of the prompts, where there are several. entropy_floor: below it there is one warning.
-    exact: there must be no difference at all.
+    exact: there must be no difference at all. max_mismatch: bound of `routing_mismatch`.
+    expert_layers: numbers of the layers with experts.
     """
 
     max_gap: float = float("inf")
@@ -176,6 +185,8 @@ class StepTable:
     sources: Sequence[str] = ()
     entropy_floor: float = 0.0
     exact: bool = False
+    max_mismatch: float = 1.0
+    expert_layers: Sequence[int] = ()
     rows: int = 0
     samples: int = 0
     rewards: list[float] = field(default_factory=list)
@@ -221,6 +232,11 @@ class StepTable:
             )
         for line in (*self.checks.warnings(), *self.checks.family(self.policy, self.judges)):
             notes.warn(line)
+        if row.get("routing_mismatch", 0.0) > self.max_mismatch:
+            raise Failed(
+                f"step {row['step']}: {other_experts(row['routing_mismatch'], self.max_mismatch)}; "
+                "the step is not saved"
+            )
         if self.exact and not row["logprob_gap_max"] == row["logprob_gap"] == 0:
             raise Failed(
                 f"step {row['step']}: with --exact the trainer's log-probability of a sampled "
@@ -239,6 +255,11 @@ class StepTable:
     def figures(self, results: Sequence[StepResult], sums: np.ndarray, lr: float) -> dict[str, Any]:
         """The metrics of one more step, whose samples and reward are recorded."""
         row = metrics_row(lr, sums, results)
+        if (routed := float(results[0].extras.get("routed", 0))) > 0:
+            shares = np.asarray(results[0].extras["rerouted"], np.float64) / routed
+            row["routing_mismatch"] = float(shares.mean())
+            by_layer = zip(map(str, self.expert_layers), shares.tolist(), strict=True)
+            row["routing_mismatch_by_layer"] = dict(by_layer)
         if self.sources:
             pairs = sums[SOURCES:].reshape(-1, 2).tolist()
             named = zip(self.sources, pairs, strict=True)

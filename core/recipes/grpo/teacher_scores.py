@@ -94,7 +94,9 @@ class LocalTeacher(OnPolicyTeacher):
 
     def scores(self, batch: Batch, options: GrpoOptions, rows: int) -> np.ndarray:
         """See OnPolicyTeacher."""
-        return score(self.spec, self.params, batch, self.ops, options.temperature, rows)
+        return score(
+            self.spec, self.params, batch, self.ops, options.temperature, rows, routes=True
+        )
 
 
 @dataclass

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.forward import KVCache, drawn_losses, hidden, token_losses
+from sabia.core.model.forward import KVCache, Stats, drawn_losses, hidden_and_stats, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
 from sabia.core.options.grpo import PolicyLoss, ValueOptions
 from sabia.core.spec.model import ModelSpec
@@ -31,6 +31,7 @@ from sabia.core.train.losses.value import token_values, value_losses
 
 SAPO_TEMPERATURES = 1.0, 1.05  # of advantages of at least 0, and below
 STD_EPSILON = 1e-4
+_REROUTED = frozenset({"rerouted"})
 _BY_SAMPLE = ("loss_mask", "weights", "sampler", "advantage", "share")
 
 
@@ -164,7 +165,7 @@ def sample_logprobs(
     whose hidden state predicts each target. Rows are padded at the end; a negative target is
     padding.
     """
-    x = _states(spec, params, batch, ops, remat)
+    x, _ = _states(spec, params, batch, ops, remat)
     return _logprobs(spec, params, x, batch, ops, temperature)
 
 
@@ -182,30 +183,41 @@ def sample_values(
     spec: ModelSpec, params: Params, batch: Batch, ops: Ops, temperature: float = 1.0
 ) -> Array:
     """Values [R·g, C] of the sampled tokens by the value head, as `sample_logprobs`."""
-    return token_values(params, _states(spec, params, batch, ops, "none"), ops)
+    return token_values(params, _states(spec, params, batch, ops, "none")[0], ops)
 
 
-def _states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
-    """Hidden states [R·g, C, D] that predict the samples."""
+def _states(
+    spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat
+) -> tuple[Array, list[Stats]]:
+    """Hidden states [R·g, C, D] that predict the samples, and the statistics of each pass."""
     states = _prompt_states if "prompt_ids" in batch else _row_states
     return states(spec, params, batch, ops, remat)
 
 
-def _row_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
+def _row_states(
+    spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat
+) -> tuple[Array, list[Stats]]:
     """Hidden states [R, C, D] that predict the samples, from whole rows."""
-    x = hidden(spec, params, batch["input_ids"], ops, remat=remat)
+    given: Any = {"remat": remat, "routing": batch.get("routing"), "wanted": _REROUTED}
+    x, stats = hidden_and_stats(spec, params, batch["input_ids"], ops, **given)
     x = ops.relayout(x, ("batch", "sequence", None), ("batch", None, None))  # [R, T, D]
     rows = ops.arange(x.shape[0], x)[:, None]  # [R, 1]
-    return x[rows, ops.integers(batch["completion_at"], x)]
+    return x[rows, ops.integers(batch["completion_at"], x)], [stats]
 
 
-def _prompt_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat) -> Array:
+def _prompt_states(
+    spec: ModelSpec, params: Params, batch: Batch, ops: Ops, remat: Remat
+) -> tuple[Array, list[Stats]]:
     """Hidden states [R·g, C, D]: each prompt once, then its samples with copies of its cache."""
     prompts_count, per_prompt, length = batch["targets"].shape
     prompts, embed = batch["prompt_ids"], params["embed"]
     slots = prompts.shape[1] + length
     cache = KVCache.create(spec, prompts_count, slots, ops, dtype_name(embed), embed)
-    x = hidden(spec, params, prompts, ops, cache=cache, remat=remat)
+    given: Any = {"remat": remat, "wanted": _REROUTED}
+    routing = batch.get("prompt_routing"), batch.get("routing")
+    x, first_stats = hidden_and_stats(
+        spec, params, prompts, ops, cache=cache, routing=routing[0], **given
+    )
     rows = ops.arange(prompts_count, x)
     lengths = ops.integers(batch["prompt_length"], x)
     # [R·g]: index of each sample's prompt
@@ -216,8 +228,11 @@ def _prompt_states(spec: ModelSpec, params: Params, batch: Batch, ops: Ops, rema
     ids = ops.where(ids < 0, 0, ids)
     positions = lengths[prompt_of_sample] + ops.arange(length - 1, x)  # [R·g, C - 1]
     copies = cache.select(prompt_of_sample)
-    rest = hidden(spec, params, ids, ops, positions=positions, cache=copies, remat=remat)
-    return ops.concat([first, rest], 1)
+    given |= {"positions": positions, "cache": copies}
+    if routing[1] is not None:  # [R, g, C, L, k]
+        given["routing"] = routing[1].reshape(-1, *routing[1].shape[2:])[:, :-1]
+    rest, stats = hidden_and_stats(spec, params, ids, ops, **given)
+    return ops.concat([first, rest], 1), [first_stats, stats]
 
 
 def grpo_loss(
@@ -238,6 +253,11 @@ def grpo_loss(
     the first update after sampling). With `value`: values, those of the value head at the time of
     sampling, and returns [R, g, C]. Sums: tokens, clipped (clipped tokens), gap (|old - sampler|),
     gap_max[M], k3, value_loss, value_clipped.
+
+    routing [R, T, L, k] of whole rows or, of samples with a shared prompt, prompt_routing [R, P, L,
+    k] and routing [R, g, C, L, k], are the experts of tokens, numbered from 1 (0: those that the
+    router chooses). Sums then have rerouted[L], how many of them the routers of each layer would
+    not have chosen, and routed, how many there are in a layer.
     """
     # [R, g, C] → [R·g, C]
     given = {
@@ -246,7 +266,7 @@ def grpo_loss(
         if name in batch
     }
     flat = {name: x.reshape(-1, x.shape[-1]) for name, x in given.items()}
-    x = _states(spec, params, batch, ops, remat)
+    x, stats = _states(spec, params, batch, ops, remat)
     logp = _logprobs(spec, params, x, batch, ops, options.temperature)
     mask, sampler = flat["loss_mask"], flat["sampler"]
     constant = ops.stop_gradient(logp)
@@ -267,9 +287,21 @@ def grpo_loss(
         sums["value_clipped"] = ops.where(far, mask, 0.0).sum()
     total, share = (losses * flat["weights"]).sum(), flat["share"].sum()
     own = _own_share(batch, ops)
-    if own == 1:
-        return total, share, sums
-    return total * own, share * own, {name: x * own for name, x in sums.items()}
+    if own != 1:
+        total, share = total * own, share * own
+        sums = {name: x * own for name, x in sums.items()}
+    return total, share, sums | _rerouted(batch, stats, ops)
+
+
+def _rerouted(batch: Batch, stats: list[Stats], ops: Ops) -> dict[str, Array]:
+    """The sums of the tokens that a process has, by layer; {} where no experts are given."""
+    given = [batch[name] for name in ("prompt_routing", "routing") if name in batch]
+    if not given:
+        return {}
+    layers = [one["rerouted"] for one in stats]
+    differ = [ops.concat([one[index].sum()[None] for index in sorted(one)], 0) for one in layers]
+    counts = [ops.cast(one[..., 0, :] > 0, "float32").sum() for one in given]
+    return {"rerouted": sum(differ[1:], differ[0]), "routed": sum(counts[1:], counts[0])}
 
 
 def _own_share(batch: Batch, ops: Ops) -> float:

@@ -253,9 +253,9 @@ def test_what_prompts_begin_with_is_run_once_and_changes_no_token(family, tokeni
         for i, p in enumerate(prompts)
     ]
     plain = Engine(*model, tokenizer).generate(requests)
-    run, hidden = [], forward.hidden
+    run, hidden = [], forward.hidden_and_stats
     monkeypatch.setattr(
-        forward, "hidden", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
+        forward, "hidden_and_stats", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
     )
     size = 3 * Engine(*model, tokenizer).row_bytes(256) // 4 * 5
     for slots, cache_bytes in ((64, 1 << 30), (3, size)):
@@ -278,9 +278,9 @@ def test_prompts_run_together_are_limited_and_give_the_same_tokens(model, tokeni
         for i, n in enumerate(lengths.tolist())
     ]
     plain = Engine(*model, tokenizer).generate(requests)
-    run, hidden = [], forward.hidden
+    run, hidden = [], forward.hidden_and_stats
     monkeypatch.setattr(
-        forward, "hidden", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
+        forward, "hidden_and_stats", lambda *a, **k: run.append(a[2].shape) or hidden(*a, **k)
     )
     made = Engine(*model, tokenizer, prefill_positions=130).generate(requests)
     assert [c.tokens for c in made] == [c.tokens for c in plain]

@@ -117,14 +117,14 @@ def test_what_prompts_begin_with_is_run_once(engine: Engine) -> None:
         for n in range(8)
     ]
     sharing = Engine(engine.spec, engine.params, Words(), shares_prefixes=True)
-    tokens, hidden = list[int](), forward.hidden
+    tokens, hidden = list[int](), forward.hidden_and_stats
 
     def counted(spec, params, ids, ops, **options):
         tokens.append(ids.numel())
         return hidden(spec, params, ids, ops, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "hidden", counted)
+        patch.setattr(forward, "hidden_and_stats", counted)
         made = sharing.generate(asked)
     for ours, theirs in zip(made, engine.generate(asked), strict=True):
         assert ours.tokens == theirs.tokens

@@ -61,13 +61,13 @@ def prompts(count: int, common: int, tail: int) -> list[list[int]]:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Tokens of each later pass of the model."""
-    tokens, hidden = list[int](), forward.hidden
+    tokens, hidden = list[int](), forward.hidden_and_stats
 
     def pass_(spec, params, ids, ops, **options):  # type: ignore[no-untyped-def]
         tokens.append(ids.shape[1] * len(ids))
         return hidden(spec, params, ids, ops, **options)
 
-    monkeypatch.setattr(forward, "hidden", pass_)
+    monkeypatch.setattr(forward, "hidden_and_stats", pass_)
     return tokens
 
 

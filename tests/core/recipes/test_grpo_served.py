@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from served import RowByRowEngine, in_thread
 from training_cases import ENVIRONMENT
 
 from sabia.core.errors import Failed, Unavailable, UsageError
+from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
@@ -47,9 +49,11 @@ def nothing(_: str, value: Any) -> Any:
 
 @contextmanager
 def serving(
-    folder: Path, updates: Path, reply: Change = nothing, ask: Change = nothing
-) -> Iterator[str]:
-    """The URL of a server of the model in a thread; `ask` changes requests, `reply` replies."""
+    folder: Path, updates: Path, reply: Change = nothing, ask: Change = nothing,
+    other: Callable[[Engine], None] = lambda engine: None,
+) -> Iterator[str]:  # fmt: skip
+    """The URL of a server of the model in a thread; `ask` changes requests, `reply` replies, and
+    `other` its engine."""
     updates.mkdir(exist_ok=True)
     made = load_engine(folder / "model")
 
@@ -67,6 +71,7 @@ def serving(
 
     def make() -> Server:
         engine = RowByRowEngine(made.spec, made.params, made.tokenizer)
+        other(engine)
         server = Server(engine, "m", 64, 64, 1000, updates=updates)
         plain = server.application
 
@@ -170,6 +175,83 @@ def test_other_weights_are_named(folder: Path, tmp_path: Path) -> None:
     assert [row["step"] for row in read_rows(metrics_path(tmp_path / "run"))] == [1]
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("mixture")
+    write_policy(place, family="qwen3_moe", layers=2, experts=6, chosen=2, expert_ffn=32)
+    spec, params = hub.load_model(place / "model")
+    params = {name: x * (3 if x.ndim > 1 else 1) for name, x in params.items()}
+    hub.save_model(place / "model", spec, params, tokenizer_from=place / "t")
+    return place
+
+
+def test_the_experts_of_a_server_are_replayed(mixture: Path, tmp_path: Path, capsys: Any) -> None:
+    expected = run(mixture, tmp_path / "own", routing_replay=True)
+    with serving(mixture, tmp_path / "updates") as url:
+        rows = served(mixture, tmp_path / "run", url, routing_replay=True)
+    for row, other in zip(rows, expected, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-5)
+        assert row["routing_mismatch"] <= 0.002
+    assert "--routing-replay" not in capsys.readouterr().err
+
+    def silent(choice: dict[str, Any]) -> None:
+        choice.pop("routed_experts")
+
+    with serving(mixture, tmp_path / "updates", of_choices(silent)) as url:
+        rows = served(mixture, tmp_path / "silent", url, routing_replay=True)
+    assert capsys.readouterr().err.count("gives no routed_experts; each token goes to") == 1
+    assert rows[-1]["loss"] == pytest.approx(expected[-1]["loss"], abs=1e-5)
+    assert not any("routing_mismatch" in row for row in rows)
+
+
+def other_top_k(engine: Engine) -> None:
+    """One expert for each token, not two; what the configuration says stays as it is."""
+    layers = [replace(layer, mlp=replace(layer.mlp, router=replace(layer.mlp.router, top_k=1)))
+              for layer in engine.spec.layers]  # fmt: skip
+    engine.spec = engine.cached = replace(engine.spec, layers=tuple(layers))
+
+
+def permuted(engine: Engine) -> None:
+    """The matrices of the experts in another order than the router's."""
+    plain = engine.placed
+
+    def placed(params: Any) -> Any:
+        return {name: x.roll(1, 0) if "mlp.experts" in name else x
+                for name, x in plain(params).items()}  # fmt: skip
+
+    engine.placed = placed  # type: ignore[method-assign]
+
+
+def consistently_permuted(engine: Engine) -> None:
+    """The same model with its experts, and the router's scores, in another order: its choices are
+    of other experts."""
+    plain = engine.placed
+
+    def placed(params: Any) -> Any:
+        return {name: x.roll(1, 0) if "mlp.experts" in name or "mlp.router" in name else x
+                for name, x in plain(params).items()}  # fmt: skip
+
+    engine.placed = placed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("other", "replay", "said"), [
+    (other_top_k, False, "samples from other weights or experts"),
+    (other_top_k, True, r"samples from other experts: its routed_experts .* 2 experts for each of"),
+    (permuted, False, "samples from other weights or experts"),
+    (permuted, True, "samples from other weights or experts"),
+    (consistently_permuted, True, "samples from other weights or experts"),
+])  # fmt: skip
+def test_a_sampler_of_other_experts_stops_the_run(
+    mixture: Path, tmp_path: Path, other: Callable[[Engine], None], replay: bool, said: str
+) -> None:
+    with (
+        serving(mixture, tmp_path / "updates", other=other) as url,
+        pytest.raises(Failed, match=said),
+    ):
+        served(mixture, tmp_path / "run", url, routing_replay=replay)
+    assert not list((tmp_path / "run" / "samples").glob("*"))
+
+
 def test_the_cause_of_a_mismatch() -> None:
     assert mismatch(lambda t: abs(t - 1.0), 1.0, 1e-3) == ""
     assert "about 0.7" in mismatch(lambda t: abs(t - 0.7), 1.0, 1e-3)
@@ -193,7 +275,6 @@ def test_an_outage_is_waited_for(
         rows = served(folder, tmp_path / "run", url)
     assert [row["reward"] for row in rows] == [row["reward"] for row in expected]
     assert "503" in capsys.readouterr().err
-    monkeypatch.setattr(server_calls, "OUTAGE_S", 0.2)
     failing = iter(range(1000))
     down = iter([False] * 5)  # the server answers five times
 
@@ -201,7 +282,9 @@ def test_an_outage_is_waited_for(
         return value if next(down, True) is False else busy_again()
 
     with serving(folder, tmp_path / "updates", gone) as url, pytest.raises(Unavailable):
+        monkeypatch.setattr(server_calls, "OUTAGE_S", 0.2)
         served(folder, tmp_path / "later", url)
+    monkeypatch.undo()
     assert Unavailable.exit_code == 75
     with serving(folder, tmp_path / "updates") as url:
         rows = served(folder, tmp_path / "later", url)

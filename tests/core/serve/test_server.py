@@ -214,6 +214,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (PLAIN, {"prompt": "a", "stop": [1]}, 400, "stop"),
     (PLAIN, {"prompt": "a", "stop": [""]}, 400, ""),
     (PLAIN, {"prompt": "a", "logprobs": 21}, 400, ""),
+    (PLAIN, {"prompt": "a", "return_routed_experts": True}, 400, "return_routed_experts"),
     (PLAIN, {"prompt": "a", "best_of": 4}, 400, "best_of"),
     (PLAIN, {"prompt": "a", "presence_penalty": 2.5}, 400, ""),
     (PLAIN, {"prompt": "a", "logit_bias": {"a": 1}}, 400, "logit_bias"),
