@@ -32,6 +32,7 @@ def _nf4(weight: np.ndarray) -> nf4.Nf4:
     return nf4.encode(weight, double=True)
 
 
+BYTES_PER_PARAMETER = {"nf4": 0.516, "int4": 0.532}
 FORMATS: Mapping[str, Callable[[np.ndarray], StoredMatrix | nf4.Nf4]] = {"nf4": _nf4, "int4": _int4}
 
 

@@ -49,12 +49,10 @@ from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.optimizer.schedule import ScheduleConfig
 from sabia.core.train.peak import device_name, measure_peak_flops, peak_multiplier
 from sabia.core.train.run_directory import RunDirectory
+from sabia.core.train.state_bytes import StateBytes
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.telemetry import Meter
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
-
-STATE_BYTES_PER_PARAMETER = 16  # fp32 parameter, gradient, two moments
-CHECKPOINT_BYTES_PER_PARAMETER = 12  # fp32 parameter, two moments
 
 
 @dataclass(frozen=True)
@@ -175,23 +173,24 @@ def _run_record(job: Job) -> dict[str, Any] | None:
 
 
 def show_plan(
-    job: Job, options: Any, flops: float, parameters: int, written: int, figures: dict[str, Any]
+    job: Job, options: Any, flops: float, state: StateBytes, exported: int, figures: dict[str, Any]
 ) -> None:
     """Show the plan of a run of so many FLOPs; time is that of its products at the measured rate.
 
-    options: with precision, keep_checkpoints and peak_flops, where the command has it.
+    exported: bytes of `final/` (0: the run writes neither it nor checkpoints). options: with
+    precision, keep_checkpoints and peak_flops, where the command has it.
     """
     given = getattr(options, "peak_flops", None)
     peak = given or measure_peak_flops(job.backend, options.precision)
     planned(
         job,
         cpu_seconds=flops / peak,
-        memory_bytes=parameters * STATE_BYTES_PER_PARAMETER,
-        bytes_written=written,
+        memory_bytes=state.held,
+        bytes_written=exported and options.keep_checkpoints * state.checkpoint + exported,
         figures=figures,
         basis=f"{flops:.3g} FLOPs at {peak:.3g} FLOP/s of one device (products alone), "
-        f"{STATE_BYTES_PER_PARAMETER} bytes of state a parameter without activations"
-        + (f", {options.keep_checkpoints} checkpoints and final/" if written else ""),
+        "the state without activations"
+        + (f", {options.keep_checkpoints} checkpoints and final/" if exported else ""),
     ).show(job)
 
 

@@ -19,8 +19,6 @@ from sabia.core.parallel.mesh import Mesh, parse_mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.recipes import training_config
 from sabia.core.recipes.run_call import (
-    CHECKPOINT_BYTES_PER_PARAMETER,
-    STATE_BYTES_PER_PARAMETER,
     Made,
     RunCall,
     in_directory,
@@ -39,6 +37,7 @@ from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.row_source import NameRows, RowSource
+from sabia.core.train.state_bytes import StateBytes, state_bytes
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.token_objective import TokenObjective
@@ -120,13 +119,20 @@ def make_plan(task: Task, options: Training, seed: int) -> Plan:
     )
 
 
-def describe_plan(task: Task, plan: Plan, mesh: str) -> dict[str, str]:
+def state_of(task: Task, options: Training) -> StateBytes:
+    """What a run of the task holds."""
+    optimizer = training_config.optimizer_config(options, task.spec)
+    return state_bytes(task.spec, optimizer, training_config.lora_config(options))
+
+
+def describe_plan(task: Task, plan: Plan, mesh: str, options: Training) -> dict[str, str]:
     """The plan of a run for `--dry-run`, line by line."""
     n, rows = parameter_count(task.spec), task.rows
     epochs = plan.order.epochs(plan.steps * plan.batch_rows)
     named = zip(rows.source_names, epochs, strict=True)
     narrow = 0 if plan.precision.precision.name == "fp32" else 2
-    state = n * (STATE_BYTES_PER_PARAMETER + narrow)
+    held = state_of(task, options)
+    state = held.held + narrow * held.read
     flops = plan.tokens * plan.flops_per_token
     sizes = parse_mesh(mesh)
     split = math.prod(n for axis, n in sizes.items() if axis not in ("data", "context"))
@@ -159,11 +165,11 @@ def train(call: RunCall, task: Task, options: Training) -> None:
         training_config.check_teacher(options, task.spec, plan.row_length, job.mesh)
     if job.dry_run:
         n = parameter_count(task.spec)
+        state = state_of(task, options)
         show_plan(
-            job, options, plan.tokens * plan.flops_per_token, n,
-            options.keep_checkpoints * n * CHECKPOINT_BYTES_PER_PARAMETER
-            + n * (4 if options.export_dtype == "float32" else 2),
-            describe_plan(task, plan, job.mesh),
+            job, options, plan.tokens * plan.flops_per_token, state,
+            n * (4 if options.export_dtype == "float32" else 2) + state.adapters,
+            describe_plan(task, plan, job.mesh, options),
         )  # fmt: skip
         return
     lora = training_config.lora_config(options)

@@ -107,6 +107,16 @@ def test_dry_run_and_data_that_cannot_be_graded(model: Path, prompts: Path, tmp_
     assert plan.returncode == 0
     assert b"samples: 3,200 of at most 4 tokens" in plan.stdout
     assert not out.exists()
+    n, held = 0, dict[str, int]()
+    for more in ((), ("--lora-rank", 2), ("--lora-rank", 2, "--lora-base", "nf4")):
+        words = (*OPTIONS, *more, "--peak-flops", "1T", "--dry-run", "--json", "-o", out)
+        shown = json.loads(run(prompts, "--model", model, *words).stdout)
+        n, held[" ".join(map(str, more))] = (
+            int(shown["figures"]["parameters"].replace(",", "")),
+            (shown["memory_bytes"]),
+        )
+    whole, lora, codes = held.values()
+    assert whole == 16 * n and codes < lora < 6 * n  # the frozen base has its weights alone
     said = run(prompts, "--model", model, *OPTIONS, "-o", out, "--reward", "number")
     assert said.returncode == 65, said.stderr.decode()
     assert len(said.stderr.splitlines()) <= 3

@@ -26,7 +26,6 @@ from sabia.core.recipes.rejected_rows import warn_of_rejects
 from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
-from sabia.core.spec import parameter_count
 from sabia.core.train.run_directory import RunDirectory
 
 
@@ -67,9 +66,9 @@ def _run(
             "compared by": ", ".join(f"{m.name} ({len(m.sizes):,})" for m in runs.measures),
             "runs": f"{2 * len(runs.candidates)} to {most}",
         }
-        figures |= training_run.describe_plan(task, plan, job.mesh)
+        figures |= training_run.describe_plan(task, plan, job.mesh, options)
         flops = most * plan.tokens * plan.flops_per_token
-        show_plan(given, options, flops, parameter_count(task.spec), 0, figures)
+        show_plan(given, options, flops, training_run.state_of(task, options), 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:

@@ -30,7 +30,6 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
 from sabia.core.shards.outputs import open_output
-from sabia.core.spec import parameter_count
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights
 from sabia.core.train.stepper import Evaluation
 
@@ -49,9 +48,9 @@ def run(job: Job, task: Task, options: PretrainOptions, identity: dict[str, Any]
     if job.dry_run:
         count = options.proxies + 2 if options.search_mix == "regression" else 4
         figures = {"proxies": count, "sources": ", ".join(task.rows.source_names)}
-        figures |= training_run.describe_plan(task, plan, job.mesh)
-        flops, n = count * plan.tokens * plan.flops_per_token, parameter_count(task.spec)
-        show_plan(job, options, flops, n, 0, figures)
+        figures |= training_run.describe_plan(task, plan, job.mesh, options)
+        flops = count * plan.tokens * plan.flops_per_token
+        show_plan(job, options, flops, training_run.state_of(task, options), 0, figures)
         return
     directory.path.mkdir(parents=True, exist_ok=True)
     if job.force:
