@@ -63,12 +63,13 @@ class Reward(Options, group="Reward"):
     template. Samples longer than its context have no reward."""
     step_delimiter: str = pattern(
         "Reward each step of a sample; a step ends behind a match of this regular expression",
-        later=True, only=needs(advantage=("mean", "std")), unset="rewards of whole samples",
+        later=True, unset="rewards of whole samples",
     )  # fmt: skip
     """Process supervision (arXiv 2402.03300, section 4.1.3): `\\n\\n` cuts a sample at blank lines,
     `\\n` at line ends. The reward of a step is that of the sample up to its end, so that a judge or
     a reward model is asked once for each step. The advantage of a token is the sum of the rewards
-    of its own and of the later steps, less the mean of those of the group's steps. The metrics show
+    of its own and of the later steps, less the mean of those of the group's steps; with
+    `--advantage gae` each reward is that of the token in which its step ends. The metrics show
     the rewards of whole samples. A sample with a step that could not be graded has no reward."""
     max_null: float = quantity(
         "share", "Maximum fraction of samples without a reward", "20%", recorded=False

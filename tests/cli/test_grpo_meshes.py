@@ -27,6 +27,7 @@ SHAPES = {
 OPTIONS = ("--reward", "regex", "--prompts", 4, "--group", 6, "--max-new-tokens", 4, "--steps", 4,
            "--lr", "1e-3", "--warmup", 1, "--peak-flops", "1T")  # fmt: skip
 FIGURES = ("reward", "trained_tokens", "sampled_tokens", "live_groups", "loss", "grad_norm")
+STEPS = ("--step-delimiter", "[A-M=]")
 # of runs of several processes, once these have been measured
 OF_RANKS = {"work_s_median", "work_s_max", "slowest_rank", "step_s_max", "step_s_median"}
 REPLAY = ("--routing-replay", "--updates", 2)
@@ -93,6 +94,8 @@ MESHES = [
         ("fsdp=2", "qwen3", UPDATES),
         *((f"{axis}=2", "qwen3", GAE) for axis in ("data", "fsdp", "tensor", "context", "pipe")),
         ("fsdp=2", "qwen3", (*GAE, *LORA, "--micro-tokens", 100)),
+        *((mesh, "qwen3", STEPS) for mesh in ("data=2", "fsdp=2", "context=2")),
+        ("fsdp=2", "qwen3", (*GAE, *STEPS)),
     ]),
 ]  # fmt: skip
 

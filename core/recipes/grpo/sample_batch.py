@@ -19,7 +19,7 @@ from sabia.core.judge.verdict import Grade
 from sabia.core.model.routing import Routing
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
-from sabia.core.recipes.grpo.step_rewards import step_rewards, token_advantages
+from sabia.core.recipes.grpo.step_rewards import step_rewards, token_advantages, token_rewards
 from sabia.core.spec import ModelSpec
 from sabia.core.train.losses import grpo
 
@@ -85,7 +85,9 @@ def training_samples(
     value head their rewards take the place of advantages."""
     rewards = np.stack([trained_rewards(group, options) for group in groups])
     advantage: Any = rewards
-    if options.step_delimiter:
+    if options.step_delimiter and options.advantage == "gae":
+        advantage = [[*map(token_rewards, group.samples, group.grades)] for group in groups]
+    elif options.step_delimiter:
         std = options.advantage == "std"
         advantage = [token_advantages(group.samples, group.grades, std) for group in groups]
     elif options.advantage != "gae":

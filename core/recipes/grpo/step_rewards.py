@@ -4,7 +4,8 @@ A sample is cut into steps behind each match of a delimiter; white space alone i
 reward of a step is that of the sample up to its end, graded like a whole sample, and belongs to the
 token in which the step ends. Within a group the rewards of all steps have their mean subtracted
 (and are divided by their standard deviation); the advantage of a token is the sum of those of its
-own step and of all later ones.
+own step and of all later ones. With a value head they are the rewards of those tokens (arXiv
+2312.08935, section 3.4).
 """
 
 import re
@@ -65,6 +66,14 @@ def graded_steps(grades: Sequence[Grade], ends: Sequence[int]) -> Grade:
 def step_rewards(grades: Sequence[Grade]) -> np.ndarray:
     """The rewards of all steps of a group's samples that have them, one after the other."""
     return np.array([reward for grade in grades for _, reward in grade.steps], np.float64)
+
+
+def token_rewards(sample: Completion, grade: Grade) -> np.ndarray:
+    """The reward of each token of a sample: of a step in the token where it ends."""
+    made = np.zeros(len(sample.tokens))
+    for end, reward in grade.steps:
+        made[end] += reward
+    return made
 
 
 def token_advantages(

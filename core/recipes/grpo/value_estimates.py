@@ -30,11 +30,13 @@ class Estimates(NamedTuple):
 
 
 def estimated(batch: Batch, values: np.ndarray, options: ValueOptions) -> Batch:
-    """advantage, returns, values [R, g, C] of a batch that has rewards as advantage [R, g, 1]."""
+    """advantage, returns, values [R, g, C] of a batch that has rewards as advantage: those of the
+    last tokens [R, g, 1], or of all tokens [R, g, C]."""
     present = batch["targets"] >= 0
     last = np.eye(present.shape[-1], dtype=bool)[present.sum(-1) - 1] & present
     values = np.where(present, values, 0.0)
-    rewards = np.where(last, batch["advantage"], 0.0)
+    of_tokens = batch["advantage"].shape[-1] > 1
+    rewards = batch["advantage"] if of_tokens else np.where(last, batch["advantage"], 0.0)
     given = (rewards, values.astype(np.float64), present, options.discount, options.gae_lambda)
     advantage = token_advantages(*given)
     made = {"advantage": advantage, "returns": advantage + values, "values": values}

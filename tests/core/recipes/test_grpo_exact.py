@@ -59,6 +59,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place: Path, out: Path, kind: str = "llama", **changes: Any) -> list[dict[str, Any]]:
     values = {"reward": "regex", "steps": 3, "prompts": 3, "group": 6, "max_new_tokens": 12,
               "warmup": "1", "peak_flops": 1e12, "lr": 1e-3, "exact": True} | changes  # fmt: skip
+    if values.get("draft") in MODELS:
+        values["draft"] = str(place / values["draft"])
     options = GrpoOptions(model=str(place / kind), **values)
     inputs = (str(place / "prompts.jsonl"),)
     job = Job(
@@ -82,6 +84,8 @@ SLOW: list[dict[str, Any]] = [
     {"kind": "mixtral", "prompts": 1, "group": 64},  # the window ends within a row
     {"kind": "mixtral", "precision": "bf16", "remat": "full"},
     {"kind": "qwen3", "precision": "bf16", "draft": "ngram", "refill": 2},
+    {"kind": "qwen3", "draft": "llama", "prompts": 2},  # another model proposes tokens
+    {"kind": "qwen3_moe", "draft": "qwen3_moe", "precision": "bf16", "temperature": 0.7},
     {"kind": "qwen3_moe", "lora_rank": 2, "lora_base": "nf4", "prompts": 2, "group": 8},
 ]
 
@@ -113,10 +117,14 @@ def test_other_runs_differ(place: Path, tmp_path: Path) -> None:
     assert not is_exact(run(place, tmp_path / "run", exact=False))
 
 
+QLORA = {"lora_rank": 2, "lora_base": "nf4"}
+
+
+@pytest.mark.parametrize("more", [{}, pytest.param(QLORA, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_between_tokens_goes_on(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
 ) -> None:
-    whole = run(place, tmp_path / "whole", "qwen3_moe")
+    whole = run(place, tmp_path / "whole", "qwen3_moe", **more)
     count, step = iter(range(1000)), Engine.session
 
     def session(self: Engine, *sizes: Any, **options: Any) -> Any:
@@ -134,8 +142,8 @@ def test_a_run_that_was_stopped_between_tokens_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "session", session)
         with pytest.raises(Interrupted):
-            run(place, tmp_path / "run", "qwen3_moe")
-    resumed = run(place, tmp_path / "run", "qwen3_moe")
+            run(place, tmp_path / "run", "qwen3_moe", **more)
+    resumed = run(place, tmp_path / "run", "qwen3_moe", **more)
     assert is_exact(resumed)
     columns = ("reward", "loss", "grad_norm", "trained_tokens")
     assert [[r.get(c) for c in columns] for r in resumed] == [

@@ -23,6 +23,7 @@ from sabia.core.recipes.grpo.step_rewards import (
     token_advantages,
     token_ends,
 )
+from sabia.core.recipes.grpo.value_estimates import estimated
 from sabia.core.shards.job import Job
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -157,6 +158,31 @@ def test_a_run_grades_the_text_up_to_each_step(
     assert plain[0]["reward"] == rows[0]["reward"] and plain[0]["loss"] != rows[0]["loss"]
 
 
+def test_a_value_head_gets_each_reward_where_its_step_ends(folder: Path, tmp_path: Path) -> None:
+    """A_t = d_t + g l A_(t+1), token by token, of rewards at the ends of steps."""
+    samples = [sample(0, 6), sample(1, 3)]
+    steps = [((1, 0.2), (3, 1.0), (5, 0.5)), ((2, 0.7),)]
+    grades = [Grade(s[-1][1], steps=s) for s in steps]
+    options = GrpoOptions(model="m", step_delimiter=r"\n", advantage="gae", discount=0.9,
+                          gae_lambda=0.8)  # fmt: skip
+    group = Group(Prompt("p", (), (1, 2, 3), "", None), samples, grades)
+    batch = arrays_of([*training_samples([group], options).values()], options, 1)
+    values = np.random.default_rng(0).random((2, 1, 6), np.float32)
+    made = estimated(batch, values, options)
+    for row, (one, own) in enumerate(zip(samples, steps, strict=True)):
+        count, after, later = len(one.tokens), 0.0, 0.0
+        for t in reversed(range(count)):
+            value = float(values[row, 0, t])
+            difference = dict(own).get(t, 0.0) + 0.9 * later - value
+            after, later = difference + 0.9 * 0.8 * after, value
+            assert made["advantage"][row, 0, t] == pytest.approx(after, abs=1e-6)
+        assert not made["advantage"][row, 0, count:].any()
+    rows = run(folder, tmp_path / "run", advantage="gae")
+    plain = run(folder, tmp_path / "plain", advantage="gae", step_delimiter="")
+    assert rows[0]["reward"] == plain[0]["reward"] and rows[0]["loss"] != plain[0]["loss"]
+    assert all(row["logprob_gap_max"] <= 1e-4 and np.isfinite(row["value_loss"]) for row in rows)
+
+
 @pytest.mark.slow
 def test_jax_makes_the_run_of_torch(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("jax")
@@ -169,7 +195,6 @@ def test_jax_makes_the_run_of_torch(folder: Path, tmp_path: Path) -> None:
 def test_what_is_refused() -> None:
     for values, message in (
         ({"step_delimiter": "x*"}, "--step-delimiter: 'x.*' matches nothing at all"),
-        ({"advantage": "gae"}, "--step-delimiter: only with --advantage mean or std"),
         ({"overlong_buffer": 3}, "--overlong-buffer: not together with --step-delimiter"),
         ({"reward": "none", "teacher": "t"}, "--reward none: not together"),
     ):
