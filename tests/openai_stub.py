@@ -129,5 +129,6 @@ class Stub:
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         words = len((message["content"] or "").split())
         usage = {"prompt_tokens": len(text.split()), "completion_tokens": words}
-        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+        finish = self.finish(text) if callable(self.finish) else self.finish
+        choice = {"index": 0, "message": message, "finish_reason": finish}
         return json.dumps({"model": "stub-1", "choices": [choice], "usage": usage}).encode()

@@ -12,6 +12,7 @@ from typing import Any
 
 from sabia.core import notes
 from sabia.core.bench.checks.instruction_checks import check_scores
+from sabia.core.bench.conversation.served_reasoning import closings, reasoning_of
 from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_matches, word_f1
@@ -22,9 +23,8 @@ from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.chat import render as render_chat
 from sabia.core.generate.chat_variables import server_variables
 from sabia.core.generate.client import Client
-from sabia.core.generate.message_forms import REASONING_NAMES
-from sabia.core.generate.reasoning import closed_unopened, opened_by_prompt, split_reasoning
-from sabia.core.generate.requests import LENGTH, Completion, Request
+from sabia.core.generate.reasoning import opened_by_prompt, split_reasoning
+from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
@@ -188,9 +188,8 @@ def ask(
     """Answers by an OpenAI-compatible endpoint; raises Failed if one failed.
 
     only: this sample and no other. tools: what the model may call, whose calls are not made here.
-    A request that the server refuses, or whose answer its filter withholds, has no answer. If one
-    reply closes reasoning that it did not open, the server's template opens it, and a reply that
-    was cut before it closed it has no answer.
+    A request that the server refuses, or whose answer its filter withholds, has no answer, nor has
+    a reply that ends inside of reasoning (`served_reasoning`).
     """
     samples, temperature = sampling_of(task, options)
     numbers = range(samples) if only is None else (only,)
@@ -203,10 +202,9 @@ def ask(
         for item, sample in cells
     ]  # fmt: skip
     replies = client.wait([client.submit(request) for request in requests])
-    closings = filter(None, (closed_unopened(reply.text or "") for reply in replies))
-    template_closing = next(closings, "")
+    inside = closings(replies, extra, lambda request: client.wait([client.submit(request)])[0])
     answers = []
-    for (item, sample), reply in zip(cells, replies, strict=True):
+    for (item, sample), reply, closing in zip(cells, replies, inside, strict=True):
         reason = reply.finish_reason or ""
         if reply.refused or reason == "content_filter":
             text, missing = reply.text or "", reply.error or FILTERED
@@ -217,11 +215,9 @@ def ask(
                 f"{task.name}, item {item.id}: no answer from the endpoint ({reply.error}); "
                 "answers so far are cached: run again"
             )
-        reasoning = next(filter(None, map(reply.message.get, REASONING_NAMES)), "")
         answer = answer_of(
-            item.id, sample, reply.text or "",
-            template_closing if reason == LENGTH and not reasoning else "",
-            str(reasoning), finish_reason=reason, tokens=reply.usage.completion_tokens,
+            item.id, sample, reply.text or "", closing, reasoning_of(reply), finish_reason=reason,
+            tokens=reply.usage.completion_tokens,
         )  # fmt: skip
         answers.append(_with_calls(answer, reply.message) if tools else answer)
     return answers

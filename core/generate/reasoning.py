@@ -10,6 +10,7 @@ from sabia.core.generate.call_formats import FRAMES, REASONING
 
 _CLOSING = {opening: closing for opening, closing, _ in REASONING}
 _BY_PROMPT = tuple(closing for _, closing, prompted in REASONING if prompted)
+CLOSING = _BY_PROMPT[0]
 _MARKS = re.compile("|".join(re.escape(mark) for mark in (*_CLOSING, *_BY_PROMPT)))
 
 
@@ -26,6 +27,11 @@ def closed_unopened(text: str) -> str:
     """What closes reasoning that the text does not open, so that its prompt did; '' else."""
     mark = _MARKS.search(text)
     return mark[0] if mark and mark[0] in _BY_PROMPT else ""
+
+
+def is_unmarked(text: str) -> bool:
+    """Whether nothing in the text opens or closes reasoning."""
+    return _MARKS.search(text) is None
 
 
 def split_reasoning(text: str, closing: str = "") -> tuple[str | None, str]:

@@ -118,3 +118,43 @@ def test_a_template_that_opens_the_reasoning_is_known_by_the_replies_that_close_
         code, results, details, _ = evaluated(folder, *words)
         assert code == 1 and results["exact_match"]["items_without_answer"] == 3
         assert results["exact_match"]["value_share"] == 0 and details["r3"]["response"] == "no"
+
+
+YES = "Reply with the word yes."
+CLOSES = "They want yes.</think>yes"
+PLAIN, PARSED = "yes", {"content": "yes", "reasoning_content": "They want yes."}
+
+
+@pytest.mark.parametrize(
+    ("probe", "probe_finish", "finish", "closes", "missing"),
+    [
+        (CLOSES, "stop", "length", False, {"r0", "r1", "r2", "r3"}),  # the template opens it
+        (PLAIN, "stop", "length", False, set()),
+        (PARSED, "stop", "length", False, {"r0", "r1", "r2", "r3"}),  # the server takes it out
+        ("<think>yes?</think>yes", "stop", "length", False, set()),  # the model opens it
+        ("yes yes yes", "length", "length", False, set()),  # nothing tells
+        (CLOSES, "stop", "stop", True, {"r0", "r1", "r2"}),  # as cut at a stop text
+        (PLAIN, "stop", "stop", True, set()),  # a stray mark
+        (PARSED, "stop", "stop", False, set()),
+        ("yes yes yes", "length", "length", True, {"r0", "r1", "r2"}),
+    ],
+)
+def test_replies_that_may_end_in_reasoning_opened_by_the_prompt(
+    folder: Path, probe: object, probe_finish: str, finish: str, closes: bool, missing: set[str]
+) -> None:
+    def answer(text: str) -> object:
+        number = text.split()[-1]
+        closed = closes and number == "3"
+        return probe if text == YES else f"so <{number}>" + f"</think> <{number}>" * closed
+
+    with Stub(answer, finish=lambda text: probe_finish if text == YES else finish) as stub:
+        words = ("--model", f"m={stub.url}#m", "--judge-cache", folder / "c")
+        code, results, details, _ = evaluated(folder, *words)
+        assert {name for name, detail in details.items() if "no_answer" in detail} == missing
+        assert code == (1 if missing else 0)
+        if len(missing) < 4:
+            assert results["exact_match"]["value_share"] == 1.0
+        asked = sum(count for content, count in stub.delivered.items() if YES in content)
+        assert asked == (finish == "length" or closes)  # once, and not where replies tell
+        evaluated(folder, *words, "--force")
+        assert all(count == 1 for count in stub.delivered.values())
