@@ -15,9 +15,15 @@ from sabia.core.bench.checks.instruction_checks import check_scores
 from sabia.core.bench.conversation.served_reasoning import closings, reasoning_of
 from sabia.core.bench.items import Item, Message, render
 from sabia.core.bench.kept_results import KeptResults
-from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT, exact_matches, word_f1
+from sabia.core.bench.metrics import (
+    NO_ANSWER,
+    NO_VERDICT,
+    exact_matches,
+    label_statistics,
+    word_f1,
+)
 from sabia.core.bench.score_rows import Score, scores_of
-from sabia.core.bench.task import Task
+from sabia.core.bench.task import METRICS_OF_LABELS, Task
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.chat import render as render_chat
@@ -368,5 +374,7 @@ def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) ->
         values = {NO_VERDICT: 1.0} if match.score is None else {"exact_match": match.score}
         if match.score is not None and task.metric == "f1":
             values["f1"] = word_f1(task, match.extracted, str(item.answer))
+        if match.score is not None and task.metric in METRICS_OF_LABELS:
+            values |= label_statistics(task, match.extracted, str(item.answer))
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
     return rows

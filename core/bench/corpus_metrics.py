@@ -1,9 +1,11 @@
-"""Metrics of a whole corpus that are no mean over items: BLEU, chrF, TER, binary F1, MCC, checks.
+"""Metrics of a whole corpus that are no mean over items: BLEU, chrF, TER, F1, MCC, Pearson's r,
+checks.
 
 An item contributes statistics, one score row each (`bleu.0`, `bleu.1`, …); the metric is a function
 of their sums. BLEU, chrF and TER are those of sacrebleu, with its defaults and its order of the
-statistics. F1 and MCC are made of the indices of the right and of the predicted choice. `checks` is
-the share of all checks that are passed, from the passed ones and the number of checks of each item.
+statistics. F1 and MCC are made of the indices of the right and of the predicted choice, r of the
+right and the given number. `checks` is the share of all checks that are passed, from the passed
+ones and the number of checks of each item.
 """
 
 from collections.abc import Callable, Sequence
@@ -99,6 +101,29 @@ def _mcc(sums: np.ndarray) -> float:
     return float((right * count - wanted @ given) / np.sqrt(spread)) if spread else 0.0
 
 
+def _f1_macro(sums: np.ndarray) -> float:
+    """The mean of 2 TP / (2 TP + FP + FN) over the labels that are right for an item."""
+    labels = round(len(sums) ** 0.5)
+    table = sums.reshape(labels, labels)
+    wanted, given = table.sum(axis=1), table.sum(axis=0)
+    present = wanted > 0
+    return float((2 * np.diagonal(table)[present] / (wanted + given)[present]).mean())
+
+
+def _moments(statistics: np.ndarray) -> np.ndarray:
+    """(right, given)[N, 2] → 1, x, y, x², y², xy."""
+    x, y = statistics.T
+    return np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)
+
+
+def _pearson(sums: np.ndarray) -> float:
+    """Pearson's correlation; 0 where either is constant."""
+    count, x, y, xx, yy, xy = sums
+    spread = (count * xx - x * x) * (count * yy - y * y)
+    constant = spread <= 1e-12 * count * xx * count * yy
+    return 0.0 if constant else float((count * xy - x * y) / np.sqrt(spread))
+
+
 CORPUS = {
     "checks": CorpusMetric(2, lambda each: each, lambda sums: float(sums[0] / sums[1])),
     "bleu": _of_translations("bleu", 10),
@@ -107,4 +132,6 @@ CORPUS = {
     "ter": _of_translations("ter", 2),
     "binary_f1": CorpusMetric(2, _pairs, _binary_f1),
     "mcc": CorpusMetric(2, _pairs, _mcc),
+    "f1_macro": CorpusMetric(2, _pairs, _f1_macro),
+    "pearson": CorpusMetric(2, _moments, _pearson),
 }

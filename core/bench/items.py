@@ -1,12 +1,5 @@
-"""Rows of a task as items: id, prompt with its few-shot examples, choices, right answer.
+"""Rows of a task as items: id, prompt, choices, right answer; templates on rows."""
 
-Few-shot examples come from `shots_data`, or are the first rows of the data, which are then not
-evaluated; sampled ones are drawn for each item from the pool without the item itself. Ids must be
-unique, because models are compared item by item.
-"""
-
-import csv
-import io
 import json
 import random
 import re
@@ -14,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -22,15 +14,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sabia.core.bench.checks.instruction_checks import checks_text
 from sabia.core.bench.task import Task
-from sabia.core.digests import parquet_at
-from sabia.core.errors import BadData, UsageError
-from sabia.core.files import unreadable
+from sabia.core.errors import BadData
 from sabia.core.judge.verifiers import check_reference
-from sabia.core.shards.json_lines import decompressed
 
 Row = Mapping[str, Any]
 Message = dict[str, str]
-_PATTERN = re.compile(r"[*?\[]")
 _EXPRESSION = re.compile(r"\s*\{\{((?:(?!\{\{|\}\}).)*)\}\}\s*", re.DOTALL)
 
 
@@ -106,122 +94,13 @@ def question_of(item: Item) -> str:
     return item.text or "\n".join(turns)
 
 
-def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
-    """The items of a TOML task, at most `limit` or the task's own limit.
-
-    Raises UsageError for a missing file, BadData for rows that do not give what the task names.
-    """
-    rows = _rows_of(task, task.data)
-    pool, rows = _shots(task, rows)
-    items = [item for number, row in enumerate(rows) for item in _items(task, row, number)]
-    ids: set[str] = set()
-    for item in items:
-        if item.id in ids:
-            reason = f"two items have the id {item.id!r}; models are compared by id"
-            raise BadData(f"{task.name}: {reason}")
-        ids.add(item.id)
-    cut = min(filter(None, (limit, task.limit)), default=len(items))
-    items = items[:cut]
-    if not items:
-        raise BadData(f"{task.name}: no item in {task.data} (after where and few-shot examples)")
-    return [_with_shots(task, item, pool, seed) for item in items]
-
-
-def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
-    """Rows of a Parquet, CSV, JSON (an array, or one object) or JSON lines file (also .gz, .zst).
-
-    `named` says what names the file: an option, or a key of a task.
-    """
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise unreadable(named, path, error) from error
-    if path.suffix == ".parquet":
-        with parquet_at(path) as file:
-            return file.read().to_pylist()
-    with path.open("rb") as file:
-        try:
-            text = decompressed(file).read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise BadData(f"{path}: not UTF-8 ({error})") from error
-    if path.suffix == ".csv":
-        csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # of the whole process
-        return list(csv.DictReader(io.StringIO(text, newline="")))
-    try:
-        if text.lstrip()[:1] == "[":
-            return list(json.loads(text))
-        if path.suffix == ".json" and text.lstrip()[:1] == "{":
-            with suppress(ValueError):  # else rows under this name
-                return [json.loads(text)]
-        # not splitlines(): it would also split at U+2028 inside strings
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
-        raise BadData(f"{path}: not JSON ({error})") from error
-
-
-def _files(task: Task, name: str) -> list[Path]:
-    """The files of a path, whose last parts may be a pattern. UsageError."""
-    path = task.resolve(name)
-    if not _PATTERN.search(name):
-        return [path]
-    fixed = [part for part in path.parts if not _PATTERN.search(part)]
-    first = next(i for i, part in enumerate(path.parts) if _PATTERN.search(part))
-    folder = Path(*fixed[:first])
-    files = sorted(folder.glob(str(Path(*path.parts[first:]))))
-    if not files:
-        raise UsageError(f"task {task.name}: no file {path}")
-    return files
-
-
-def _with_joined(task: Task, rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The rows of a file with what is joined to each as a column. UsageError, BadData."""
-    other = path.parent / task.joined
-    other = other if other.exists() else path.parent / other.name
-    joined = read_rows(other, f"task {task.name}: joined")
-    if not task.joined_on:
-        whole = joined[0] if len(joined) == 1 else joined
-        return [row | {"joined": whole} for row in rows]
-    by_key = {str(value(task.joined_on, row)): row for row in joined}
-    keys = [str(value(task.joined_on, row)) for row in rows]
-    if missing := [key for key in keys if key not in by_key]:
-        raise BadData(f"{task.name}: {other}: no row with {task.joined_on} {missing[0]!r}")
-    return [row | {"joined": by_key[key]} for row, key in zip(rows, keys, strict=True)]
-
-
-def _rows_of(task: Task, name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for path in _files(task, name):
-        read = read_rows(path, f"task {task.name}")
-        rows += _with_joined(task, read, path) if task.joined else read
-    if not task.where:
-        return rows
-    try:
-        keep = _environment().compile_expression(task.where, undefined_to_none=False)
-        return [row for row in rows if keep(**_names(row))]
-    except jinja2.TemplateError as error:
-        raise UsageError(f"{task.name}: where {task.where!r}: {error}") from error
-
-
-def _shots(task: Task, rows: list[dict[str, Any]]) -> tuple[list[Item], list[dict[str, Any]]]:
-    """(pool of examples, rows left to evaluate)."""
-    if not task.shots:
-        return [], rows
-    shared = not task.shots_data
-    source = rows if shared else _rows_of(task, task.shots_data)
-    first = None if task.shots_sampler == "random" else task.shots
-    pool = [_item(task, row, number) for number, row in enumerate(source[:first])]
-    if first and len(pool) < first:
-        raise BadData(f"{task.name}: {len(pool)} rows for {task.shots} few-shot examples")
-    return pool, rows[first:] if first and shared else rows
-
-
-def _item(task: Task, row: Row, number: int) -> Item:
+def item_of(task: Task, row: Row, number: int) -> Item:
     """The only item of a row, such as a few-shot example."""
-    (item,) = _items(task, row, number)
+    (item,) = items_of_row(task, row, number)
     return item
 
 
-def _items(task: Task, row: Row, number: int) -> list[Item]:
+def items_of_row(task: Task, row: Row, number: int) -> list[Item]:
     """The items of a row: one, or one for each element or turn. BadData."""
     try:
         if not isinstance(row, Mapping):
@@ -229,7 +108,7 @@ def _items(task: Task, row: Row, number: int) -> list[Item]:
         if not task.each:
             return _of_turns(task, row, number)
         items = []
-        for index, element in enumerate(_list(task.each, row), 1):
+        for index, element in enumerate(listed(task.each, row), 1):
             part = {**row, "each": element, "each_number": index}
             for item in _of_turns(task, part, number):
                 items.append(replace(item, id=f"{item.id}/{index}"))
@@ -239,11 +118,12 @@ def _items(task: Task, row: Row, number: int) -> list[Item]:
         raise BadData(f"{task.name}, item {name}: {error}") from error
 
 
-def _list(name: str, row: Row) -> Sequence[Any]:
-    listed = value(name, row)
-    if isinstance(listed, str) or not isinstance(listed, Sequence) or not listed:
-        raise BadData(f"{name} gives {listed!r:.60} (expected a list of one or more)")
-    return listed
+def listed(name: str, row: Row) -> Sequence[Any]:
+    """The list of one or more that a column or template gives. BadData."""
+    given = value(name, row)
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise BadData(f"{name} gives {given!r:.60} (expected a list of one or more)")
+    return given
 
 
 def _of_turns(task: Task, row: Row, number: int) -> list[Item]:
@@ -253,7 +133,7 @@ def _of_turns(task: Task, row: Row, number: int) -> list[Item]:
         return [replace(_made(task, row, number), cluster=cluster)]
     turns = [
         _made(task, {**row, "turn": turn, "turn_number": index}, number)
-        for index, turn in enumerate(_list(task.turns, row), 1)
+        for index, turn in enumerate(listed(task.turns, row), 1)
     ]
     asked = [item.messages[-1]["content"] for item in turns]
     first = turns[0]
@@ -359,6 +239,7 @@ def _environment() -> Any:
     )  # fmt: skip
     environment.filters["shuffled"] = _shuffled
     environment.filters["regex_escape"] = re.escape
+    environment.filters["regex_replace"] = lambda text, old, new: re.sub(old, new, text)
     return environment
 
 
@@ -367,7 +248,7 @@ def _shuffled(values: Sequence[Any], key: object) -> list[Any]:
     return random.Random(str(key)).sample(list(values), len(values))
 
 
-def _names(row: Row) -> dict[str, object]:
+def names_of(row: Row) -> dict[str, object]:
     """The names of a template: the columns, and the row itself, whose columns may be no names."""
     return {"row": row, **row}
 
@@ -383,14 +264,14 @@ def _template(text: str) -> Any:
 def render(template: str, row: Row) -> str:
     """A template with the columns of a row; raises BadData for an undefined name."""
     try:
-        return str(_template(template).render(**_names(row)))
+        return str(_template(template).render(**names_of(row)))
     except jinja2.TemplateError as error:
         raise BadData(f"template {template!r:.60}: {error}") from error
 
 
 def _evaluated(expression: str, row: Row) -> Any:
     try:
-        result = _expression(expression)(**_names(row))
+        result = compiled(expression)(**names_of(row))
     except jinja2.TemplateError as error:
         raise BadData(f"template {expression!r:.60}: {error}") from error
     if isinstance(result, jinja2.Undefined):
@@ -399,7 +280,8 @@ def _evaluated(expression: str, row: Row) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _expression(text: str) -> Any:
+def compiled(text: str) -> Any:
+    """A Jinja expression as a function of its names."""
     return _environment().compile_expression(text, undefined_to_none=False)
 
 
@@ -412,23 +294,3 @@ def target_text(task: Task, item: Item) -> str:
     if item.answer is None:
         raise BadData(f"{task.name}: example {item.id} has no answer (name one with target)")
     return item.answer
-
-
-def _with_shots(task: Task, item: Item, pool: Sequence[Item], seed: int) -> Item:
-    if not task.shots:
-        return item if item.messages else replace(item, text=task.system + item.text)
-    shots = list(pool)
-    if task.shots_sampler == "random":
-        others = [shot for shot in pool if shot.id != item.id]
-        if len(others) < task.shots:
-            raise BadData(f"{task.name}: {len(others)} rows for {task.shots} few-shot examples")
-        shots = random.Random(f"{seed} {task.name} {item.id}").sample(others, task.shots)
-    if not item.messages:
-        shown = (s.text + task.delimiter + target_text(task, s) + task.separator for s in shots)
-        return replace(item, text=task.system + "".join(shown) + item.text)
-    system = tuple(m for m in item.messages[:1] if m["role"] == "system")
-    turns: list[Message] = []
-    for shot in shots:
-        turns += [turn for turn in shot.messages if turn["role"] != "system"]
-        turns.append({"role": "assistant", "content": target_text(task, shot)})
-    return replace(item, messages=(*system, *turns, *item.messages[len(system) :]))

@@ -3,7 +3,8 @@
 multiple_choice: `acc` is 1 if the right choice has the greatest summed log-likelihood,
 `acc_norm` the same after division by the choice's characters (Python's, without the delimiter),
 `acc_bytes` by its UTF-8 bytes; the first of equals wins. exact_match: 1 if the extracted,
-normalised answer passes the verifier; `f1` compares its words with those of the reference answer.
+normalised answer passes the verifier; `f1` compares its words with those of the reference answer,
+`f1_macro` is the mean of the F1 of each label, `pearson` the correlation with the reference number.
 rubric: `share` of the positive points, or the `points`; `refusal` and `over_refusal` are the share
 of a rubric that asks for refusals of harmful and of harmless requests, `win_rate` is that of the
 comparisons with other models. `conversation` is 1 if all turns of one are right. perplexity: sums
@@ -23,7 +24,8 @@ from typing import Literal
 import numpy as np
 
 from sabia.core.bench.corpus_metrics import CORPUS
-from sabia.core.bench.task import Task
+from sabia.core.bench.task import Task, finite
+from sabia.core.errors import BadData
 from sabia.core.judge.bounded_regex import PastLimitError, find
 from sabia.core.judge.verifiers import explained_all
 from sabia.core.sandbox.isolated import Tested
@@ -88,6 +90,8 @@ METRICS = {
         Metric("ter", "score", "corpus", False),
         Metric("binary_f1", "score", "corpus"),
         Metric("mcc", "score", "corpus"),
+        Metric("f1_macro", "score", "corpus"),
+        Metric("pearson", "score", "corpus"),
     )
 }
 
@@ -222,3 +226,22 @@ def word_f1(task: Task, extracted_text: str | None, answer: str) -> float:
         return float(given == wanted and extracted_text is not None)
     common = (Counter(given) & Counter(wanted)).total()
     return 2 * common / (len(given) + len(wanted))
+
+
+def label_statistics(task: Task, extracted_text: str | None, answer: str) -> dict[str, float]:
+    """What an answer contributes: to f1_macro the indices of the right and of the given answer
+    among the labels, after the last for another; to pearson the two numbers, or the ends of the
+    scale, the highest and the lowest, where none is given. BadData for a reference of neither."""
+    given = extracted_text or ""
+    if task.metric == "pearson":
+        right, number = finite(answer), finite(given)
+        if right is None:
+            raise BadData(f"{task.name}: answer {answer!r:.40} (expected a number for pearson)")
+        ends = [float(label) for label in task.labels]
+        pair = (right, number) if number is not None else (max(ends), min(ends))
+    else:
+        indices = {normalised(task, label): index for index, label in enumerate(task.labels)}
+        if (index := indices.get(normalised(task, answer))) is None:
+            raise BadData(f"{task.name}: answer {answer!r:.40} is none of the labels")
+        pair = (index, indices.get(normalised(task, given), len(indices)))
+    return {f"{task.metric}.{number}": float(part) for number, part in enumerate(pair)}

@@ -2,10 +2,12 @@
 
 A task defines its rows, the prompt of a row, the right answer and how answers are scored. Templates
 are Jinja (sandboxed; an undefined name is an error); keys that name a column (id, answer, choices,
-text, rubric, maximum) may hold a template instead. Paths are relative to the file, or URLs.
+text, rubric, maximum) may hold a template instead. Paths are relative to the file, or URLs. A file
+of several tasks has a table `[tasks.NAME]` for each, whose keys stand before those of the file.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
@@ -21,7 +23,7 @@ from sabia.core.shards.stores import mirrors
 Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity", "loglikelihood"]
 KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
 NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
-SAMPLERS = ("first", "random")
+SAMPLERS = ("first", "random", "sequence")
 SCORINGS = ("items", "points", "pairs")
 GRADED = ("turns", "conversation")
 TOOLS = ("lookup", "python")
@@ -29,9 +31,10 @@ SPLITS = ("development", "held-out")
 PICKS = ("first", "last")
 METRICS_OF_REFUSALS = ("refusal", "over_refusal")
 METRICS_OF_CHECKS = ("exact_match,loose", "checks", "checks,loose")
+METRICS_OF_LABELS = ("f1_macro", "pearson")
 METRICS_OF = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes"),
-    "exact_match": ("exact_match", "f1", "conversation", *METRICS_OF_CHECKS),
+    "exact_match": ("exact_match", "f1", *METRICS_OF_LABELS, "conversation", *METRICS_OF_CHECKS),
     "rubric": ("share", "points", *METRICS_OF_REFUSALS, "win_rate"),
     "perplexity": ("bits_per_byte", "byte_perplexity", "word_perplexity", "token_perplexity"),
 }
@@ -40,11 +43,12 @@ _PROMPTED, _GENERATED = KINDS[:3], KINDS[1:3]
 KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prompt", "system", "chat", "delimiter", "separator"), _PROMPTED),
     **dict.fromkeys(("shots", "shots_data", "shots_sampler", "target"), _PROMPTED),
+    **dict.fromkeys(("shots_where", "heading"), _PROMPTED),
     **dict.fromkeys(("max_new_tokens", "temperature", "top_p", "samples", "stop"), _GENERATED),
     **dict.fromkeys(("turns", "graded", "tools", "max_steps"), _GENERATED),
     **dict.fromkeys(("lookup", "lookup_key", "lookup_text", "lookup_about"), _GENERATED),
     **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
-    **dict.fromkeys(("checks", "check_arguments"), ("exact_match",)),
+    **dict.fromkeys(("checks", "check_arguments", "labels"), ("exact_match",)),
     **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
     "choices": ("multiple_choice",),
     "answer": ("multiple_choice", "exact_match"),
@@ -58,6 +62,9 @@ class Task:
 
     prompt: template of the question; without it rows carry `messages`. chat: prompt and shots go
     through the chat template (always so for messages). target: template of the answer of a shot.
+    data: a file, a pattern of names, or FOLDER/@SPLIT, a split of a data set by the names of its
+    files. source: where the data come from, for messages. rows: column or template of the list of
+    rows in a JSON file that is one object.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. cluster: column or template of
     what items have in common (a text, an author), so that they are not independent. split: a
@@ -65,9 +72,18 @@ class Task:
     question (one, or a list), and canary: a text with a code that all files of the data have, for
     eval --min-k.
 
-    joined: a JSON file beside the data that templates name `joined`: an object, or rows, of which
-    the one is taken that has the row's value in the column `joined_on`. each: column or template of
-    a list that gives an item for each element, which templates name `each` (and `each_number`).
+    shots_sampler: `random` draws the examples of an item by its id, without the item; `sequence`
+    shuffles the rows and then draws the examples of each item in turn, by one generator of the seed
+    42 (+ --seed), as lm-evaluation-harness did before 0.4. shots_where: what examples must satisfy,
+    in place of `where`; it may name `item`, the row that is asked. heading: template before each
+    example and the question, which names its `number`. labels: the answers that the metric f1_macro
+    is the mean of, or the ends of the scale of pearson, which an answer that is no number stands
+    furthest apart on: the lowest for the answer, the highest for the reference.
+
+    joined: a JSON file beside the data, or in a folder above, that templates name `joined`: an
+    object, or rows, of which the one is taken that has the row's value in the column `joined_on`.
+    each: column or template of a list that gives an item for each element, which templates name
+    `each` (and `each_number`).
     turns: column or template of the list of a user's turns, `turn` (and `turn_number`) in
     templates; the model's own answers stand between them. Each turn is an item, or all are one
     whose answers are graded together (graded = "conversation"). tools: what the model may call in
@@ -84,6 +100,8 @@ class Task:
     name: str
     kind: Kind
     data: str
+    source: str = ""
+    rows: str = ""
     id: str = "id"
     description: str = ""
     capability: str = ""
@@ -114,6 +132,8 @@ class Task:
     shots: int = 0
     shots_data: str = ""
     shots_sampler: str = "first"
+    shots_where: str = ""
+    heading: str = ""
     separator: str = "\n\n"
     metric: str = ""
     extract: str = ""
@@ -122,6 +142,7 @@ class Task:
     verifier: str = "exact"
     checks: str = ""
     check_arguments: str = ""
+    labels: tuple[str, ...] = ()
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
@@ -150,9 +171,15 @@ class Task:
         return beside if beside.exists() else self.resolve(self.lookup)
 
 
-def load_task(path: str, option: str = "--task") -> Task:
-    """The task of a TOML file that an option names; raises UsageError for an invalid file."""
-    return task_from(read_toml(option, path), path)
+def load_tasks_of(path: str, option: str = "--task") -> list[Task]:
+    """The tasks of a TOML file that an option names; raises UsageError for an invalid file."""
+    keys = read_toml(option, path)
+    tables = keys.pop("tasks", None)
+    if tables is None:
+        return [task_from(keys, path)]
+    if not isinstance(tables, dict) or not all(isinstance(t, dict) for t in tables.values()):
+        raise UsageError(f"{option}: {path}: tasks = {tables!r:.40} (expected [tasks.NAME] tables)")
+    return [task_from({**keys, **table, "name": name}, path) for name, table in tables.items()]
 
 
 def task_from(values: dict[str, Any], path: str = "") -> Task:
@@ -184,6 +211,15 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
     return task
 
 
+def finite(text: str) -> float | None:
+    """The finite number that a text is, as Python reads it; None if it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _check(task: Task, given: Collection[str], where: str) -> None:
     one_of: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("kind", (task.kind,), KINDS),
@@ -211,10 +247,17 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
     by_turns = bool(task.turns) and task.graded == "turns"
     if task.metric == "conversation" and not by_turns:
         raise UsageError(f'{where}: metric conversation needs turns and graded = "turns"')
-    if task.metric == "f1" and task.checks:
-        raise UsageError(f"{where}: metric f1 has no effect with checks")
-    if task.verifier == "code" and (task.normalize or task.metric == "f1"):
-        key = "normalize" if task.normalize else "metric f1"
+    of_words = task.metric in ("f1", *METRICS_OF_LABELS)
+    if of_words and task.checks:
+        raise UsageError(f"{where}: metric {task.metric} has no effect with checks")
+    if task.metric in METRICS_OF_LABELS and len(task.labels) < 2:
+        raise UsageError(f"{where}: metric {task.metric} needs labels (a list of two or more)")
+    if task.metric == "pearson":
+        for label in task.labels:
+            if finite(label) is None:
+                raise UsageError(f"{where}: labels: {label!r} (expected numbers for pearson)")
+    if task.verifier == "code" and (task.normalize or of_words):
+        key = "normalize" if task.normalize else f"metric {task.metric}"
         raise UsageError(f"{where}: {key} has no effect with verifier code (programs are run)")
     try:
         re.compile(task.extract)
@@ -255,10 +298,13 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("chat", bool(task.prompt) or task.chat, "with prompt; messages always are a chat"),
         ("shots_data", shots, "with shots"),
         ("shots_sampler", shots, "with shots"),
+        ("shots_where", shots, "with shots"),
+        ("heading", plain and shots, "with shots before a plain prompt"),
         ("target", shots, "with shots"),
         ("separator", plain and shots, "with shots before a plain prompt"),
         ("delimiter", joined, "between a plain prompt and choices or the answers of shots"),
         ("extract_pick", bool(task.extract), "with extract"),
+        ("labels", task.metric in METRICS_OF_LABELS, "with metric f1_macro or pearson"),
         ("check_arguments", bool(task.checks), "with checks"),
         ("maximum", task.scoring == "points", 'with scoring = "points"'),
         ("turns", bool(task.prompt) and task.chat and not shots, "in a chat of a prompt, no shots"),

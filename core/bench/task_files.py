@@ -3,8 +3,8 @@
 A YAML file is one task, or a group, which stands for its tasks; FOLDER/NAME is a task, a group or a
 tag of the YAML files in a folder. In a folder, files without a task of their own (those that others
 include) are passed over, and groups are those of the tasks in it. A name without an ending is one
-of the definitions in `definitions/`, or of several in a folder there. Their data are always given,
-the authors' file or its folder, but for those that lie beside them.
+of the definitions in `definitions/`, of several in a folder or a file there, or of one of these.
+Their data are always given, the authors' file or its folder, but for those that lie beside them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,8 +18,10 @@ from sabia.core.bench.harness.prompts import Prompts
 from sabia.core.bench.harness.scores import check_metrics, named
 from sabia.core.bench.harness.splits import Splits
 from sabia.core.bench.harness.yaml_file import YamlTask, is_yaml, read_yaml, task_of
-from sabia.core.bench.items import Item, load_items
-from sabia.core.bench.task import Task, load_task
+from sabia.core.bench.items import Item
+from sabia.core.bench.task import Task, load_tasks_of
+from sabia.core.bench.task_data.data_files import files_of
+from sabia.core.bench.task_data.few_shot import load_items
 from sabia.core.errors import UsageError
 
 KIND_OF_OUTPUT: Mapping[str, Any] = {
@@ -64,7 +66,9 @@ def load_groups(
             continue
         for path in _files(name, option):
             if not is_yaml(path):
-                tasks.append(_with_data(load_task(str(path), option), given, used))
+                of_file = load_tasks_of(str(path), option)
+                named_one = [task for task in of_file if task.name == name] or of_file
+                tasks += [_with_data(task, given, used) for task in named_one]
                 continue
             keys = read_yaml(path, trust, option)
             every: list[tuple[Mapping[str, Any], str]] = [(keys, str(path))]
@@ -125,12 +129,7 @@ def _files(name: str, option: str) -> list[Path]:
         defined = definitions()
         if path.suffix or "/" in name or path.exists():
             return [path]
-        if name not in defined:
-            raise UsageError(
-                f"{option}: {name} is no file, no folder and none of the definitions "
-                f"{', '.join(defined)}"
-            )
-        path = defined[name]
+        path = defined.get(name) or _file_with(name, option)
         if not path.is_dir():
             return [path]
     present = sorted(p for p in path.iterdir() if p.suffix == ".toml" or is_yaml(p))
@@ -138,6 +137,17 @@ def _files(name: str, option: str) -> list[Path]:
     if not tasks:
         raise UsageError(f"{option}: {path}: no task in it (expected .toml, .yaml, .yml)")
     return tasks
+
+
+def _file_with(name: str, option: str) -> Path:
+    """The file of the definition of a task that is one of several. UsageError."""
+    for path in sorted(DEFINITIONS.rglob("*.toml")):
+        if any(task.name == name for task in load_tasks_of(str(path))):
+            return path
+    raise UsageError(
+        f"{option}: {name} is no file, no folder and none of the definitions "
+        f"{', '.join(definitions())}"
+    )
 
 
 def _has_yaml(folder: Path) -> bool:
@@ -157,25 +167,35 @@ def definitions() -> dict[str, Path]:
 
 def _with_data(task: Task, data: Mapping[str, str], used: set[str]) -> Task:
     """A TOML task with the data that are given for it, which a definition needs. UsageError."""
-    folder = Path(task.path).parent
+    folder, file = Path(task.path).parent, Path(task.path).stem
     defined = DEFINITIONS in (folder, folder.parent)
-    group = folder.name if folder.parent == DEFINITIONS else task.name
+    group = folder.name if folder.parent == DEFINITIONS else file if defined else task.name
     for name in (task.name, group):
         if name in data:
             used.add(name)
             path = Path(data[name]).absolute()
-            return replace(task, data=str(_in_folder(path, task.data) if path.is_dir() else path))
-    if defined and not task.resolve(task.data).is_file():
-        raise UsageError(
-            f"--data: is missing for {task.name} (expected --data {group}=PATH, the authors' "
-            f"{task.data} or its folder)"
-        )
+            main, shots = (_at(path, wanted) for wanted in (task.data, task.shots_data or "-"))
+            if path.is_dir() and not files_of(main):
+                raise UsageError(f"--data: {name}={data[name]}: {_expected(task, group)}")
+            main = main if path.is_dir() else path
+            if task.shots_data and (defined or files_of(shots)):
+                task = replace(task, shots_data=str(shots))
+            return replace(task, data=str(main))
+    if defined and not files_of(task.resolve(task.data)):
+        raise UsageError(f"--data: is missing for {task.name} ({_expected(task, group)})")
     return task
 
 
-def _in_folder(folder: Path, data: str) -> Path:
-    """The file that a task names, in a folder: at the path below it, or by its name."""
-    return folder / (data if any(folder.glob(data)) else Path(data).name)
+def _expected(task: Task, group: str) -> str:
+    """What --data must name for a task."""
+    source = f" of {task.source}" if task.source else ""
+    return f"expected --data {group}=PATH: {task.data}{source}, or a folder with it"
+
+
+def _at(path: Path, wanted: str) -> Path:
+    """The file that a task names in a folder, or beside a file: at the path below, or its name."""
+    folder = path if path.is_dir() else path.parent
+    return folder / wanted if files_of(folder / wanted) else folder / Path(wanted).name
 
 
 def _from_yaml(settings: YamlTask, data: Mapping[str, str], used: set[str]) -> Task:

@@ -8,11 +8,12 @@ removed from a corpus, or were removed in another version.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 
 from sabia.core import notes
 from sabia.core.bench.items import Item, question_of
-from sabia.core.bench.task import Task, load_task
+from sabia.core.bench.task import Task, load_tasks_of
 from sabia.core.bench.task_files import items_of
 from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
@@ -44,9 +45,10 @@ def index_of(benches: Sequence[str]) -> Index:
             in_folder = sorted(path.glob("*.toml"))
             if not in_folder:
                 raise UsageError(f"--decontaminate: {path}: no task in it (expected *.toml)")
-            tasks += [load_task(str(task), "--decontaminate") for task in in_folder]
+            of_files = (load_tasks_of(str(file), "--decontaminate") for file in in_folder)
+            tasks += chain.from_iterable(of_files)
         elif path.suffix == ".toml":
-            tasks.append(load_task(name, "--decontaminate"))
+            tasks += load_tasks_of(name, "--decontaminate")
         else:
             raise UsageError(
                 f"--decontaminate: {name} (expected TASK.toml, a folder, INDEX.parquet)"

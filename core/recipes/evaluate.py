@@ -26,7 +26,7 @@ from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
 from sabia.core.bench.harness.groups import Group, group_results
 from sabia.core.bench.harness.results_json import harness_json
-from sabia.core.bench.items import Item, part_of, read_rows, units_of
+from sabia.core.bench.items import Item, part_of, units_of
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
 from sabia.core.bench.pages import checkpoints, held_out
 from sabia.core.bench.report import aligned, render, terminal_table
@@ -42,6 +42,7 @@ from sabia.core.bench.score_rows import (
     to_batches,
 )
 from sabia.core.bench.task import Task
+from sabia.core.bench.task_data.data_files import read_rows
 from sabia.core.bench.task_files import items_of, load_groups, rows_of
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import BadData, Failed, GateClosed, UsageError

@@ -14,7 +14,7 @@ import pytest
 from in_process import stage
 
 from sabia.core import digests
-from sabia.core.bench.items import read_rows
+from sabia.core.bench.task_data.data_files import read_rows
 from sabia.core.digests import BLOCK, ParquetWriter, check_parquet
 from sabia.core.errors import BadData
 from sabia.core.plan.runs import _parquet

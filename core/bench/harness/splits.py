@@ -2,7 +2,6 @@
 names, or a local cache of Hugging Face. Nothing is downloaded."""
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.bench.harness.yaml_file import FORMATS, Function, YamlTask
-from sabia.core.bench.items import read_rows
+from sabia.core.bench.task_data.data_files import read_rows, split_files
 from sabia.core.errors import BadData, UsageError
 
 Row = dict[str, Any]
-ENDINGS = (".parquet", ".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst")
 
 
 class Splits:
@@ -60,24 +58,6 @@ class Splits:
         beside = Path(self.task.path).parent
         paths = [Path(name) for name in (named if isinstance(named, list) else [named])]
         return [beside / path if (beside / path).exists() else path for path in paths]
-
-
-def split_files(folder: Path, split: str, name: str | None) -> list[Path]:
-    """The files of a split, by their names: SPLIT.parquet, SPLIT-00000-of-00002.parquet, …
-
-    name: that of the configuration; its own folder is looked at first. With several forms of a
-    file, the first of ENDINGS is taken.
-    """
-    folders = [folder / name, folder / "data" / name] if name else []
-    pattern = re.compile(rf"(?:.*[-_.])?{re.escape(split)}(?:-\d+-of-\d+)?")
-    for near in (*folders, folder, folder / "data"):
-        for ending in (*ENDINGS, ".arrow"):
-            files = sorted(near.glob(f"*{ending}"))
-            if matching := [f for f in files if pattern.fullmatch(f.name.removesuffix(ending))]:
-                return matching
-        if (near / split).is_dir() and (parts := sorted((near / split).glob("*.parquet"))):
-            return parts
-    return []
 
 
 def cached_folders(path: str, name: str | None) -> Iterable[Path]:

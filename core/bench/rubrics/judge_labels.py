@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from sabia.core import page
-from sabia.core.bench.items import read_rows
 from sabia.core.bench.rubrics.prediction_powered import LEAST, Corrected, corrected_mean
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.statistics import Interval, mean_interval
+from sabia.core.bench.task_data.data_files import read_rows
 from sabia.core.bench.verdict_rows import POINTS, VerdictRow
 from sabia.core.errors import BadData
 from sabia.core.judge.agreement import Pairs

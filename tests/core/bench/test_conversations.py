@@ -15,8 +15,9 @@ from in_process import stage
 from sabia.core.bench.answers import Answer
 from sabia.core.bench.conversation.conversations import hold
 from sabia.core.bench.conversation.model_tools import ModelTools, run_program
-from sabia.core.bench.items import Item, load_items
+from sabia.core.bench.items import Item
 from sabia.core.bench.task import Task, task_from
+from sabia.core.bench.task_data.few_shot import load_items
 from sabia.core.errors import UsageError
 
 STUB = Path(__file__).parents[2] / "openai_stub.py"

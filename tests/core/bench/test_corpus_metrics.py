@@ -53,7 +53,7 @@ def test_a_translation_task_has_the_numbers_of_sacrebleu(seed: int, tmp_path: Pa
         assert result is not None and result.items == len(rows)
         wanted = whole(texts, [[row["text"] for row in rows]]).score
         assert result.interval.value == pytest.approx(wanted, rel=1e-12)
-    assert CORPUS.keys() - WHOLE.keys() == {"binary_f1", "mcc", "checks"}
+    assert CORPUS.keys() - WHOLE.keys() == {"binary_f1", "mcc", "checks", "f1_macro", "pearson"}
 
 
 def test_several_references_are_those_of_one_item(tmp_path: Path) -> None:
@@ -138,3 +138,22 @@ def test_translations_take_no_settings_of_exact_match(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="metric bleu: ignore_case is not supported"):
         load_tasks([str(tmp_path / "task.yaml")])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_mean_f1_of_labels_and_the_correlation_are_those_of_their_definitions(
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    right, given = rng.integers(0, 4, 60), rng.integers(0, 6, 60)  # 4 and 5 are no labels
+    each = []
+    for label in set(right.tolist()):
+        hits = int(((right == label) & (given == label)).sum())
+        each.append(2 * hits / int((right == label).sum() + (given == label).sum()))
+    wanted = sum(each) / len(each)
+    assert corpus_value("f1_macro", np.stack([right, given], 1)) == pytest.approx(wanted)
+    x = rng.normal(3, 1, 60)
+    y = 0.5 * x + rng.normal(0, 1, 60)
+    r = corpus_value("pearson", np.stack([x, y], 1))
+    assert r == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-12)
+    assert corpus_value("pearson", np.stack([x * 1e6, y / 1e6], 1)) == pytest.approx(r)

@@ -44,7 +44,7 @@ GENERATED: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "No comma in here", "One, two",
     ),
     "mmlu_pro": (
-        "test.parquet",
+        "test-00000-of-00001.parquet",
         {"question": "How far?", "options": OPTIONS, "answer": "J", "answer_index": 9,
          "category": "physics"},
         "It is far. The answer is (J).", "Not J. The answer is (I)",
@@ -81,23 +81,25 @@ GENERATED |= {
          "test_list": ["assert one(1) == 2", "assert one(2) == 3"]},
         "```python\ndef one(x):\n    return x + 1\n```", "def one(x):\n    return 2",
     ),
-    "ruler": (
+    "ruler_niah_multivalue": (
         "validation.jsonl",
-        {"input": "Text. The numbers are", "outputs": ["41", "42"], "length": 4000},
+        {"index": 1093, "input": "Text.", "outputs": ["41", "42"], "answer_prefix": " They are"},
         "41 and 42", "42",
     ),
-    "ruler_qa": (
-        "validation.jsonl", {"input": "Text. Answer:", "outputs": ["Dr. No", "No (1962)"]},
+    "ruler_qa_1": (
+        "validation.jsonl",
+        {"index": 0, "input": "Text. Answer:", "outputs": ["Dr. No", "No (1962)"]},
         "it is dr. no", "No, doctor",
     ),
 }  # fmt: skip
 IDS = {"ifeval": "key", "mmlu_pro": "question_id", "healthbench_br": "pergunta_id",
        "gpqa": "Record ID", "math": "unique_id", "humaneval": "task_id", "mbpp": "task_id",
-       "ruler": "index", "ruler_qa": "index", "pcdt_qa": "title", "xstest": "id_v2",
-       "harmbench": "BehaviorID"}  # fmt: skip
+       "ruler_niah_multivalue": "length", "ruler_qa_1": "length", "pcdt_qa": "title",
+       "xstest": "id_v2", "harmbench": "BehaviorID"}  # fmt: skip
 FIRST_ID = {"mbpp": 11}
 # values of the headline metric where three of eight answers are right, if it is another
-VALUES = {"ruler": ("checks", (3 * 2 + 5 * 1) / 16)}
+VALUES = {"ruler_niah_multivalue": ("checks", (3 * 2 + 5 * 1) / 16),
+          "ruler_qa_1": ("checks", 3 / 8)}  # fmt: skip
 # rubrics: file, rows in their authors' form, and what the judge must read
 EXPECTED = "Expected answer: "
 JUDGED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -261,7 +263,7 @@ def test_bluex_takes_options_and_letters(tmp_path: Path) -> None:
            "associated_images": [], "has_associated_images": False, "answer": "B"}  # fmt: skip
     rows = [row | {"id": "USP_1"}, row | {"id": "USP_2", "has_associated_images": True},
             row | {"id": "USP_3", "answer": ""}]  # fmt: skip
-    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "questions-00000-of-00001.parquet")
     (task,) = load_tasks(["bluex"], [f"bluex={tmp_path}"])
     (item,) = items_of(task)
     assert (item.id, item.answer, item.choices) == ("USP_1", 1, ("a) um", "b) dois"))
@@ -303,9 +305,9 @@ def test_the_files_of_enem_and_gsm8k_are_read(tiny_model: Path, tmp_path: Path) 
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:
-    assert len(definitions()) == 22
+    assert len(definitions()) == 21
     for name in definitions().keys() - {"capabilities"}:
-        with pytest.raises(UsageError, match=f"--data {name}=PATH"):
+        with pytest.raises(UsageError, match=f"--data {name}=PATH: .* of .*, or a folder with it"):
             load_tasks([name])
     with pytest.raises(UsageError, match="none of the definitions bluex, capabilities, capitu"):
         load_tasks(["gsm"])
@@ -319,38 +321,16 @@ def test_the_beginning_of_the_answer_is_part_of_the_prompt_of_ruler(tmp_path: Pa
         {"index": 1, "input": "Text. What are the numbers? ", "outputs": ["41"],
          "answer_prefix": "The numbers are"},
     ]  # fmt: skip
-    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (task,) = load_tasks(["ruler"], [f"ruler={tmp_path}"])
-    assert {item.text for item in items_of(task)} == {rows[0]["input"]}
-
-
-def test_the_tasks_of_poeta_ask_as_its_authors_do(tmp_path: Path) -> None:
-    """Prompts and answers as `doc_to_text` and `doc_to_target` of PoETaV2/PoETaV2 write them."""
-    rows: dict[str, tuple[str, dict[str, Any], str, str]] = {
-        "agnews_pt": ("agnews_pt/test-0.parquet", {"title": "t", "text": "x", "label": 2},
-                      "Título: t\nTexto: x\nCategoria:", "Negócios"),
-        "assin_rte": ("assin2/test-0.parquet",
-                      {"premise": "p", "hypothesis": "h", "entailment_judgment": 1},
-                      'Pergunta: Dado que "p", é verdade que "h"?\nResposta:', "Sim"),
-        "boolq_pt": ("boolq_pt/validation-0.parquet",
-                     {"question": "q", "passage": "p" * 2000, "answer": False},
-                     f"Pergunta: q\nContexto: {'p' * 1169}\nResposta:", "não"),
-        "hatebr": ("hatebr/test-0.parquet", {"instagram_comments": "c", "offensive_language": True},
-                   'Mensagem: "c".\nResposta:', "ofensiva"),
-        "imdb_pt": ("imdb_pt/test-0.parquet", {"text": "a<br />b", "label": 1},
-                    "Crítica: a b\nAvaliação:", "positiva"),
-        "sst2_pt": ("sst2_pt/validation-0.parquet", {"text": "s", "label": 0},
-                    "Crítica: s\nAvaliação:", "negativa"),
-    }  # fmt: skip
-    for file, row, *_ in rows.values():
-        (tmp_path / file).parent.mkdir()
-        made = [row | {"id": number} for number in range(40)]
-        pq.write_table(pa.Table.from_pylist(made), tmp_path / file)
-    tasks = load_tasks(["poeta"], [f"poeta={tmp_path}"])
-    assert [task.name.removeprefix("poeta_") for task in tasks] == [*rows]
-    for task, (_, _, prompt, answer) in zip(tasks, rows.values(), strict=True):
-        item = items_of(task)[0]
-        assert item.choices[int(item.answer or 0)] == answer
-        turns = item.text.split("\n\n")
-        assert turns[-1] == prompt and set(turns[1:-1]) == {f"{prompt} {answer}"}
-        assert len(turns) == task.shots + 2 and turns[0] == task.system.strip()
+    names = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1",
+             "niah_multikey_2", "niah_multikey_3", "niah_multivalue", "niah_multiquery",
+             "vt", "cwe", "fwe", "qa_1", "qa_2")  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+        lines = "".join(json.dumps(row | {"index": 7}) + "\n" for row in rows)
+        (tmp_path / name / "validation.jsonl").write_text(lines)
+    tasks = load_tasks(["ruler"], [f"ruler={tmp_path}"])
+    assert [task.name.removeprefix("ruler_") for task in tasks] == [*names]
+    assert [task.max_new_tokens for task in tasks] == [*[128] * 8, 30, 120, 50, 32, 32]
+    for task in tasks:
+        items = items_of(task)
+        assert {item.text for item in items} == {rows[0]["input"]} and len(items) == 2

@@ -28,9 +28,9 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_enem_items_score_as_in_transformers(tiny_model: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from sabia.core.bench.items import load_items
     from sabia.core.bench.loglikelihood import Scorer, encode_options
     from sabia.core.bench.task import task_from
+    from sabia.core.bench.task_data.few_shot import load_items
     from sabia.core.model.storage import hub
     from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
@@ -60,9 +60,9 @@ def test_enem_items_score_as_in_transformers(tiny_model: Path) -> None:
 
 
 def test_gsm8k_gold_solutions_are_right_and_neighbours_wrong(tmp_path: Path) -> None:
-    from sabia.core.bench.items import load_items
     from sabia.core.bench.metrics import exact_match
     from sabia.core.bench.task import task_from
+    from sabia.core.bench.task_data.few_shot import load_items
 
     task = task_from(
         {"name": "gsm8k", "kind": "exact_match", "data": "gsm8k/test.jsonl",

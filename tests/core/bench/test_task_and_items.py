@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sabia.core.bench.items import choice_index, load_items
-from sabia.core.bench.task import Task, load_task, task_from
+from sabia.core.bench.items import choice_index
+from sabia.core.bench.task import Task, load_tasks_of, task_from
+from sabia.core.bench.task_data.few_shot import load_items
 from sabia.core.errors import BadData, UsageError
 
 ROWS = [
@@ -38,7 +39,7 @@ def task(folder: Path, **changes: object) -> Task:
 def test_toml_file_is_read_relative_to_itself(folder: Path) -> None:
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in BASE.items())
     (folder / "task.toml").write_text(text)
-    items = load_items(load_task(str(folder / "task.toml")))
+    items = load_items(*load_tasks_of(str(folder / "task.toml")))
     assert [i.id for i in items] == [r["id"] for r in ROWS]
     assert items[2].text == "Q: 2+1?\nA:" and items[2].choices == ("2", "3", "x")
     assert {i.answer for i in items} == {1}
@@ -57,6 +58,11 @@ def test_toml_file_is_read_relative_to_itself(folder: Path) -> None:
         ({"kind": "exact_match", "choices": "", "extract": "("}, "not a valid pattern"),
         ({"metric": "f1"}, "metric 'f1' .expected one of acc, acc_norm, acc_bytes"),
         ({"kind": "exact_match", "metric": "acc"}, "metric 'acc' .expected one of exact_match, f1"),
+        ({"kind": "exact_match", "choices": "", "metric": "f1_macro"}, "f1_macro needs labels"),
+        (
+            {"kind": "exact_match", "choices": "", "metric": "pearson", "labels": ["1", "x"]},
+            "'x' .expected numbers",
+        ),
     ],
 )
 def test_wrong_keys_are_named(folder: Path, change: dict, message: str) -> None:
@@ -131,6 +137,11 @@ PLAIN = {"prompt": "{{q}}"}
 TALK = PLAIN | {"chat": True}
 LOOKUP = {"tools": ["lookup"], "lookup": "f"}
 EVERY_KEY = {
+    "source": ("s", "multiple_choice exact_match rubric perplexity", {}),
+    "rows": ("q", "multiple_choice exact_match rubric perplexity", {}),
+    "shots_where": ("q", "multiple_choice exact_match rubric", {"shots": 1}),
+    "heading": ("h", "multiple_choice exact_match rubric", PLAIN | {"shots": 1}),
+    "labels": (["1", "2"], "exact_match", {"metric": "pearson"}),
     "id": ("id", "multiple_choice exact_match rubric perplexity", {}),
     "description": ("d", "multiple_choice exact_match rubric perplexity", {}),
     "capability": ("c", "multiple_choice exact_match rubric perplexity", {}),
@@ -195,7 +206,9 @@ def test_every_key_acts_or_is_refused() -> None:
                 given = {k: v for k, v in given.items() if k not in needed}
                 if kind == "multiple_choice" and key == "delimiter":
                     given["chat"] = True
-            with pytest.raises(UsageError, match=f": {key} has no effect|no choices"):
+            with pytest.raises(
+                UsageError, match=f": {key} has no effect|no choices|metric 'pearson'"
+            ):
                 task_from(given)
 
 
@@ -246,4 +259,45 @@ def test_nulls_and_other_encodings_are_bad_data(rows: bytes, message: str, tmp_p
         'name = "t"\nkind = "exact_match"\ndata = "rows.jsonl"\nprompt = "{{q}}"\nanswer = "a"\n'
     )
     with pytest.raises(BadData, match=message):
-        load_items(load_task(str(tmp_path / "t.toml")))
+        load_items(*load_tasks_of(str(tmp_path / "t.toml")))
+
+
+def test_a_file_of_several_tasks_has_a_table_of_each(folder: Path) -> None:
+    text = "\n".join(f"{key} = {json.dumps(BASE[key])}" for key in BASE if key != "name")
+    tables = '[tasks.one]\nlimit = 1\n[tasks.two]\nprompt = "{{ q }}"\n'
+    (folder / "several.toml").write_text(f"{text}\nlimit = 5\n{tables}")
+    one, two = load_tasks_of(str(folder / "several.toml"))
+    assert (one.name, one.limit, two.name, two.limit) == ("one", 1, "two", 5)
+    assert [load_items(one)[0].text, load_items(two)[0].text] == ["Q: 0+1?\nA:", "0+1?"]
+    for wrong, message in (
+        ("tasks = 3", "tasks = 3 .expected"),
+        ("[tasks.a]\nx = 1", "no key 'x'"),
+    ):
+        (folder / "wrong.toml").write_text(f"{text}\n{wrong}\n")
+        with pytest.raises(UsageError, match=message):
+            load_tasks_of(str(folder / "wrong.toml"))
+
+
+def test_rows_lie_in_an_object_and_what_is_joined_in_a_folder_above(folder: Path) -> None:
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "b" / "rows.json").write_text(json.dumps({"examples": ROWS}))
+    (folder / "about.json").write_text('{"text": "Add."}')
+    changes = {"data": "a/b/rows.json", "rows": "examples", "joined": "about.json",
+               "system": "{{ joined.text }} "}  # fmt: skip
+    items = load_items(task(folder, **changes))
+    assert len(items) == 8 and items[0].text == "Add. Q: 0+1?\nA:"
+    for rows, message in (("nope", "no column 'nope'"), ("{{ [1] }}", "expected objects")):
+        with pytest.raises(BadData, match=message):
+            load_items(task(folder, **changes | {"rows": rows}))
+
+
+def test_examples_satisfy_their_own_condition_under_headings(folder: Path) -> None:
+    made = task(folder, shots=2, shots_data="rows.jsonl", shots_where="q != item.q and not img",
+                heading="{{ number }}. ", where="img", choices=["3", "4"],
+                answer="{{ 1 }}")  # fmt: skip
+    (item,) = load_items(made)
+    assert item.text == "1. Q: 0+1?\nA: 4\n\n2. Q: 1+1?\nA: 4\n\n3. Q: 3+1?\nA:"
+    with pytest.raises(BadData, match="0 rows for 2"):
+        load_items(task(folder, shots=2, shots_data="rows.jsonl", shots_where="q == 'x'"))
+    with pytest.raises(UsageError, match="shots_where 'qq': 'qq' is undefined"):
+        load_items(task(folder, shots=2, shots_where="qq"))

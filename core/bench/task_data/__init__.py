@@ -1,0 +1,1 @@
+"""The files of benchmark data, and their rows with few-shot examples."""
