@@ -113,8 +113,8 @@ class JaxStepper:
         """[rows, …] on the host → [micro-batches, rows, …] sharded over the mesh."""
         rows, length = batch["input_ids"].shape  # [R, T]
         per_device = -(-rows // self.mesh.rows)  # rounded up
-        size = min(self.micro_batch or per_device, per_device)
-        count = -(-per_device // size)  # micro-batches
+        count = -(-per_device // (self.micro_batch or per_device))  # micro-batches
+        size = -(-per_device // count)
         return {
             key: self._spread(_padded(value, count * size * self.mesh.rows), count, length)
             for key, value in batch.items()

@@ -153,16 +153,17 @@ def own_rows(batch: Batch, part: int, parts: int, step: int) -> Batch:
     return own
 
 
-def of_few_shapes(batch: Batch, parts: int, step: int) -> Batch:
+def of_few_shapes(batch: Batch, longest: int, parts: int, step: int) -> Batch:
     """A batch of one sample a row, filled up to rows, tokens of a row and tokens of a sample that
-    are powers of two, or the next multiples of `parts` (rows) and `step` (tokens of a row).
+    are 2ⁿ or 3 · 2ⁿ, or the next multiples of `parts` (rows) and `step` (tokens of a row).
 
-    Programs that are compiled for a shape are few then; what is added has weight 0.
+    longest: tokens of a sample at most. Programs that are compiled for a shape are few then; what
+    is added has weight 0.
     """
     rows, length = batch["input_ids"].shape
     narrow = batch["targets"].shape[-1]
     rows, length = _rounded(rows, LEAST_ROWS, parts), _rounded(length, LEAST_LENGTH, step)
-    narrow, filled = _rounded(narrow, LEAST_LENGTH), {}
+    narrow, filled = max(narrow, min(_rounded(narrow, LEAST_LENGTH), longest)), {}
     for name, array in batch.items():
         wide = {"input_ids": (rows, length), "completion_at": (rows, narrow),
                 "routing": (rows, length, *array.shape[2:])}  # fmt: skip
@@ -175,6 +176,8 @@ def of_few_shapes(batch: Batch, parts: int, step: int) -> Batch:
 
 def _rounded(count: int, least: int, multiple: int = 1) -> int:
     size = max(least, 1 << (count - 1).bit_length())
+    if 3 * size // 4 >= max(count, least):
+        size = 3 * size // 4
     return -(-size // multiple) * multiple
 
 
@@ -292,9 +295,14 @@ def row_tokens(batch: Batch) -> int:
     return batch["prompt_ids"].shape[1] + batch["targets"].shape[1] * batch["targets"].shape[2]
 
 
-def micro_rows(batch: Batch, options: GrpoOptions) -> int:
-    """Rows of one forward and backward pass."""
-    return max(1, options.micro_tokens // row_tokens(batch))
+def micro_rows(batch: Batch, options: GrpoOptions, devices: int = 1) -> int:
+    """Rows of one forward and backward pass on each of `devices`, which share the batch's rows.
+
+    As few passes as `--micro-tokens` allows, of nearly equal size: a program of fixed shapes fills
+    up the last one.
+    """
+    own, most = -(-len(batch["targets"]) // devices), options.micro_tokens // row_tokens(batch)
+    return -(-own // -(-own // max(1, most)))
 
 
 def micro_batches(batch: Batch, rows: int) -> int:

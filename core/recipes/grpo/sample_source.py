@@ -156,8 +156,8 @@ class SampleSource:
         if self.shared:
             batch = own_rows(batch, *self.stepper.row_part, mesh.context)
         if self.compiled:
-            batch = of_few_shapes(batch, self.devices, mesh.context)
-        rows = micro_rows(batch, options)
+            batch = of_few_shapes(batch, options.max_new_tokens, self.devices, mesh.context)
+        rows = micro_rows(batch, options, self.devices)
         score_with = partial(
             score, self.stepper.spec, batch=batch, ops=self.engine.ops,
             temperature=options.temperature, rows=rows,

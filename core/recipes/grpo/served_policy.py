@@ -153,7 +153,7 @@ class ServedPolicy(Engine):
         pairs: TrainingSamples = prompt, [(sample, 0.0) for sample in some]
         batch = arrays_of([pairs], self.options, 1, self.routing)
         if self.ops.name == "jax":
-            batch = of_few_shapes(batch, 1, 1)
+            batch = of_few_shapes(batch, self.options.max_new_tokens, 1, 1)
         rows, mask = len(batch["targets"]), batch["loss_mask"]
 
         def gap(temperature: float) -> float:

@@ -346,6 +346,9 @@ def test_shares_are_those_of_the_samples(config, aggregation):
 def test_micro_batches_are_numbered(config):
     batch = make_batch(GROUPS, config.replace(group=3, micro_tokens=8))
     assert micro_rows(batch, config.replace(micro_tokens=16)) == 2
+    assert micro_rows(batch, config.replace(micro_tokens=32)) == 3  # 3 + 2, not 4 + 1
+    assert micro_rows(batch, config.replace(micro_tokens=16), 2) == 2  # 3 on each of 2 devices
+    assert micro_rows(batch, config.replace(micro_tokens=1)) == 1
     assert with_slots(batch, 2, 4)["slot"].argmax(1).tolist() == [0, 0, 1, 1, 2]
 
 

@@ -67,12 +67,15 @@ def test_few_shapes_weigh_the_same() -> None:
     group = Group(prompt, samples, [Grade(float(n == 1), ()) for n in range(3)])
     options = GrpoOptions(model="m")
     batch = arrays_of([*training_samples([group], options).values()], options, 1)
-    filled = of_few_shapes(batch, 3, 5)
+    filled = of_few_shapes(batch, 32, 3, 5)
     assert filled["input_ids"].shape == (9, 20)
     assert filled["targets"].shape == filled["sampler"].shape == (9, 1, 16)
     assert filled["advantage"].shape == filled["share"].shape == (9, 1, 1)
     assert (filled["targets"] >= 0).sum() == filled["loss_mask"].sum() == 6
     assert filled["share"].sum() == batch["share"].sum() == 6
+    assert of_few_shapes(batch, 8, 3, 5)["targets"].shape == (9, 1, 8)  # of at most 8 tokens
+    long = {name: np.repeat(array, 6, 0) for name, array in batch.items()}  # 18 rows: 24, not 32
+    assert of_few_shapes(long, 32, 1, 1)["input_ids"].shape == (24, 16)
 
 
 @pytest.mark.slow

@@ -220,6 +220,17 @@ def test_a_loss_of_ones_own() -> None:
     assert found.loss == pytest.approx(2 * plain.loss * plain.weight / 10, rel=1e-5)
 
 
+def test_micro_batches_of_jax_are_filled_up_as_little_as_possible() -> None:
+    """Passes over 8 rows of at most 7 at a time: 4 + 4, not 7 + 7."""
+
+    def rows_loss(spec, params, data, ops):
+        rows = data["input_ids"].shape[0]
+        return params["embed"].sum() * 0, data["loss_mask"].sum(), {"rows": np.float32(rows)}
+
+    one = make_stepper("jax", SPEC, PARAMS, rows_loss, mesh=Mesh(), micro_batch=7)
+    assert one.evaluate(batch(6)).extras["rows"] == 8.0
+
+
 def test_refusals() -> None:
     with pytest.raises(UsageError, match="--precision"):
         stepper(precision="fp16")
