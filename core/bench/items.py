@@ -274,8 +274,10 @@ def _evaluated(expression: str, row: Row) -> Any:
         result = compiled(expression)(**names_of(row))
     except jinja2.TemplateError as error:
         raise BadData(f"template {expression!r:.60}: {error}") from error
-    if isinstance(result, jinja2.Undefined):
-        raise BadData(f"template {expression!r:.60}: {result._undefined_message}")
+    parts = result.values() if isinstance(result, Mapping) else ()
+    for part in (result, *parts):
+        if isinstance(part, jinja2.Undefined):
+            raise BadData(f"template {expression!r:.60}: {part._undefined_message}")
     return result
 
 

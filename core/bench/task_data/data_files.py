@@ -4,9 +4,12 @@ import csv
 import io
 import json
 import re
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData
@@ -35,9 +38,10 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
             text = decompressed(file).read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadData(f"{path}: not UTF-8 ({error})") from error
+        except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
+            raise BadData(f"{path}: corrupt or cut short ({error})") from error
     if path.suffix == ".csv":
-        csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # of the whole process
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        return _csv_rows(path, text)
     try:
         if text.lstrip()[:1] == "[":
             return list(json.loads(text))
@@ -48,6 +52,21 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise BadData(f"{path}: not JSON ({error})") from error
+
+
+def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
+    csv.field_size_limit(max(csv.field_size_limit(), len(text) + 1))  # of the whole process
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows = []
+    try:
+        for row in table:
+            if None in row.values():
+                reason = f"line {table.line_num} has fewer columns"
+                raise BadData(f"{path}: corrupt or cut short: {reason}")
+            rows.append(row)
+    except csv.Error as error:
+        raise BadData(f"{path}: corrupt or cut short: line {table.line_num}: {error}") from error
+    return rows
 
 
 def files_of(path: Path) -> list[Path]:

@@ -161,7 +161,8 @@ def _condition(task: Task, key: str, text: str) -> Callable[[Row, Row | None], b
         try:
             return bool(keep(**names_of(row), **({} if item is None else {"item": item})))
         except (jinja2.TemplateError, TypeError) as error:
-            raise UsageError(f"{task.name}: {key} {text!r}: {error}") from error
+            columns = f"; the columns are {', '.join(map(str, row)):.80}"
+            raise UsageError(f"{task.name}: {key} {text!r}: {error}{columns}") from error
 
     return holds
 

@@ -9,6 +9,8 @@ import gzip
 import importlib.util
 import json
 import os
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from in_process import stage
 
 from sabia.core.bench.items import value
 from sabia.core.bench.judging import rubric_of
-from sabia.core.bench.task_files import definitions, items_of, load_tasks
-from sabia.core.errors import UsageError
+from sabia.core.bench.task_files import DEFINITIONS, definitions, items_of, load_tasks
+from sabia.core.errors import BadData, UsageError
 
 STUB = Path(__file__).parents[2] / "openai_stub.py"
 _spec = importlib.util.spec_from_file_location("openai_stub", STUB)
@@ -138,6 +140,10 @@ def written(folder: Path, name: str) -> Path:
     rows = rows_of(name, row)
     if name == "xstest":
         rows = [*rows[:6], *(row | {"type": "contrast_homonyms"} for row in rows[6:])]
+    return written_rows(folder, file, rows)
+
+
+def written_rows(folder: Path, file: str, rows: list[dict[str, Any]]) -> Path:
     if file.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), folder / file)
     elif file.endswith(".csv"):
@@ -304,6 +310,36 @@ def test_the_files_of_enem_and_gsm8k_are_read(tiny_model: Path, tmp_path: Path) 
     assert set(pq.read_table(out).column("task").to_pylist()) == {"enem"}
 
 
+@pytest.mark.skipif(not DATA, reason="SABIA_TEST_DATA is not set (shared test data)")
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("capitu/single", "capitu"), ("capitu/turns", "capitu"), ("gsm8k", "gsm8k"),
+     ("oab_bench", "oab-bench"), ("enem", "enem")],
+)  # fmt: skip
+def test_published_questions_are_put_to_a_model(
+    name: str, folder: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """As they ship, but for answers of 8 tokens, which the tiny model has room for."""
+    text = (DEFINITIONS / f"{name}.toml").read_text("utf-8")
+    short = re.sub(r"max_new_tokens = \d+", "max_new_tokens = 8", text)
+    (tmp_path / "task.toml").write_text(short, "utf-8")
+    task = str(tomllib.loads(text)["name"])
+    out = tmp_path / "scores.parquet"
+    with openai_stub.Stub(lambda _: "Sim. [[0.25]]") as stub:
+        judged = {"judge_url": (stub.url,), "judge_model": "j"} if task == "oab_bench" else {}
+        stage("eval", task=(str(tmp_path / "task.toml"),), model=(str(tiny_model),), limit=6,
+              data=(f"{task}={Path(DATA or '.') / 'eval' / folder}",), json=True, out=out,
+              judge_cache=str(tmp_path / "cache"), **judged)  # fmt: skip
+    (head,) = (r for r in json.loads(capsys.readouterr().out)["results"] if r["headline"])
+    rows = pq.read_table(out).to_pylist()
+    answers = [json.loads(row["detail"]) for row in rows if "response" in (row["detail"] or "")]
+    assert all(detail["tokens"] <= 8 for detail in answers)
+    assert len(answers) == (0 if task == "enem" else 6)
+    assert head["items"] == (2 if task == "capitu_turns" else 6)
+    if task == "oab_bench":
+        assert (head["value_points"], head["maximum_points"]) == (6 * 0.25, pytest.approx(8.15))
+
+
 def test_what_is_missing_or_unknown_is_named() -> None:
     assert len(definitions()) == 21
     for name in definitions().keys() - {"capabilities"}:
@@ -313,6 +349,27 @@ def test_what_is_missing_or_unknown_is_named() -> None:
         load_tasks(["gsm"])
     with pytest.raises(UsageError, match="gsm8k is neither"):
         load_tasks(["enem"], ["enem=a.json", "gsm8k=b.jsonl"])
+
+
+def cut(path: Path) -> Path:
+    """A file with the first two thirds of another's bytes."""
+    short = path.with_name(f"cut-{path.name}")
+    short.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    return short
+
+
+@pytest.mark.parametrize("name", [*GENERATED, *JUDGED])
+def test_a_damaged_file_and_other_columns_are_named(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, name)
+    with pytest.raises(BadData, match=rf"cut-{path.name}: (corrupt or cut short|not JSON)"):
+        for task in load_tasks([name], [f"{name}={cut(path)}"]):
+            items_of(task)
+    file, *_ = {**GENERATED, **JUDGED}[name]
+    rows = [{"foo": "a", "bar": str(number)} for number in range(30)]
+    other = written_rows(tmp_path, f"other-{file}", rows)
+    with pytest.raises((BadData, UsageError), match=r"no column|is undefined|no attribute"):
+        for task in load_tasks([name], [f"{name}={other}"]):
+            items_of(task)
 
 
 def test_the_beginning_of_the_answer_is_part_of_the_prompt_of_ruler(tmp_path: Path) -> None:
