@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 2,
     "grpo": 3,
-    "quantize": 6,
+    "quantize": 7,
     "eval": 6,
     "plan-cluster": 3,
 }

@@ -73,8 +73,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     not read compressed-tensors. It is not smaller, and no activations are rounded by what loads
     it. `gguf` is the file DIR/model.gguf with tokenizer and chat template, for llama.cpp: `w8a16`
     of a recipe is Q8_0, `w4a16` Q4_0, `mxfp4a16` MXFP4, and what is not quantized F16 (`--recipe
-    bf16`: all of it). Models of llama, mistral, mixtral, qwen3, qwen3_moe, gemma2 and gemma3 have
-    this form, with byte-level BPE or the BPE of a SentencePiece model as the tokenizer."""
+    bf16`: all of it). Models of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
+    gemma3 have this form, with byte-level BPE or the BPE of a SentencePiece model as tokenizer."""
     group_size: int | None = integer(
         "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",
@@ -128,8 +128,9 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     )  # fmt: skip
     """`llmcompressor`: codes and scales are those that the QuantizationModifier of llm-compressor
     0.14 writes for the model in BF16, which rounds each step of the arithmetic to BF16. It rounds
-    to nearest (`--rounding rtn`), in all formats but those that store scales of inputs. Without
-    it steps are computed in float32, and errors are smaller."""
+    to nearest (`--rounding rtn`; GPTQ is refused), in all formats but those that store scales of
+    inputs; its preset W8A16 has groups of 128 columns, w8a16 a scale for each row. Without it
+    steps are computed in float32, and errors are smaller."""
     samples: int = integer("Number of calibration records", 256, least=1, group="Data")
     """They are a uniform random sample of the input; `--seed` determines it."""
     usage: str = text(

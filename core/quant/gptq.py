@@ -107,19 +107,24 @@ def _rounded(
         block, end = w[start : start + size], min(start + size, len(w))
         errors = torch.empty_like(block)  # E, [size, O]
         triangle = factor[start:end, start:end]
-        for i in range(end - start):
+        rows = zip(block, errors, triangle, triangle.diagonal(), strict=True)
+        for i, (row, error, share, pivot) in enumerate(rows):
             column = start + i
             if updated is not None and scheme.group and column % scheme.group == 0:
                 here = slice(column, column + scheme.group)
                 chosen = choose_scales(w[here].T.cpu().numpy(), scheme, config.scale, updated.whole)
                 _replace(updated, chosen, column // scheme.group)
                 step[here], zero[here] = (x.T for x in _columns(chosen, scheme, w[here].T))
-            s, z = step[column], zero[column]  # [O]
-            value = nearest(scheme.codes, block[i] / s + z)  # q_i / s, [O]
-            values[column] = value
+            s = step[column]  # [O]
+            if scheme.symmetric:
+                value = wanted = nearest(scheme.codes, row / s)  # q_i / s, [O]
+            else:
+                wanted = nearest(scheme.codes, row / s + zero[column])
+                value = wanted - zero[column]
+            values[column] = wanted
             # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
-            errors[i] = (block[i] - (value - z) * s) / triangle[i, i]
-            block[i + 1 :].addr_(triangle[i, i + 1 :], errors[i], alpha=-1)
+            torch.div(row - value * s, pivot, out=error)
+            block[i + 1 :].addr_(share[i + 1 :], error, alpha=-1)
         # the lazy batch update of algorithm 1
         w[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
     return values

@@ -21,7 +21,7 @@ from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
 
-STRIPE = 256  # columns of a Hessian that are computed together
+STRIPE = 128  # columns of a Hessian that are computed together
 FIRST = (".experts.gate", ".experts.up")  # matrices of experts whose inputs are those of the layer
 
 
@@ -163,7 +163,9 @@ class Hessians(Rule):
     def add(self, x: torch.Tensor, names: Sequence[str]) -> None:
         """Add the inputs x[B, T, I] of products with the parameters `names`."""
         if self._mask is not None:
-            self._add(x[self._mask.to(x.device)], names, None)  # without padding
+            full = bool(self._mask.all())
+            rows = x.flatten(0, 1) if full else x[self._mask.to(x.device)]  # without padding
+            self._add(rows, names, None)
 
     def _add_experts(self, rows: torch.Tensor, names: Sequence[str], plan: DispatchPlan) -> None:
         """Add rows[M, I], sorted by expert."""

@@ -15,12 +15,11 @@ import stat
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_128_hexdigest
 
 from sabia.core import notes, units
-from sabia.core.bench.task_files import items_of
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage.layered_files import LayeredFiles
@@ -30,9 +29,7 @@ from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
-from sabia.core.recipes.calibration.usage_match import Match
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
-from sabia.core.recipes.quantize_proof import Suite, check_gate, load_suite, prove
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.recipes.report.quantized_card import FILE as CARD
 from sabia.core.recipes.report.quantized_card import quantized_card
@@ -48,6 +45,10 @@ from sabia.core.spec.families import TRAINED_FOR, read_config
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
+
+if TYPE_CHECKING:  # tasks and languages are loaded only with --task and --usage
+    from sabia.core.recipes.calibration.usage_match import Match
+    from sabia.core.recipes.quantize_proof import Suite
 
 RECORD = "quantization.json"
 PROCESS_BYTES = 350 << 20  # of Python and torch
@@ -68,7 +69,11 @@ def run(job: Job, options: QuantizeOptions) -> None:
     if out.exists() and os.path.samefile(out, options.model):
         raise UsageError(f"--out: {out} is the model itself; give another directory")
     recipe = _recipe(options)
-    suite = load_suite(options)
+    suite = None
+    if options.task:
+        from sabia.core.recipes.quantize_proof import check_gate, load_suite, prove
+
+        suite = load_suite(options)
     job = _with_inputs(job, recipe)
     if options.bits and not job.inputs:
         raise UsageError(
@@ -145,9 +150,12 @@ def _dry_run(
     if options.format == "dense":
         written = 4 * n
     figures = {"recipe": recipe.name, "parameters": f"{n:,}", "calibration tokens": tokens}
-    for task in suite.tasks if suite else ():
-        count = len(items_of(task, options.limit, job.seed))
-        figures[f"task {task.name}"] = f"{task.kind}, {count} items; its time is not counted"
+    if suite:
+        from sabia.core.bench.task_files import items_of
+
+        for task in suite.tasks:
+            count = len(items_of(task, options.limit, job.seed))
+            figures[f"task {task.name}"] = f"{task.kind}, {count} items; its time is not counted"
     planned(
         job,
         read,

@@ -54,10 +54,8 @@ class Suite:
     gate: Gate | None
 
 
-def load_suite(options: QuantizeOptions) -> Suite | None:
-    """The tasks and the gate of the options, None without tasks. Raises UsageError."""
-    if not options.task:
-        return None
+def load_suite(options: QuantizeOptions) -> Suite:
+    """The tasks and the gate of the options. Raises UsageError."""
     tasks, groups = load_groups(options.task, options.data)
     names = [task.name for task in tasks]
     if len(set(names)) != len(names):

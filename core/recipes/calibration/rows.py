@@ -7,19 +7,23 @@ same probability (reservoir sampling; the same rows for the same seed), or chose
 to be like a sample of the use (`usage`).
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.chat import render
-from sabia.core.recipes.calibration import usage_match
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # tables of languages are loaded only for records of use
+    from sabia.core.recipes.calibration.usage_match import Match, Traits
 
 TEXT_TOKENS = 1024  # of a token record, to tell its language
 KIND_COLUMNS = {"chat": "messages", "document": "text", "tokens": "input_ids"}
@@ -41,7 +45,7 @@ class CalibrationRows:
     kind: str
     rows: list[Row]
     held_out: list[Row]
-    match: usage_match.Match | None = None
+    match: Match | None = None
 
 
 def read_rows(
@@ -54,8 +58,11 @@ def read_rows(
     records than both numbers, a fifth at most is held out. A record whose tokens are calibrated on
     too is not held out.
     """
-    wanted = samples + held_out
-    reservoir = wanted * (usage_match.CANDIDATES if usage else 1)
+    reservoir = wanted = samples + held_out
+    if usage:
+        from sabia.core.recipes.calibration import usage_match
+
+        reservoir *= usage_match.CANDIDATES
     rng, match = random.Random(job.seed), None
     kind, rows, texts = _records(open_inputs(job, "document"), reservoir, rng, tokenizer, "")
     if usage:
@@ -118,7 +125,9 @@ def _without_ids(
 
 def _traits(
     kind: str, rows: Sequence[Row], records: Sequence[Mapping[str, Any]]
-) -> list[usage_match.Traits]:
+) -> list[Traits]:
+    from sabia.core.recipes.calibration import usage_match
+
     kind = "chat" if kind == "chat" else "document"
     texts = [usage_match.text_in(record, kind) for record in records]
     return usage_match.traits(records, kind, [len(row.ids) for row in rows], texts)
