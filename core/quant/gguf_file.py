@@ -26,10 +26,10 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "mixtral": "llama"}
-ARCHITECTURES |= {"qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
-ARCHITECTURES |= {"gemma2": "gemma2", "gemma3_text": "gemma3"}
+ARCHITECTURES |= {"qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES |= {"gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3"}
 # numbers of layers at which llama.cpp scales the scores of Gemma by the width of a head's share
-OTHER_SCALE = {"gemma2": 46, "gemma3": 62}
+OTHER_SCALE = {"gemma2": 46, "gemma3_text": 62}
 OUTER = {"embed": "token_embd", "final_norm": "output_norm", "head": "output"}
 INNER = {"attn.norm": "attn_norm", "attn.q_norm": "attn_q_norm", "attn.k_norm": "attn_k_norm"}
 INNER |= {f"attn.{p}{end}": f"attn_{p if p != 'o' else 'output'}" for p in "qkvo"
@@ -82,8 +82,10 @@ def check_family(spec: ModelSpec) -> None:
             )
     if not gemma and spec.layers.count(spec.layers[0]) < len(spec.layers):
         raise UsageError(f"--format gguf: layers of this {spec.family} model differ (expected one)")
-    if spec.family == "gemma2" and not spec.tied:
-        raise UsageError("--format gguf: gemma2 files have no head (expected tied embeddings)")
+    if spec.family in ("gemma", "gemma2") and not spec.tied:
+        raise UsageError(
+            f"--format gguf: {spec.family} files have no head (expected tied embeddings)"
+        )
 
 
 def _usual(spec: ModelSpec, layer: Layer) -> Layer | None:
@@ -108,25 +110,26 @@ def _usual_gemma(spec: ModelSpec, layer: Layer) -> Layer | None:
     mixer, feed, one = layer.mixer, layer.mlp, spec.layers[0]
     if not isinstance(mixer, Attention) or not isinstance(one.mixer, Attention):
         return None
-    old, local = spec.family == "gemma2", mixer.window is not None
+    new, local = spec.family == "gemma3_text", mixer.window is not None
     first = _first(spec, local)
     if first is None or not _knows_rope(first) or not isinstance(feed, GatedMlp):
         return None
-    if local and not old and first.rope is not None and first.rope.kind != "default":
+    if local and new and first.rope is not None and first.rope.kind != "default":
         return None
     heads, size = one.mixer.heads, one.mixer.head_dim
-    if OTHER_SCALE[ARCHITECTURES[spec.family]] == len(spec.layers):
+    if OTHER_SCALE.get(spec.family) == len(spec.layers):
         scale = float(spec.hidden_size // heads) ** -0.5
     else:
         scale = size**-0.5
-    cap = one.mixer.softcap if old else None
+    cap = one.mixer.softcap if spec.family == "gemma2" else None
     usual = Attention(
         heads, one.mixer.kv_heads, size, scale, first.rope, window=first.window, softcap=cap,
-        qk_norm=not old, norm_offset=0.0 if old else 1.0,
+        qk_norm=new, norm_offset=1.0 if new else 0.0,
     )  # fmt: skip
     if one.mlp != feed:
         return None
-    return Layer(usual, GatedMlp(feed.width, "gelu_pytorch_tanh"), Norms(post=True, offset=1.0))
+    norms = Norms(post=spec.family != "gemma", offset=1.0)
+    return Layer(usual, GatedMlp(feed.width, "gelu_pytorch_tanh"), norms)
 
 
 def _first(spec: ModelSpec, local: bool) -> Attention | None:

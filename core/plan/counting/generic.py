@@ -20,8 +20,8 @@ _DIALECTS = "sabia.core.plan.counting.dialects"
 # module of dialects (imported on demand) → its readers whose names are the model_type
 _NAMED = {
     "dense": (
-        "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "glm4", "granite",
-        "hunyuan_v1_dense", "ministral3", "olmo3", "qwen2", "seed_oss", "smollm3",
+        "apertus", "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "glm4", "granite",
+        "hunyuan_v1_dense", "mimo", "ministral3", "olmo3", "seed_oss", "smollm3",
     ),
     "layer_normed": (
         "bloom", "falcon", "gpt2", "gpt_neox", "mpt", "nemotron", "opt", "phi", "phimoe",
@@ -46,7 +46,6 @@ READERS: Mapping[str, tuple[str, str]] = {
     "gemma4_text": ("hybrids", "gemma4"),
     "glm_moe_dsa": ("mixtures", "indexed"),
     "llama4_text": ("mixtures", "llama4"),
-    "mimo": ("dense", "qwen2"),
     "mimo_v2_flash": ("mixtures", "mimo_v2"),
     "nemotron-nas": ("dense", "nemotron_nas"),
 }

@@ -123,9 +123,7 @@ def _without_ids(
     return {"source": record.get("source"), "text": text}
 
 
-def _traits(
-    kind: str, rows: Sequence[Row], records: Sequence[Mapping[str, Any]]
-) -> list[Traits]:
+def _traits(kind: str, rows: Sequence[Row], records: Sequence[Mapping[str, Any]]) -> list[Traits]:
     from sabia.core.recipes.calibration import usage_match
 
     kind = "chat" if kind == "chat" else "document"

@@ -23,6 +23,8 @@ _FAMILIES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "read"),
     "qwen3": ("qwen3", "read"),
     "mistral": ("mistral", "read"),
+    "qwen2": ("qwen2", "read"),
+    "gemma": ("gemma", "read"),
     "gemma2": ("gemma2", "read"),
     "gemma3": ("gemma3", "read_whole"),
     "gemma3_text": ("gemma3", "read"),

@@ -57,6 +57,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-window": new_config("qwen3", **SHAPE)
     | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "mistral": new_config("llama", **SHAPE) | {"model_type": "mistral", "sliding_window": 7},
+    "qwen2": new_config("llama", **SHAPE)
+    | {"model_type": "qwen2", "attention_bias": None, "use_sliding_window": True}
+    | {"sliding_window": 7, "max_window_layers": 1},
+    "gemma": new_config("llama", **SHAPE) | {"model_type": "gemma", "hidden_act": "gelu"},
     "gemma2": GEMMA
     | {"model_type": "gemma2", "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3": GEMMA

@@ -194,6 +194,12 @@ def _windows(draw: Draw, config: Config) -> Config:
     return fields
 
 
+@family("qwen2")
+def _qwen2(draw: Draw) -> Config:
+    config = sizes(draw) | {"attention_bias": True}
+    return config | rotation(draw, config["head_dim"]) | _windows(draw, config)
+
+
 @family("qwen3")
 def _qwen3(draw: Draw) -> Config:
     config = sizes(draw)
@@ -236,6 +242,12 @@ def _gemma(draw: Draw) -> Config:
     config |= {"query_pre_attn_scalar": draw.whole(2, 40), "sliding_window": draw.whole(1, 30)}
     config |= {"final_logit_softcapping": draw.one(None, 2.0, 30.0)}
     return config | {"attn_logit_softcapping": draw.one(None, 1.0, 50.0)}
+
+
+@family("gemma")
+def _gemma1(draw: Draw) -> Config:
+    config = sizes(draw) | {"hidden_act": draw.one(ACTIVATIONS)}
+    return config | rotation(draw, config["head_dim"])
 
 
 @family("gemma2")

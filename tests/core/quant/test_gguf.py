@@ -76,7 +76,8 @@ def saved(root: Path, family: str, more: Any = None, factor: float = 1, **shape:
     tokenizer = train_bpe([TEXT] * 4, 300)
     tokenizer.save(root / "t")
     shape = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 320} | shape
-    spec = from_config(new_config(family, **shape) | (more or {}))
+    more = {**OLDER.get(family, {}), **(more or {})}
+    spec = from_config(new_config("llama" if family in OLDER else family, **shape) | more)
     params = hub.init_params(spec, 1)
     params = {n: x + 0.1 * np.random.default_rng(len(n)).standard_normal(x.shape).astype("f4")
               for n, x in params.items()}  # fmt: skip
@@ -94,6 +95,11 @@ def make(root: Path, monkeypatch: Any, recipe: str, **settings: Any) -> None:
 EXPERTS = {"experts": 4, "chosen": 2, "expert_ffn": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
+# families that are not made from scratch, from Llama's
+OLDER: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "attention_bias": True},
+    "gemma": {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "hidden_act": "gelu"},
+}
 GEMMA3 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 1e6}
 CASES = {
     "llama": ("mixed", {"kv_heads": 2, "tied": False}, {}),
@@ -101,6 +107,8 @@ CASES = {
     "qwen3": ("mxfp4a16", {"kv_heads": 2, "tied": True}, {}),
     "qwen3_moe": ("mixed", EXPERTS, {"norm_topk_prob": True}),
     "mixtral": ("bf16", EXPERTS, {}),
+    "qwen2": ("w4a16", {"kv_heads": 2, "tied": True}, {}),
+    "gemma": ("mxfp4a16", {"kv_heads": 2}, {}),
     "gemma2": ("w8", {"kv_heads": 2, "layers": 3, "context": 64}, {}),
     "gemma3": ("w4a16", {"kv_heads": 2, "layers": 7, "context": 64}, GEMMA3),
 }
@@ -198,6 +206,13 @@ def test_facts_and_tokenizer_of_the_file(tmp_path: Path, monkeypatch: Any) -> No
         ("olmo2", "w8", {}, "olmo2 models are not written .expected one of llama"),
         ("gemma3", "w8", {"more": {"query_pre_attn_scalar": 7}}, "a layer of this gemma3_text"),
         ("gemma2", "w8", {"tied": False}, "gemma2 files have no head"),
+        ("gemma", "w8", {"tied": False}, "gemma files have no head"),
+        (
+            "qwen2",
+            "w8",
+            {"more": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}},
+            "a layer of this qwen2 model is",
+        ),
         ("llama", "nvfp4a16", {}, "no form of nvfp4a16 for layers.0.attn.q .expected bf16"),
         ("mistral", "w8", {"more": {"sliding_window": 32}}, "a layer of this mistral model is"),
         ("qwen3_moe", "w8", EXPERTS | {"more": {"norm_topk_prob": False}}, "routers that normal"),
@@ -359,7 +374,7 @@ def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["bf16", "w8", "w4a16", "mxfp4a16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma"])
 def test_llama_cpp_computes_the_same(
     recipe: str, family: str, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -109,6 +109,9 @@ def test_equal_models_are_equal_whatever_their_files_say_besides() -> None:
         ),
         ({"rope_theta": 0}, "rope_theta"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "qwen2", "attention_bias": False}, "attention_bias"),
+        ({"model_type": "gemma", "hidden_activation": "silu"}, "hidden_activation"),
+        ({"model_type": "gemma", "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(change: dict, named: str) -> None:

@@ -15,11 +15,11 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3
 
 
-def qwen2(fields: CountFields) -> Architecture:
-    """Qwen2, Qwen2.5 (arXiv 2407.10671): Llama with biases on queries, keys and values."""
+def mimo(fields: CountFields) -> Architecture:
+    """MiMo: Llama with biases on queries, keys and values, as Qwen2."""
     fields.expect("attention_bias", (True,), True)
     fields.refuse("use_mrope")
-    fields.ignore("num_nextn_predict_layers")  # MiMo: not part of the model
+    fields.ignore("num_nextn_predict_layers")  # not part of the model
     return _stack(fields, qwen3.windows(fields), qkv_bias=True)
 
 
@@ -32,13 +32,6 @@ def ministral3(fields: CountFields) -> Architecture:
 def granite(fields: CountFields) -> Architecture:
     """Granite 3 dense: Llama with scaling factors."""
     return _stack(fields, **reading.biases(fields))
-
-
-def gemma(fields: CountFields) -> Architecture:
-    """Gemma 1 (arXiv 2403.08295): Llama with wide heads, tied."""
-    fields.expect("use_bidirectional_attention", (False, None), None)
-    fields.refuse("attention_bias")
-    return _stack(fields, tied=True)
 
 
 def arcee(fields: CountFields) -> Architecture:

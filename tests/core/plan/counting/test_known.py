@@ -22,6 +22,14 @@ TEXTS = [name for name in spec.families() if name in {
     "qwen3_moe", "qwen3_next",
 }]  # fmt: skip
 OTHERS = {
+    "qwen2": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    },
+    "gemma": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 101,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+    },
     "gpt_oss": {
         "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 4, "vocab_size": 101,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 8,
