@@ -1,6 +1,11 @@
-"""`mixed` on tiny models of five MoE families: experts, what stays BF16, divergence, loaders."""
+"""`mixed` on tiny trained models of five MoE families: experts, what stays BF16, KL, loaders.
 
+They have read parts of novels, as bytes, for STEPS steps; other parts of it calibrate and compare.
+"""
+
+import functools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,10 @@ from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.quant.quantize import LEAST_TOKENS
 from sabia.core.quant.recipe import NEVER, component_of
 from sabia.core.spec import from_config, new_config
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.stepper_factory import make_stepper
 
+STEPS, ROWS, LENGTH = 150, 16, 128
 SHAPE: dict[str, Any] = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 300, "tied": False}
 EXPERTS = {"experts": 8, "chosen": 2, "expert_ffn": 96}
 GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 16}
@@ -32,6 +40,31 @@ CONFIGS = {
 LOADERS = {"gpt_oss": "loads wrongly"}  # transformers
 
 
+@functools.lru_cache
+def novels() -> np.ndarray:
+    """Rows [N, LENGTH] of the bytes of novels, mixed."""
+    files = sorted(Path(os.environ["SABIA_TEST_DATA"], "text/machado").glob("*.txt"))
+    data = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+    rows = data[: len(data) // LENGTH * LENGTH].reshape(-1, LENGTH)
+    return np.random.default_rng(0).permutation(rows)
+
+
+@functools.lru_cache
+def trained(family: str) -> tuple[Any, dict[str, np.ndarray], list[float]]:
+    """(spec, parameters, losses) after STEPS steps on rows of `novels`, from the first on."""
+    spec, losses = from_config(CONFIGS[family]), list[float]()
+    stepper = make_stepper("torch", spec, hub.init_params(spec, 0), next_token_loss)
+    for step in range(STEPS):
+        rows = novels()[step * ROWS : (step + 1) * ROWS].astype(np.int32)
+        targets, mask = np.roll(rows, -1, 1), np.ones(rows.shape, np.float32)
+        mask[:, -1] = 0
+        batch = {"input_ids": rows, "targets": targets, "loss_mask": mask}
+        rate = 4e-3 * min(1, (step + 1) / 15) * (1 - step / STEPS)
+        losses.append(float(stepper.step(batch, rate, number=step).loss))
+    params = {name: array.detach().numpy().copy() for name, array in stepper.params.items()}
+    return spec, params, losses
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experts", ["routed", "all"])
 @pytest.mark.parametrize("family", CONFIGS)
@@ -39,17 +72,15 @@ def test_mixed_on_a_model_of_experts(
     family: str, experts: str, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    spec, draw = from_config(CONFIGS[family]), np.random.default_rng(0)
-    params = {
-        name: 0.06 * draw.standard_normal(array.shape, np.float32) if array.ndim > 1 else array
-        for name, array in hub.init_params(spec, 0).items()
-    }
+    spec, params, losses = trained(family)
+    assert np.mean(losses[-10:]) < losses[0] / 1.8  # it has learned something to lose
     hub.save_model(tmp_path / "m", spec, params)
-    rows = [{"id": str(n), "input_ids": draw.integers(0, 300, 64).tolist()} for n in range(40)]
-    rows = [row | {"document_lengths": [64]} for row in rows]
+    rows = [{"id": str(n), "input_ids": ids.tolist()} for n, ids in enumerate(novels()[-72:])]
+    rows = [row | {"document_lengths": [LENGTH]} for row in rows]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     stage("quantize", inputs=(str(tmp_path / "rows.jsonl"),), out=tmp_path / "q", recipe="mixed",
-          to="jsonl", json=True, model=tmp_path / "m", held_out=8, experts=experts)  # fmt: skip
+          to="jsonl", json=True, model=tmp_path / "m", held_out=8, samples=64,
+          experts=experts)  # fmt: skip
     written = capsys.readouterr()
     report = json.loads(written.out)
     # every expert is calibrated, or too few tokens reached it and stderr says so
@@ -61,7 +92,7 @@ def test_mixed_on_a_model_of_experts(
     assert all(row["tokens"] >= LEAST_TOKENS for row in own if row["method"] == "gptq")
     assert bool(nearest) == ("few tokens reached" in written.err)
     if experts == "all":
-        assert not nearest and {row["tokens"] for row in own} == {32 * 64}
+        assert not nearest and {row["tokens"] for row in own} == {64 * LENGTH}
     # embeddings, norms and routers are BF16, and read back with these values
     _, loaded = hub.load_model(tmp_path / "q")
     _, original = hub.load_model(tmp_path / "m")
