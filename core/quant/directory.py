@@ -24,7 +24,7 @@ from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.ops.base import Ops
 from sabia.core.progress import progress
 from sabia.core.quant.divergence import Comparison
-from sabia.core.quant.export import export_config, stored_tensors
+from sabia.core.quant.export import as_published, export_config, published_tensors, stored_tensors
 from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.hessians import Batch
 from sabia.core.quant.quantize import Part, Rounding, check_finite
@@ -138,10 +138,15 @@ def _collected_quickly() -> Iterator[None]:
 
 def _keep(work: Rounding, part: Part, finished: FinishedLayers) -> None:
     dense = work.recipe.container == "dense"
-    spec = work.spec if dense else work.form
+    published = work.recipe.container == "compressed-tensors" and as_published(
+        work.spec, work.linears
+    )
+    spec = work.spec if dense or published else work.form
     table = [tensor for tensor in spec.tensors() if tensor.layer == part.layer]
     if dense:
         tensors = hub.file_tensors(table, part.values)
+    elif published:
+        tensors = published_tensors(table, part.stored, part.values)
     elif work.recipe.container == "gguf":
         from sabia.core.quant.gguf_file import plain_dtype
 

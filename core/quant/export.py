@@ -1,5 +1,8 @@
 """A quantized model as a Hugging Face directory in the compressed-tensors format.
 
+GPT-OSS with experts in MXFP4 and all else in BF16 is written as its authors publish it, which
+transformers and servers read; they read no experts of it in compressed-tensors.
+
 Every quantized matrix is stored as several tensors of its module, all else in BF16;
 `quantization_config` in config.json lists the modules of each format. Inference servers and
 transformers read the directory, and `hub.load_model` returns exactly the values that were measured.
@@ -7,6 +10,7 @@ transformers read the directory, and `hub.load_model` returns exactly the values
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +18,15 @@ import numpy as np
 
 from sabia.core.model.storage import hub
 from sabia.core.numerics.floats import numpy_dtype
-from sabia.core.numerics.schemes import Scheme, quantization_config
+from sabia.core.numerics.published import BLOCKS, SCALES
+from sabia.core.numerics.schemes import SCHEMES, Scheme, quantization_config
 from sabia.core.quant.hessians import Key
 from sabia.core.quant.quantize import QuantizedModel
 from sabia.core.quant.recipe import Linear
 from sabia.core.quant.rounding import Stored
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.families import TRAINED_FOR
-from sabia.core.spec.tensors import TensorSpec
+from sabia.core.spec.tensors import FusedPart, TensorSpec
 
 
 def export(
@@ -31,7 +36,12 @@ def export(
 ) -> int:
     """Write the model directory; returns the bytes of its tensors."""
     spec, linears = quantized.spec, quantized.linears
-    tensors = stored_tensors(spec.tensors(), linears, quantized.stored, quantized.params)
+    stored, params = quantized.stored, quantized.params
+    if as_published(spec, linears):
+        table = replace(spec, names=spec.other_names).tensors()
+        tensors = published_tensors(table, stored, params)
+    else:
+        tensors = stored_tensors(spec.tensors(), linears, stored, params)
     config = export_config(spec, linears)
     hub.write_checkpoint(directory, config, tensors, tokenizer_from=tokenizer_from)
     return sum(array.nbytes for array in tensors.values())
@@ -45,10 +55,36 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     config = {
         key: value for key, value in spec.config.items() if key not in ("torch_dtype", TRAINED_FOR)
     }
-    return config | {
-        "dtype": "bfloat16",
-        "quantization_config": quantization_config(groups, ignore),
-    }
+    quantization = quantization_config(groups, ignore)
+    if as_published(spec, linears):
+        quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ignore}
+    return config | {"dtype": "bfloat16", "quantization_config": quantization}
+
+
+def as_published(spec: ModelSpec, linears: Sequence[Linear]) -> bool:
+    """Whether the model has the formats of published GPT-OSS models."""
+    formats = {(x.index is not None, x.scheme) for x in linears if x.scheme.quantizes}
+    return spec.family == "gpt_oss" and formats == {(True, SCHEMES["mxfp4a16"])}
+
+
+def published_tensors(
+    table: Sequence[TensorSpec], stored: Mapping[Key, Stored], values: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The tensors of the files (see core.numerics.published) that hold the parameters of `table`,
+    of the model as it was read."""
+    experts = [t for t in table if t.stacked and t.linear]
+    tensors = stored_tensors([t for t in table if t not in experts], (), {}, values)
+    for tensor in experts:
+        part = tensor.hf
+        assert isinstance(part, FusedPart)
+        for name, suffix, shape in (("packed", BLOCKS, (-1, 16)), ("scale", SCALES, (-1,))):
+            codes = [stored[tensor.name, n].parts[f"weight_{name}"] for n in range(part.shape[0])]
+            own = np.stack(codes)  # [E, O, …]: rows are the columns of the file's tensor
+            own = own.reshape(*own.shape[:2], *shape)
+            whole = (part.shape[0], part.shape[-1], *own.shape[2:])
+            made = tensors.setdefault(part.file + suffix, np.empty(whole, np.uint8))
+            made[:, slice(*part.cut[-1])] = own
+    return tensors
 
 
 def stored_tensors(

@@ -3,9 +3,10 @@
 transformers 5.19 to 5.23 with compressed-tensors 0.19 hold the experts of a layer in one parameter,
 which a conversion of the checkpoint's tensors fills: it decodes packed integers, E4M3 and E2M1, all
 experts by one group of the configuration, without scales of whole matrices (NVFP4), zero points or
-scales of E4M3 in powers of two, and rounds no inputs of experts. GPT-OSS has no such conversion.
-Packed zero points fit no parameter of other modules. `dequantize=True` decodes all other matrices
-by one group, zero points included.
+scales of E4M3 in powers of two, and rounds no inputs of experts. GPT-OSS has no such conversion:
+its experts are read in the published form (`export`), or in BF16. Packed zero points fit no
+parameter of other modules. `dequantize=True` decodes all other matrices by one group, zero points
+included.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ def loaders(
 
     config: the `quantization_config` that is written for `linears`.
     """
+    if config["quant_method"] == "mxfp4":
+        return Loader("transformers", "loads"), Loader("transformers dequantize=True", "loads")
     usual = _experts(spec, linears, config)
     dense = {x.scheme for x in linears if x.index is None and x.scheme.quantizes}
     decoded = Loader("transformers dequantize=True", usual.result, usual.why)
@@ -54,7 +57,10 @@ def _experts(spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, An
     if not schemes:
         return Loader(name, "loads")
     if spec.family in WITHOUT_CONVERSION:
-        why = f"it reads no single experts of {spec.family} models; theirs get random values"
+        why = (
+            f"it reads no single experts of {spec.family} models; theirs get random values "
+            "(expected experts in mxfp4a16 and all else in bf16, or experts in bf16)"
+        )
         return Loader(name, "loads wrongly", why)
     # the group that it takes for all experts
     groups = list(config["config_groups"].values())

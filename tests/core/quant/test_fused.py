@@ -1,10 +1,12 @@
 """Matrices that the files fuse: one stored matrix, experts one by one; what loads the result."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from in_process import stage
 
 torch = pytest.importorskip("torch")
 
@@ -137,12 +139,56 @@ def test_experts_stay_fused_where_they_are_not_quantized(tmp_path: Path) -> None
     assert hub.load_model(tmp_path / "q")[1].keys() == params.keys()
 
 
+PUBLISHED = '[components]\nexpert = "mxfp4a16"\n'
+
+
+def test_gpt_oss_in_mxfp4_is_written_as_published(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    spec, params = model("gpt_oss")
+    hub.save_model(tmp_path / "m", spec, params)
+    (tmp_path / "r.toml").write_text(PUBLISHED)
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join(json.dumps({"id": str(n), "input_ids": ids, "document_lengths": [len(ids)]})
+                  for n, ids in enumerate(rows()))
+    )  # fmt: skip
+    stage("quantize", inputs=(str(tmp_path / "rows.jsonl"),), out=tmp_path / "q", to="jsonl",
+          model=tmp_path / "m", recipe=str(tmp_path / "r.toml"), held_out=2)  # fmt: skip
+    config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "mxfp4" and "lm_head" in config["modules_to_not_convert"]
+    report = json.loads((tmp_path / "q" / "quantization.json").read_text())
+    assert {row["method"] for row in report["layers"]} == {"gptq"}
+    assert [one["result"] for one in report["loaders"]] == ["loads", "loads"]
+    stored = hub.read_checkpoint(tmp_path / "q")
+    first = "model.layers.0.mlp.experts.gate_up_proj"
+    assert {first + end for end in ("_blocks", "_scales", "_bias")} <= {*stored}
+    assert not any(".experts.0." in name for name in stored)
+    decoded = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+        *(torch.from_numpy(np.array(stored[first + end])) for end in ("_blocks", "_scales"))
+    )  # [E, D, 2F], gate and up in turn
+    params = hub.load_model(tmp_path / "q")[1]
+    for start, name in enumerate(("gate", "up")):
+        ours = torch.from_numpy(np.array(params[f"layers.0.mlp.experts.{name}"], np.float32))
+        assert torch.equal(decoded[..., start::2].mT.float(), ours)
+    pytest.importorskip("accelerate", reason="transformers reads such files with that package")
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "q", dtype=torch.bfloat16, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    ids = torch.tensor(rows()[:1])
+    weights = OPS.to_device(params, "float32")
+    with torch.no_grad():
+        scores = loaded.float()(ids).logits
+        ours = forward.logits(spec, weights, forward.hidden(spec, weights, ids.numpy(), OPS), OPS)
+    assert (scores - ours).abs().max() < 1e-4 * ours.abs().max()
+
+
 RULE = '[[rules]]\nmatch = "{}"\nscheme = "{}"\n'
 RECIPES = {
     "down": '[components]\nexpert = "w4a16"\n' + RULE.format("experts.down", "w8a16"),
     "half": '[components]\nexpert = "w4a16"\n' + RULE.format("layers.0.*experts", "bf16"),
     "kept": '[components]\nattention = "w8a16"\n',
     "kept-fp8": '[components]\nattention = "fp8"\n',
+    "published": PUBLISHED,
     "fp4-experts": '[components]\nexpert = "nvfp4a16"\n',
     "fp8-experts": '[components]\nexpert = "fp8"\nattention = "w4a16"\n',
 }
@@ -157,7 +203,7 @@ RESULTS = [
     ("qwen3_moe", "down", "refuses or loads wrongly"),
     ("qwen3_next", "w8a8", "refuses"), ("mixtral", "w8a8", "refuses"),
     ("gpt_oss", "mixed", "loads wrongly"), ("gpt_oss", "w8a8", "loads wrongly"),
-    ("gpt_oss", "kept", "loads"),
+    ("gpt_oss", "kept", "loads"), ("gpt_oss", "published", "loads"),
 ]  # fmt: skip
 
 
@@ -187,6 +233,8 @@ def test_transformers_does_what_is_told(
 ) -> None:
     pytest.importorskip("compressed_tensors", reason="transformers reads it with that package")
     transformers = pytest.importorskip("transformers")
+    if name == "published":
+        pytest.importorskip("accelerate", reason="transformers reads such files with that package")
     made = _quantized(family, name, tmp_path)
     export(tmp_path / "q", made, None)
 
