@@ -35,8 +35,9 @@ def how_rounded(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{count:,} {scheme} {_METHODS[method]}" for (scheme, method), count in methods.items()
         ]
         line = f"{component}: {', '.join(parts)}"
-        nearest = [row for row in own if row["method"] == "rtn"]
-        if len(nearest) < len(own) and nearest:
+        calibrated = {row["scheme"] for row in own if row["method"] != "rtn"}
+        nearest = [r for r in own if r["method"] == "rtn" and r["scheme"] in calibrated]
+        if nearest:
             names = [f"{row['module']} ({row['tokens']})" for row in nearest[:3]]
             more = f" and {len(nearest) - 3} more" if len(nearest) > 3 else ""
             line += f"; few tokens reached {', '.join(names)}{more}"
