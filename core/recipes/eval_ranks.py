@@ -33,7 +33,11 @@ def check_mesh(
     """UsageError for a mesh that cannot compute the tasks, or has nothing to divide."""
     axes = [axis for axis, size in parse_mesh(options.mesh).items() if size > 1]
     if others := [axis for axis in axes if axis not in AXES]:
-        raise UsageError(f"--mesh: axis {others[0]} (expected {', '.join(AXES)})")
+        raise UsageError(
+            f"--mesh: axis {others[0]}: an evaluation divides items over data, and models over "
+            f"{', '.join(AXES[1:])} (expected tensor=N or fsdp=N in place of {others[0]}=N if a "
+            "device cannot hold the model, else data=N)"
+        )
     if not any(isinstance(model, LocalModel) for model in models):
         raise UsageError("--mesh: only with a model directory as --model")
     if not divides(options):
@@ -47,8 +51,9 @@ def check_mesh(
         )
     if generating and (others := [axis for axis in axes if axis not in GENERATION_AXES]):
         raise UsageError(
-            f"--mesh: axis {others[0]}: {generating} is answered in words (expected "
-            f"{' and '.join(GENERATION_AXES)}; or run a server and give its URL)"
+            f"--mesh: axis {others[0]}: {generating} is answered in words, by whole models or "
+            f"ones split over tensor (expected tensor=N in place of {others[0]}=N if a device "
+            "cannot hold the model, else data=N; or run a server and give its URL)"
         )
     if generating and options.draft:
         raise UsageError(f"--draft: not with --mesh {options.mesh} (expected {works})")

@@ -135,6 +135,7 @@ PLAIN, PARSED = "yes", {"content": "yes", "reasoning_content": "They want yes."}
         ("yes yes yes", "length", "length", False, set()),  # nothing tells
         (CLOSES, "stop", "stop", True, {"r0", "r1", "r2"}),  # as cut at a stop text
         (PLAIN, "stop", "stop", True, set()),  # a stray mark
+        (PLAIN, "stop", "length", True, set()),
         (PARSED, "stop", "stop", False, set()),
         ("yes yes yes", "length", "length", True, {"r0", "r1", "r2"}),
     ],
@@ -158,3 +159,15 @@ def test_replies_that_may_end_in_reasoning_opened_by_the_prompt(
         assert asked == (finish == "length" or closes)  # once, and not where replies tell
         evaluated(folder, *words, "--force")
         assert all(count == 1 for count in stub.delivered.values())
+
+
+def test_replies_cut_after_their_reasoning_are_answers(folder: Path) -> None:
+    def answer(text: str) -> dict:
+        return {"content": f"so <{text.split()[-1]}>", "reasoning_content": "Which one?"}
+
+    with Stub(answer, finish="length") as stub:
+        words = ("--model", f"m={stub.url}#m", "--judge-cache", folder / "c")
+        code, results, details, _ = evaluated(folder, *words)
+        assert code == 0 and results["exact_match"]["value_share"] == 1.0
+        assert details["r0"]["reasoning"] == "Which one?"
+        assert not any(YES in content for content in stub.delivered)

@@ -280,8 +280,10 @@ def test_a_process_of_a_split_model_that_dies_is_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mesh", "pipe=2"], "axis pipe (expected data, fsdp, expert, tensor)"),
-        (["--mesh", "fsdp=2", "--task", "SAID"], "axis fsdp: said is answered in words"),
+        (["--mesh", "pipe=2"], "axis pipe: an evaluation divides items over data"),
+        (["--mesh", "context=2"], "tensor=N or fsdp=N in place of context=N if"),
+        (["--mesh", "context=2", "--task", "SAID"], "in place of context=N if"),
+        (["--mesh", "fsdp=2", "--task", "SAID"], "said is answered in words, by whole models"),
         (["--mesh", "tensor=2", "--draft", "ngram", "--task", "SAID"], "--draft: not with --mesh"),
         (["--mesh", "data=2", "--backend", "jax", "--task", "SAID"], "said is answered in words"),
         (["--mesh", "fsdp=2", "--min-k", "20%"], "--min-k: not with --mesh fsdp=2"),
