@@ -20,7 +20,7 @@ RESULTS = {
     "tokenize": 1,
     "pretrain": 1,
     "sft": 2,
-    "grpo": 3,
+    "grpo": 4,
     "quantize": 7,
     "eval": 6,
     "plan-cluster": 3,

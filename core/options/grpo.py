@@ -312,6 +312,9 @@ class ValueOptions(Options, group="Loss"):
         "Learning rate of the value head, as a multiple of --lr", 10.0, above=0, later=True,
         only=GAE,
     )  # fmt: skip
+    """That of its bias is as many times higher as the model is wide. The head makes one step of the
+    optimizer per update: with few updates it learns little more than the mean return, and
+    `explained_variance` stays near 0."""
 
 
 class GrpoOptions(

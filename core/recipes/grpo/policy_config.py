@@ -59,9 +59,13 @@ def reward_weights(options: GrpoOptions) -> dict[str, float]:
     return {} if options.reward == "none" else parse_reward(options.reward, (MODEL,))
 
 
-def optimizer_config(options: GrpoOptions) -> OptimizerConfig:
-    """The optimizer and its settings. Raises UsageError."""
-    scales = dict.fromkeys((WEIGHT, BIAS), options.value_lr) if options.advantage == "gae" else {}
+def optimizer_config(options: GrpoOptions, width: int = 1) -> OptimizerConfig:
+    """The optimizer and its settings, for a model of `width`. Raises UsageError."""
+    scales = {}
+    if options.advantage == "gae":
+        # a step of each weight changes a value by Σ |h| together, about the width of the state h: a
+        # bias that is slower leaves the mean return to the weights, which then learn little else
+        scales = {WEIGHT: options.value_lr, BIAS: options.value_lr * width}
     return OptimizerConfig(
         options.optimizer, options.weight_decay, options.clip_norm, optimizer_settings(options),
         freeze=options.freeze, lr_scales=scales,

@@ -231,7 +231,7 @@ def _training(
     lora, precision = training_config.lora_config(options), precision_named(options.precision)
     params = load_arrays(options.model) if lora and lora.base else load_fp32(options.model)
     optimizer, schedule = (
-        policy_config.optimizer_config(options),
+        policy_config.optimizer_config(options, spec.hidden_size),
         policy_config.schedule_config(options),
     )
     estimated = options.advantage == "gae"

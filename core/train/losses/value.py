@@ -1,8 +1,9 @@
 """A value head and generalized advantage estimation: PPO's advantages of tokens, without groups.
 
 The head is a score of each token, V_t = w · h_t + b, h_t the policy's last normed hidden state that
-predicts token t; w and b begin at 0. Its loss trains the policy's matrices too. With the reward of
-a token r_t, the discount g and the parameter l:
+predicts token t; w and b begin at 0, and b has as many times the learning rate of w as h has
+elements. Its loss trains the policy's matrices too. With the reward of a token r_t, the discount g
+and the parameter l:
   advantage   A_t = d_t + g l A_(t+1), d_t = r_t + g V_(t+1) - V_t; V is 0 behind the last token
   return      A_t + V_t, what the head learns; the V are those at the time of sampling, constants
   loss        max((v - R)², (v' - R)²) / 2, v' = v within V ± the clip range

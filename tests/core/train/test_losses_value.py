@@ -198,7 +198,12 @@ def test_what_a_run_records_and_refuses() -> None:
 
     assert optimizer_config(of(advantage="gae", value_lr=3.0)).lr_scales == {
         "value_head": 3.0, "value_bias": 3.0}  # fmt: skip
-    assert not optimizer_config(of()).lr_scales
+    # a bias as slow as the weights leaves the mean return to them
+    assert optimizer_config(of(advantage="gae", value_lr=3.0), 64).lr_scales == {
+        "value_head": 3.0,
+        "value_bias": 192.0,
+    }
+    assert not optimizer_config(of(), 64).lr_scales
     plain, made = identity(of()), identity(of(advantage="gae"))
     assert made["advantage"] == "gae" and plain.keys() == made.keys() - {"advantage"}
     for name, value in (("gae_lambda", 0.5), ("discount", 0.9), ("value_clip", 0.0),
