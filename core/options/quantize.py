@@ -31,12 +31,13 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         excludes=("out", "recipe", "format", "group_size", "rounding", "experts", "smooth", "scale",
                   "match", "bits", "formats", "samples", "usage", "task", "force", "dry_run"),
     )  # fmt: skip
-    """Any compressed-tensors directory of the same architecture, from any program. Its matrices
-    are decoded and compared with those of `--model`, which the rows of the output list; tensors
-    that no module takes and that are missing are named, and are an error (65). With INPUT, the
-    divergence is measured on `--held-out` records, with activations rounded as servers do. Where
-    transformers and compressed-tensors are installed, it is said whether they load the directory,
-    and how far their logits are from those computed here."""
+    """Any compressed-tensors directory of the same architecture, from any program, or GPT-OSS with
+    experts in MXFP4 as it is published. Its matrices are decoded and compared with those of
+    `--model`, which the rows of the output list; tensors that no module takes and that are missing
+    are named, and are an error (65). With INPUT, the divergence is measured on `--held-out`
+    records, with activations rounded as servers do. Where transformers and what it reads the form
+    with (compressed-tensors; accelerate for MXFP4) are installed, it is said whether it loads the
+    directory, and how far its logits are from those computed here."""
     recipe: str = text(
         "Recipe: mixed, w8, w4, a number format such as nvfp4, or a TOML file", "NAME|FILE.toml",
         unset="the format that the weights were trained for, else mixed", common=True,

@@ -1,14 +1,16 @@
 """A quantized directory, from any program, compared with its original model.
 
 Both are read layer by layer. The directory is decoded by `core.numerics.compressed`; the names of
-its tensors are compared with the parts that the format of each module has. Where transformers and
-compressed-tensors are installed, their logits are compared with ours.
+its tensors are compared with the parts that the format of each module has. GPT-OSS in the published
+form (`export`) is read by `core.numerics.published`. Where transformers and what it reads the form
+with are installed, its logits are compared with ours.
 """
 
 import contextlib
 import importlib.util
 import io
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from sabia.core.model.storage import hub
 from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.numerics import compressed
 from sabia.core.numerics.floats import round_bfloat16
-from sabia.core.numerics.schemes import Scheme, group_of, read_scheme
+from sabia.core.numerics.published import BLOCKS, SCALES
+from sabia.core.numerics.schemes import SCHEMES, Scheme, group_of, read_scheme
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.served_inputs import input_formats
 from sabia.core.parallel.build_ops import ops_as_served
@@ -32,9 +35,11 @@ from sabia.core.quant.divergence import Comparison
 from sabia.core.quant.hessians import Batch
 from sabia.core.quant.recipe import component_of
 from sabia.core.quant.rounding import weight_errors
-from sabia.core.spec.tensors import TensorSpec
+from sabia.core.spec.tensors import FusedPart, TensorSpec
 
 Arrays = dict[str, np.ndarray]
+# the package with which transformers reads a form, by `quant_method`
+READS = {"compressed-tensors": "compressed_tensors", "mxfp4": "accelerate"}
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,7 @@ def verify_directory(
         raise UsageError("--verify: the models have different shapes (expected one architecture)")
     schemes = dict(_schemes(made))
     expected = {
-        f"{module}.{part}"
-        for module, scheme in schemes.items()
-        for part in compressed.layout(scheme, 1, scheme.group or 1)
+        module + end for module, scheme in schemes.items() for end in _endings(made, scheme)
     }
     plain = {n for t in spec.tensors() for n in t.files if n.removesuffix(".weight") not in schemes}
     optional = {f"{module}.weight_g_idx" for module in schemes}
@@ -122,9 +125,20 @@ def _schemes(made: LayeredFiles) -> Iterator[tuple[str, Scheme]]:
     for tensor in made.spec.tensors():
         for name in tensor.files if tensor.linear else ():
             module = name.removesuffix(".weight")
+            if config["quant_method"] == "mxfp4":  # all experts, and nothing else
+                if tensor.stacked:
+                    yield module, SCHEMES["mxfp4a16"]
+                continue
             group = group_of(config, module)
             if group is not None and group.get("weights") is not None:
                 yield module, read_scheme(group, str(config.get("format")))
+
+
+def _endings(made: LayeredFiles, scheme: Scheme) -> Iterable[str]:
+    """What follows the name of a quantized module in the names of its tensors."""
+    if made.spec.config["quantization_config"]["quant_method"] == "mxfp4":
+        return BLOCKS, SCALES
+    return (f".{part}" for part in compressed.layout(scheme, 1, scheme.group or 1))
 
 
 def _rows(
@@ -143,22 +157,26 @@ def _rows(
             old, new = before[index], after[index]
         if scheme is None and np.array_equal(round_bfloat16(old), round_bfloat16(new)):
             continue
-        own = (made.tensors[key] for key in made.modules.get(module, ()))
+        size = sum(made.tensors[key].nbytes for key in made.modules.get(module, ()))
+        if isinstance(tensor.hf, FusedPart):  # its share
+            size = size * tensor.size // math.prod(tensor.hf.shape)
         yield {
             "layer": tensor.layer,
             "component": component_of(tensor),
             "module": module,
             "scheme": "bf16" if scheme is None else f"{scheme.element} by {scheme.strategy}",
             "bits": 16 if scheme is None else scheme.bits,
-            "size_bytes": sum(array.nbytes for array in own) or None,
+            "size_bytes": size or None,
             **weight_errors(old, new),
         }
 
 
 def with_transformers(directory: str | Path, ids: np.ndarray) -> Peer | None:
     """Load the directory by transformers and compare logits for ids[B, T]; None where transformers
-    or compressed-tensors is not installed."""
-    if not all(map(importlib.util.find_spec, ("transformers", "compressed_tensors"))):
+    or the package of READS is not installed."""
+    spec, params = hub.load_model(directory)
+    package = READS[spec.config["quantization_config"]["quant_method"]]
+    if not all(map(importlib.util.find_spec, ("transformers", package))):
         return None
     with contextlib.redirect_stderr(io.StringIO()):  # its progress and its table of names
         try:
@@ -166,7 +184,6 @@ def with_transformers(directory: str | Path, ids: np.ndarray) -> Peer | None:
         except Exception as error:  # whatever it does not load, for any reason
             lines = str(error).strip().splitlines() or [""]
             return Peer(error=f"{type(error).__name__}: {lines[0]}")
-    spec, params = hub.load_model(directory)
     ops = ops_as_served("torch", spec)
     rounded = {name: round_bfloat16(np.array(x, np.float32)) for name, x in params.items()}
     with torch.inference_mode():

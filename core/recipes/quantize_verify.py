@@ -28,12 +28,16 @@ def verify(job: Job, options: QuantizeOptions) -> None:
     decoded and, after the rows, for tensors that no module takes or that are missing.
     """
     from sabia.core.quant.hessians import batches
-    from sabia.core.quant.verify import verify_directory, with_transformers
+    from sabia.core.quant.verify import READS, verify_directory, with_transformers
 
     original, made = LayeredFiles(options.model), LayeredFiles(options.verify, any_names=True)
     config = made.spec.config.get("quantization_config") or {}
-    if config.get("quant_method") != "compressed-tensors":
-        raise UsageError(f"--verify: {options.verify} is no compressed-tensors directory")
+    method = config.get("quant_method")
+    if method not in READS:
+        raise UsageError(
+            f"--verify: {options.verify} is no compressed-tensors directory (expected one, or "
+            "GPT-OSS in mxfp4)"
+        )
     for name in ("held_out", "length"):
         if name in options.given and not job.inputs:
             raise UsageError(f"{options.table[name].flag}: only with records to compare on (INPUT)")
@@ -50,7 +54,7 @@ def verify(job: Job, options: QuantizeOptions) -> None:
         "schema_version": 1,
         "model": options.model,
         "verified": options.verify,
-        "recipe": {"name": config["format"]},
+        "recipe": {"name": config.get("format", method)},
         "size_before_bytes": original.size_bytes,
         "size_after_bytes": made.size_bytes,
         "unused_tensors": verified.unused,
@@ -65,7 +69,7 @@ def verify(job: Job, options: QuantizeOptions) -> None:
         ids = np.array(tokens[0][:PEER_TOKENS] if tokens else _random_ids(made, job.seed))
         peer = with_transformers(options.verify, ids[None])
         report["transformers"] = None if peer is None else asdict(peer)
-        _tell(options.verify, peer)
+        _tell(options.verify, peer, READS[method])
         worst = max(verified.rows, key=lambda row: row["relative_error"], default=None)
         if worst is not None:
             notes.note(
@@ -91,10 +95,10 @@ def _random_ids(files: LayeredFiles, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, files.spec.vocab_size, PEER_TOKENS)
 
 
-def _tell(directory: str, peer: Any) -> None:
+def _tell(directory: str, peer: Any, package: str) -> None:
     """Say what transformers does with the directory."""
     if peer is None:
-        notes.note("transformers or compressed-tensors is not installed: not compared with them")
+        notes.note(f"transformers or {package} is not installed: not compared with it")
     elif peer.error:
         notes.warn(f"transformers does not load {directory}: {peer.error}")
     elif peer.difference > CLOSE or peer.unused or peer.missing:

@@ -10,9 +10,10 @@ from in_process import stage
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.errors import UsageError  # noqa: E402
+from sabia.core.errors import BadData, UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
+from sabia.core.model.storage.safetensors_file import write_tensors  # noqa: E402
 from sabia.core.numerics.schemes import INT8_TOKENS  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.served_inputs import InputFormat, input_formats  # noqa: E402
@@ -142,17 +143,23 @@ def test_experts_stay_fused_where_they_are_not_quantized(tmp_path: Path) -> None
 PUBLISHED = '[components]\nexpert = "mxfp4a16"\n'
 
 
-def test_gpt_oss_in_mxfp4_is_written_as_published(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+def published(root: Path) -> ModelSpec:
+    """A GPT-OSS in root/m, its experts in MXFP4 in root/q, and the records for it."""
     spec, params = model("gpt_oss")
-    hub.save_model(tmp_path / "m", spec, params)
-    (tmp_path / "r.toml").write_text(PUBLISHED)
-    (tmp_path / "rows.jsonl").write_text(
+    hub.save_model(root / "m", spec, params)
+    (root / "r.toml").write_text(PUBLISHED)
+    (root / "rows.jsonl").write_text(
         "\n".join(json.dumps({"id": str(n), "input_ids": ids, "document_lengths": [len(ids)]})
                   for n, ids in enumerate(rows()))
     )  # fmt: skip
-    stage("quantize", inputs=(str(tmp_path / "rows.jsonl"),), out=tmp_path / "q", to="jsonl",
-          model=tmp_path / "m", recipe=str(tmp_path / "r.toml"), held_out=2)  # fmt: skip
+    stage("quantize", inputs=(str(root / "rows.jsonl"),), out=root / "q", to="jsonl",
+          model=root / "m", recipe=str(root / "r.toml"), held_out=2)  # fmt: skip
+    return spec
+
+
+def test_gpt_oss_in_mxfp4_is_written_as_published(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    spec = published(tmp_path)
     config = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
     assert config["quant_method"] == "mxfp4" and "lm_head" in config["modules_to_not_convert"]
     report = json.loads((tmp_path / "q" / "quantization.json").read_text())
@@ -180,6 +187,42 @@ def test_gpt_oss_in_mxfp4_is_written_as_published(tmp_path: Path) -> None:
         scores = loaded.float()(ids).logits
         ours = forward.logits(spec, weights, forward.hidden(spec, weights, ids.numpy(), OPS), OPS)
     assert (scores - ours).abs().max() < 1e-4 * ours.abs().max()
+
+
+def test_the_published_form_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    published(tmp_path)
+    capsys.readouterr()
+    given: Any = {"json": True, "model": tmp_path / "m", "verify": tmp_path / "q"}
+    stage("quantize", inputs=(str(tmp_path / "rows.jsonl"),), **given)
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    stored = {name: np.array(x) for name, x in hub.read_checkpoint(tmp_path / "q").items()}
+    before, after = (hub.load_model(tmp_path / name)[1] for name in "mq")
+    errors = [
+        np.linalg.norm(np.asarray(after[name], np.float64) - before[name])
+        / np.linalg.norm(before[name])
+        for name in before if name.endswith(("experts.gate", "experts.up", "experts.down"))
+    ]  # fmt: skip
+    relative = sorted(row["relative_error"] for row in report["layers"])
+    assert relative == pytest.approx(sorted(errors), rel=1e-4)
+    assert {row["bits"] for row in report["layers"]} == {4}
+    size = sum(x.nbytes for name, x in stored.items() if name.endswith(("_blocks", "_scales")))
+    assert sum(row["size_bytes"] for row in report["layers"]) == size
+    assert not report["unused_tensors"] and not report["missing_tensors"]
+    measured = json.loads((tmp_path / "q" / "quantization.json").read_text())["divergence"]
+    assert report["divergence"]["kl_nats"] == pytest.approx(measured["kl_nats"], rel=0.5)
+    if report["transformers"] is None:
+        assert "transformers or accelerate is not installed" in shown.err
+    else:
+        assert report["transformers"]["difference"] < 1e-4 and "loads it" in shown.err
+    first = "model.layers.0.mlp.experts.down_proj"
+    stored[first] = stored.pop(first + "_scales")
+    write_tensors(tmp_path / "q" / "model.safetensors", stored)
+    with pytest.raises(BadData, match=r"1 tensors .* 1 missing"):
+        stage("quantize", **given)
+    report = json.loads(capsys.readouterr().out)
+    assert report["unused_tensors"] == [first]
+    assert report["missing_tensors"] == [first + "_scales"]
 
 
 RULE = '[[rules]]\nmatch = "{}"\nscheme = "{}"\n'
