@@ -1,4 +1,5 @@
-"""What teaches faster than the reward of a whole sample: a teacher that scores its tokens.
+"""What teaches faster than the reward of a whole sample: a teacher that scores its tokens, rewards
+of its steps.
 
 The task is to write the successor of each digit of a number (9 → 0). The policy was trained on
 answers of which half of the digits are random: it knows the digits, and rarely samples a whole
@@ -33,9 +34,14 @@ def answer_to(number: str) -> str:
     return "".join(str((int(digit) + 1) % 10) for digit in number)
 
 
+def prefix_pattern(answer: str) -> str:
+    """A regular expression that matches what the answer begins with."""
+    return "^" + "(?:".join(answer) + ")?" * (len(answer) - 1) + "$"
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`student/`, `teacher/`, and prompts."""
+    """`student/`, `teacher/`, and prompts whose answers are texts or patterns."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("digits")
     tokenizer = train_bpe(["user assistant"] * 9, 280)
@@ -72,18 +78,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         params = {k: x.numpy() for k, x in stepper.whole_params().items()}
         hub.save_model(folder / name, spec, params, tokenizer_from=folder / "t")
     numbers = ["".join(map(str, draw.integers(0, 10, DIGITS))) for _ in range(2000)]
-    rows = [{"id": n, "messages": [{"role": "user", "content": n}], "answer": answer_to(n)}
-            for n in numbers]  # fmt: skip
-    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, made in (("exact", answer_to), ("steps", lambda n: prefix_pattern(answer_to(n)))):
+        rows = [{"id": n, "messages": [{"role": "user", "content": n}], "answer": made(n)}
+                for n in numbers]  # fmt: skip
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def solved(place: Path, out: Path, seed: int, **changes: Any) -> np.ndarray:
+def solved(place: Path, out: Path, seed: int, data: str = "exact", **changes: Any) -> np.ndarray:
     """The share of right samples of each step of a run."""
     values = {"reward": "exact", "steps": 100, "prompts": 16, "group": 2, "max_new_tokens": 12,
               "warmup": "5", "peak_flops": 1e12, "lr": 5e-4} | changes  # fmt: skip
     options = GrpoOptions(model=str(place / "student"), **values)
-    inputs = (str(place / "prompts.jsonl"),)
+    inputs = (str(place / f"{data}.jsonl"),)
     policy_run.run(Job("grpo", inputs=inputs, out=str(out), to="jsonl", seed=seed), options)
     shares = []
     for file in sorted((out / "samples").glob("*.parquet")):
@@ -114,3 +121,19 @@ def test_a_teacher_takes_at_most_half_of_the_samples(
                   steps[-1][1], with_it[::8].round(2), alone[::8].round(2))  # fmt: skip
     total = np.sum(steps, 0)
     assert 2 * total[0] <= total[1]
+
+
+@pytest.mark.slow
+def test_rewards_of_steps_teach_faster(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each digit is a step, with a reward if all digits so far are right."""
+    more: dict[str, Any] = {"reward": "regex", "step_delimiter": "[0-9]"}
+    for seed in SEEDS:
+        by_step = solved(place, tmp_path / f"steps-{seed}", seed, "steps", **more)
+        alone = solved(place, tmp_path / f"alone-{seed}", seed)
+        steps = reached(by_step, 0.5), reached(alone, 0.5)
+        with capsys.disabled():
+            print(f"\nseed {seed}: .5 by rewards of steps in {steps[0]} steps, alone in",
+                  steps[1], by_step[::8].round(2), alone[::8].round(2))  # fmt: skip
+        assert 1.5 * steps[0] <= steps[1]
