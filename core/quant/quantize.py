@@ -211,7 +211,7 @@ class Rounding:
     def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A part's parameters in float32, and with those that are not quantized in BF16 values, as
         training has all of them."""
-        original = {name: _finite(name, array) for name, array in self.read(layer).items()}
+        original = {name: finite(name, array) for name, array in self.read(layer).items()}
         narrow = self.recipe.rounding == "trained" or self.recipe.match != "none"
         wide = frozenset() if narrow else self.quantized
         return original, {
@@ -340,7 +340,7 @@ def check_finite(name: str, array: np.ndarray) -> None:
         raise BadData(f"quantize: {name} has {wrong:,} NaN or infinite values of {array.size:,}")
 
 
-def _finite(name: str, array: np.ndarray) -> np.ndarray:
+def finite(name: str, array: np.ndarray) -> np.ndarray:
     """A writable float32 copy; raises BadData for NaN and infinite values."""
     copy = np.array(array, np.float32)
     check_finite(name, copy)

@@ -29,6 +29,7 @@ from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.quant.divergence import embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, add_inputs, run_block
+from sabia.core.quant.quantize import finite
 from sabia.core.spec import ModelSpec
 
 Read = Callable[[int | None], Mapping[str, np.ndarray]]
@@ -179,4 +180,4 @@ def _drawn_loss(
 
 
 def _float32(values: Arrays) -> dict[str, np.ndarray]:
-    return {name: np.array(array, np.float32) for name, array in values.items()}
+    return {name: finite(name, array) for name, array in values.items()}

@@ -232,7 +232,7 @@ def _format_names(recipe: Recipe) -> list[str]:
 
 def _with_inputs(job: Job, recipe: Recipe) -> Job:
     """The job, reading stdin where it is a pipe or a file and no INPUT is named."""
-    schemes = map(scheme_named, _format_names(recipe))
+    schemes = [scheme_named(name) for name in _format_names(recipe)]
     static = any(scheme.inputs and scheme.inputs.part for scheme in schemes)
     measured = static or recipe.smooth != "none"
     if job.inputs or (recipe.rounding in ("rtn", "trained") and not measured):
@@ -240,9 +240,8 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
         return replace(job, inputs=("-",))
-    notes.warn(
-        "no calibration records: 4-bit weights are rounded to nearest, which reduces quality"
-    )
+    if recipe.rounding != "auto" or any(scheme.bits <= 4 for scheme in schemes):
+        notes.warn("no calibration records: weights are rounded to nearest, which reduces quality")
     return job
 
 

@@ -94,6 +94,8 @@ def test_without_records_it_says_so_and_rounds_to_nearest(model: Path, tmp_path:
     done = run("--model", model, "-o", tmp_path / "q", "--recipe", "w4", "--to", "jsonl")
     assert done.returncode == 0 and b"no calibration records" in done.stderr
     assert b'"gptq"' not in done.stdout
+    done = run("--model", model, "-o", tmp_path / "q8", "--recipe", "w8", "--to", "jsonl")
+    assert done.returncode == 0 and b"no calibration records" not in done.stderr
 
 
 def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.errors import Infeasible, UsageError  # noqa: E402
+from sabia.core.errors import BadData, Infeasible, UsageError  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.quant import allocation, sensitivity  # noqa: E402
 from sabia.core.quant.allocation import Choice, Unit  # noqa: E402
@@ -79,6 +79,14 @@ def test_a_budget_beats_one_format_of_its_size(tiny, token_rows, four_and_more) 
 
 def _found(recipe: Recipe, units: list[Unit], chosen: list[Choice]) -> Recipe:
     return allocation.found_recipe(recipe, units, chosen, "found")
+
+
+def test_nan_is_named(tiny, token_rows) -> None:
+    spec, params = tiny
+    for name in ("layers.1.mlp.up", "final_norm"):
+        broken = params | {name: np.full_like(params[name], np.nan)}
+        with pytest.raises(BadData, match=rf"{name} has [\d,]+ NaN or infinite values"):
+            units_with_losses((spec, broken), token_rows, load_recipe("w4"), "w4a16,w8a16")
 
 
 @pytest.mark.parametrize("seed", range(20))
