@@ -33,6 +33,7 @@ from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.progress import progress
 from sabia.core.quant.divergence import Comparison
 from sabia.core.quant.hessians import Batch
+from sabia.core.quant.quantize import finite
 from sabia.core.quant.recipe import component_of
 from sabia.core.quant.rounding import weight_errors
 from sabia.core.spec.tensors import FusedPart, TensorSpec
@@ -76,7 +77,8 @@ def verify_directory(
 ) -> Verified:
     """Compare `made` with `original`; batches: tokens to compare the models on, and their sources.
 
-    Raises UsageError for models of other shapes, BadData for a matrix that cannot be decoded.
+    Raises UsageError for models of other shapes, BadData for a matrix that cannot be decoded or
+    has NaN or infinite values.
     """
     spec = made.spec
     shapes = [{t.name: t.shape for t in files.spec.tensors()} for files in (original, made)]
@@ -96,7 +98,8 @@ def verify_directory(
     ops, rows = load_ops("torch"), list[dict[str, Any]]()
 
     def arrays(files: LayeredFiles, layer: int | None) -> Arrays:
-        return {name: np.array(x, np.float32) for name, x in files.read(layer).items()}
+        of = "--model" if files is original else "--verify"
+        return {name: finite(f"{name} of {of}", x) for name, x in files.read(layer).items()}
 
     parts: list[int | None] = [*range(len(spec.layers)), None]
     with torch.inference_mode(), progress(len(parts), "verify", "layers") as bar:

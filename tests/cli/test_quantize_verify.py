@@ -149,6 +149,10 @@ def test_other_values_show(original: Path, tmp_path: Path, capsys: pytest.Captur
     errors = {row["module"]: row["relative_error"] for row in report["layers"]}
     assert errors.pop("model.layers.1.mlp.up_proj") > 0.9 and errors.pop("model.norm") > 0.4
     assert max(errors.values()) < 0.2
+    tensors[UP + "weight_scale"][0] = np.nan
+    write_tensors(out / "model.safetensors", tensors)
+    with pytest.raises(BadData, match=r"layers\.1\.mlp\.up of --verify has 64 NaN"):
+        verified(capsys, original, out)
     tensors[UP + "weight_packed"] = tensors[UP + "weight_packed"][:3]
     write_tensors(out / "model.safetensors", tensors)
     with pytest.raises(BadData, match=r"up_proj: cannot decode"):
