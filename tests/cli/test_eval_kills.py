@@ -147,7 +147,7 @@ def test_a_stop_signal_ends_within_a_step(
     from sabia.core.errors import Interrupted
     from sabia.core.model import forward
 
-    passes, hidden = Counter[str](), forward.hidden
+    passes, hidden = Counter[str](), forward.hidden_and_stats
 
     def counted(*given: object, **named: object) -> object:
         passes["all"] += 1
@@ -156,7 +156,7 @@ def test_a_stop_signal_ends_within_a_step(
         return hidden(*given, **named)
 
     monkeypatch.setattr(stop, "_received", [])
-    monkeypatch.setattr(forward, "hidden", counted)
+    monkeypatch.setattr(forward, "hidden_and_stats", counted)
     settings = {"task": (str(folder / f"{task}.toml"),), "model": (str(folder / "quick"),)}
     with pytest.raises(Interrupted):
         stage("eval", out=tmp_path / "s.parquet", judge_cache=tmp_path / "c", **settings)
@@ -198,7 +198,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_rows(
     given = {"model": (str(folder / "quick"),), "limit": 20,
              "task": tuple(str(folder / f"{t}.toml") for t in ("prose", "said"))}  # fmt: skip
     stage("eval", out=tmp_path / "whole.parquet", judge_cache=tmp_path / "a", **given)
-    hidden, passes = forward.hidden, Counter[str]()
+    hidden, passes = forward.hidden_and_stats, Counter[str]()
 
     def counted(*words: object, **named: object) -> object:
         passes["all"] += 1
@@ -206,7 +206,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same_rows(
             stop._received.append(signal.SIGTERM)
         return hidden(*words, **named)
 
-    monkeypatch.setattr(forward, "hidden", counted)
+    monkeypatch.setattr(forward, "hidden_and_stats", counted)
     for _ in range(3):
         monkeypatch.setattr(stop, "_received", [])
         before = len(keys(tmp_path / "b"))

@@ -235,7 +235,7 @@ def test_rows_and_shared_prompts_have_the_same_gradients(sampled: Any) -> None:
     assert max(np.abs(own[1][k] - g).max() for k, g in found[0][1].items()) > 1e-3
     assert "routed" not in own[2]
     # padding for meshes and compilers routes nothing
-    for padded in (own_rows(rows, 0, 1, 32), of_few_shapes(rows, 8, 1)):
+    for padded in (own_rows(rows, 0, 1, 32), of_few_shapes(rows, 8, 8, 1)):
         _, grads, sums = gradients(sampled, padded)
         np.testing.assert_allclose(grads["embed"], found[0][1]["embed"], atol=1e-6)
         assert float(sums["routed"]) == float(found[0][2]["routed"])
