@@ -179,7 +179,8 @@ class Rounding:
             fresh = _decoded(own, part)
             values.update(fresh)
             params |= self.ops.to_device(fresh, "float32")
-            if layer is not None:  # run the layer again, with its rounded weights
+            # run the layer again, with its rounded weights
+            if layer is not None and self._reads_states_of(layer):
                 self.states = [
                     run_block(
                         self.spec, params,
@@ -192,6 +193,11 @@ class Rounding:
                 before = self.ops.to_device(original, "float32")
                 self.comparison.advance(layer, before, params)
             return part
+
+    def _reads_states_of(self, layer: int) -> bool:
+        """Whether a later part is calibrated on the states after a layer."""
+        others = (x.tensor.layer for x in self.linears if x.scheme.quantizes)
+        return any(other is None or other > layer for other in others)
 
     def _hessians(
         self, params: Mapping[str, Any], layer: int | None, experts: range, dense: bool

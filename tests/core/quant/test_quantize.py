@@ -1,6 +1,7 @@
 """A model quantized, written and loaded back: exact values, bounded errors, outside judges."""
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def test_components_get_what_figure_ten_says(tiny, token_rows) -> None:
     assert len(made.rows) == 3 * 7 + 1
     embed = made.params["embed"]
     np.testing.assert_array_equal(embed.view(np.uint32) & 0xFFFF, 0)  # BF16 values
+
+
+@pytest.mark.parametrize(("name", "layers"), [("mixed", 3), ("w4a16", 2)])
+def test_layers_run_again_where_a_later_part_is_calibrated(
+    tiny, token_rows, name: str, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three layers, with a head in 8 bits and with one in BF16."""
+    spec, params = tiny
+    data, runs = batches(token_rows), Counter[str]()
+
+    def counted(*given: Any) -> Any:
+        runs[name] += 1
+        return hessians.run_block(*given)
+
+    monkeypatch.setattr("sabia.core.quant.quantize.run_block", counted)
+    quantize(spec, params, recipe.load_recipe(name), OPS, data)
+    assert runs[name] == layers * len(data)
 
 
 @pytest.mark.parametrize("name", ["w4", "w4a16-asym", "mxfp4a16", "nvfp4"])
