@@ -82,7 +82,10 @@ def hidden_and_stats(
         else:
             shared: Any = {"segments": segments, "causal": spec.causal}
             masks[window] = ops.attention_mask(x, reads, window=window, **shared)
-    by_layer = None if routing is None else _by_layer(spec, ops.integers(routing, x))
+    by_layer = None
+    if routing is not None:
+        chosen = ops.integers(routing, x)
+        by_layer = {layer: chosen[:, :, n] for n, layer in enumerate(spec.expert_layers)}
     given = (segments, slots, cache, reads, wanted, spec.norm_kind, by_layer)
     context = Context(ops, spec.norm_eps, angles, masks, *given)
     stats: Stats = {}
@@ -96,11 +99,6 @@ def hidden_and_stats(
             stats.setdefault(name, {})[index] = value
     x, stats = ops.stage_output(x, stats)
     return _stream_norm(spec, params, "final_norm", x, ops), stats
-
-
-def _by_layer(spec: ModelSpec, routing: Array) -> dict[int, Array]:
-    """routing[B, T, L, k] as [B, T, k] of each layer with experts."""
-    return {layer: routing[:, :, n] for n, layer in enumerate(spec.expert_layers)}
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:

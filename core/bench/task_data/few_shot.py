@@ -73,10 +73,13 @@ class _Pool:
         if task.shots_data:
             rows = _rows_of(task, task.shots_data, "" if task.shots_where else task.where)
         # an expression that names the item is looked at for each
-        self.by_item = bool(re.search(r"\bitem\b", task.shots_where))
-        if task.shots_where and not self.by_item:
+        self.fits: Callable[[Row, Row | None], bool] | None = None
+        if task.shots_where:
             keeps = _condition(task, "shots_where", task.shots_where)
-            rows = [row for row in rows if keeps(row, None)]
+            if re.search(r"\bitem\b", task.shots_where):
+                self.fits = keeps
+            else:
+                rows = [row for row in rows if keeps(row, None)]
         self.rows = rows
         self.made = lru_cache(maxsize=None)(self._made)
 
@@ -86,9 +89,8 @@ class _Pool:
     def drawn(self, item: Item, seed: int, generator: random.Random) -> list[Item]:
         """The examples of an item. BadData if there are too few rows."""
         task, fitting = self.task, list(range(len(self.rows)))
-        if self.by_item:
-            keeps = _condition(task, "shots_where", task.shots_where)
-            fitting = [n for n in fitting if keeps(self.rows[n], item.fields)]
+        if self.fits:
+            fitting = [n for n in fitting if self.fits(self.rows[n], item.fields)]
         if task.shots_sampler == "random":
             fitting = [n for n in fitting if self.made(n).id != item.id]
         if len(fitting) < task.shots:
