@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 2,
     "grpo": 4,
-    "quantize": 7,
+    "quantize": 8,
     "eval": 6,
     "plan-cluster": 3,
 }

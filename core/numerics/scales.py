@@ -27,7 +27,7 @@ from sabia.core.numerics.schemes import Scheme
 Method = Literal["absmax", "mse"]
 SHRINK = np.linspace(1.0, 0.5, 21)  # shares of the largest value that the mse search tries
 GROW = (1.5, 1.25, 1.125)  # and in 4 bits: E2M1 has no value between 4 and 6
-_CHUNK_ELEMENTS = 1 << 22  # rows are searched in pieces, to bound temporary memory
+_CHUNK_ELEMENTS = 1 << 18  # rows are searched in pieces whose temporary arrays fit in a cache
 ONE = np.float32(1)
 F16_MAX = np.float32(65504)
 
@@ -41,6 +41,11 @@ class Scales:
     stored: np.ndarray
     zero: np.ndarray | None = None
     whole: np.float32 = ONE
+
+    def rows(self, part: slice) -> "Scales":
+        """Those of some rows of a matrix whose tiles are parts of one row."""
+        zero = None if self.zero is None else self.zero[part]
+        return Scales(self.stored[part], zero, self.whole)
 
 
 def whole_scale(largest: float, scheme: Scheme) -> np.float32:
@@ -147,7 +152,14 @@ def _squared_error(
     weight: np.ndarray, step: np.ndarray, zero: np.ndarray, scheme: Scheme
 ) -> np.ndarray:
     wide, shift = step[..., None], zero[..., None]  # [O, groups, 1]
-    difference = (scheme.codes.round(weight / wide + shift) - shift) * wide - weight
+    scaled = weight / wide
+    if not scheme.symmetric:
+        scaled += shift
+    difference = scheme.codes.round(scaled)
+    if not scheme.symmetric:
+        difference -= shift
+    difference *= wide
+    difference -= weight
     return np.einsum("ogi,ogi->og", difference, difference)  # Σ (q·s - w)² of each group
 
 

@@ -142,7 +142,7 @@ def _add_loss(
         stop.check()
         scheme = _scheme(linear, recipe, choice)
         if scheme.quantizes:
-            stored = store(weight, scheme, recipe, seen, linear.tensor.name)
+            (stored,) = store([weight], scheme, recipe, seen, linear.tensor.name)
             on = seen if others is None else others
             unit.losses[choice] += expected(stored.decoded - weight, fisher, on)
 

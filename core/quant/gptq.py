@@ -20,6 +20,7 @@ from sabia.core.numerics.scales import Method, Scales, choose_scales, steps, who
 from sabia.core.numerics.schemes import Scheme
 
 BLOCK = 32
+STRIPE = 128  # columns that are computed together, where H is symmetric
 _RETRIES = 3
 
 
@@ -68,23 +69,36 @@ def gptq(
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float, name: str) -> torch.Tensor:
-    """U[I, I] with H⁻¹ = Uᵀ U, the upper Cholesky factor for the damped H."""
+    """U[I, I], upper triangular with H⁻¹ = Uᵀ U, for the damped H.
+
+    With the order of rows and columns reversed, H = L Lᵀ; then U is L⁻¹, reversed.
+    """
     mean = hessian.diagonal().mean()
     for attempt in range(_RETRIES):
         fraction = damping * 10**attempt
         # H + λ·mean(diag H)·I; ten times more damping after a failure
         damped = hessian + torch.diag_embed((fraction * mean).expand(len(hessian)))
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not failed:
-            inverse = torch.cholesky_inverse(lower)  # H⁻¹ = (L Lᵀ)⁻¹
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            if not failed:
-                return upper
+            return _inverse(lower).flip(0, 1)
         notes.warn(f"{name}: H is not positive definite with damping {fraction:g}; trying more")
     raise Failed(
         f"{name}: the Hessian cannot be factored (expected finite calibration inputs; check the "
         "model for inf and NaN)"
     )
+
+
+def _inverse(lower: torch.Tensor) -> torch.Tensor:
+    """L⁻¹ of a lower triangle L[I, I], by halves: most of it is products of matrices."""
+    half = len(lower) // 2
+    if half < STRIPE:
+        eye = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+        return torch.linalg.solve_triangular(lower, eye, upper=False)
+    first, last = _inverse(lower[:half, :half]), _inverse(lower[half:, half:])
+    whole = torch.zeros_like(lower)
+    whole[:half, :half], whole[half:, half:] = first, last
+    whole[half:, :half] = -(last @ (lower[half:, :half] @ first))
+    return whole
 
 
 def _rounded(
@@ -101,32 +115,32 @@ def _rounded(
     """
     scheme = config.scheme
     values = torch.empty_like(w)
+    unit = factor / factor.diagonal()[:, None]  # U_ij / U_ii
     step, zero = (x.T[order] for x in _columns(scales, scheme, w.T))
     size = _block(scheme.group)
     for start in range(0, len(w), size):
         block, end = w[start : start + size], min(start + size, len(w))
         errors = torch.empty_like(block)  # E, [size, O]
-        triangle = factor[start:end, start:end]
-        rows = zip(block, errors, triangle, triangle.diagonal(), strict=True)
-        for i, (row, error, share, pivot) in enumerate(rows):
+        rows = zip(
+            block, errors, values[start:end], step[start:end], zero[start:end],
+            unit[start:end, start:end], strict=True,
+        )  # fmt: skip
+        for i, (row, error, wanted, s, z, share) in enumerate(rows):
             column = start + i
             if updated is not None and scheme.group and column % scheme.group == 0:
                 here = slice(column, column + scheme.group)
                 chosen = choose_scales(w[here].T.cpu().numpy(), scheme, config.scale, updated.whole)
                 _replace(updated, chosen, column // scheme.group)
                 step[here], zero[here] = (x.T for x in _columns(chosen, scheme, w[here].T))
-            s = step[column]  # [O]
             if scheme.symmetric:
-                value = wanted = nearest(scheme.codes, row / s)  # q_i / s, [O]
+                value = wanted.copy_(nearest(scheme.codes, row / s))  # q_i / s, [O]
             else:
-                wanted = nearest(scheme.codes, row / s + zero[column])
-                value = wanted - zero[column]
-            values[column] = wanted
-            # algorithm 1: e_i = (w_i - q_i) / U_ii, and w_j ← w_j - e_i U_ij for j > i
-            torch.div(row - value * s, pivot, out=error)
+                value = wanted.copy_(nearest(scheme.codes, row / s + z)) - z
+            # algorithm 1: w_j ← w_j - (w_i - q_i) / U_ii · U_ij for j > i
+            torch.addcmul(row, value, s, value=-1, out=error)
             block[i + 1 :].addr_(share[i + 1 :], error, alpha=-1)
         # the lazy batch update of algorithm 1
-        w[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+        w[end:].addmm_(unit[start:end, end:].T, errors, alpha=-1)
     return values
 
 
@@ -160,5 +174,13 @@ def relative_output_error(weight: np.ndarray, decoded: np.ndarray, hessian: torc
 def output_norm(matrix: np.ndarray, hessian: torch.Tensor) -> float:
     """|X Mᵀ| for M[O, I] in the Frobenius norm, up to a factor that H gives all of them."""
     m = torch.from_numpy(np.ascontiguousarray(matrix, np.float32)).to(hessian)
-    # |X Mᵀ|² = n/2 · Σ (M H) ∘ M
-    return max(float((m @ hessian).mul_(m).sum(dtype=torch.float64)), 0.0) ** 0.5
+    total = 0.0  # |X Mᵀ|² = n/2 · Σ (M H) ∘ M
+    for start in range(0, m.shape[1], STRIPE):  # H is symmetric: what is above counts twice
+        here, rest = m[:, start : start + STRIPE], m[:, start + STRIPE :]
+        rows = hessian[start : start + STRIPE]
+        product = here @ rows[:, start : start + STRIPE]
+        total += float(product.mul_(here).sum(dtype=torch.float64))
+        if rest.shape[1]:
+            product = here @ rows[:, start + STRIPE :]
+            total += 2 * float(product.mul_(rest).sum(dtype=torch.float64))
+    return max(total, 0.0) ** 0.5

@@ -193,6 +193,11 @@ class Hessians(Rule):
             self.sums |= {(name, expert): known for name in names}
         known.add(x)
 
+    def inputs(self, name: str, expert: int | None = None) -> int | None:
+        """A number that parameters with the same inputs share; None for one that had none."""
+        known = self.sums.get((name, expert))
+        return None if known is None else id(known)
+
     def of(self, name: str, expert: int | None = None) -> torch.Tensor | None:
         """H[I, I] of a parameter; None if it had no inputs."""
         known = self.sums.get((name, expert))

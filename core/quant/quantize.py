@@ -31,7 +31,7 @@ from sabia.core.quant.divergence import Comparison, embeddings
 from sabia.core.quant.hessians import Batch, CalibrationStage, Hessians, Key, add_inputs, run_block
 from sabia.core.quant.memory_bounds import HESSIAN_BYTES
 from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_form
-from sabia.core.quant.rounding import Stored, errors_of, store
+from sabia.core.quant.rounding import Stored, errors_of, method_of, store
 from sabia.core.quant.smoothing import smooth
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.experts import Experts
@@ -168,13 +168,15 @@ class Rounding:
             wholes, largest = _whole_scales(own, values, self.recipe), dict[str, float]()
             for experts in expert_windows(self.spec, self.recipe, own):
                 hessians = self._hessians(params, layer, experts, experts.start == 0)
-                for linear in own:
-                    if in_window(linear, experts):
-                        stop.check()
-                        name, index = linear.key
-                        whole = wholes.get(linear.key)
-                        part.rows.append(self._rounded(linear, part, hessians, whole))
-                        largest[name] = max(largest.get(name, 0), hessians.largest(name, index))
+                within = [linear for linear in own if in_window(linear, experts)]
+                rows = dict[Key, dict[str, Any]]()
+                for together in self._with_equal_inputs(within, hessians, wholes):
+                    stop.check()
+                    rows |= self._rounded(together, part, hessians, wholes)
+                for linear in within:
+                    name, index = linear.key
+                    part.rows.append(rows[linear.key])
+                    largest[name] = max(largest.get(name, 0), hessians.largest(name, index))
             _set_input_scales(own, part, largest)
             fresh = _decoded(own, part)
             values.update(fresh)
@@ -238,26 +240,46 @@ class Rounding:
             raise BadData(f"quantize: {name} has values up to {largest:g}, more than F16 holds")
         return stored
 
+    def _with_equal_inputs(
+        self, linears: Sequence[Linear], hessians: Hessians, wholes: Mapping[Key, np.float32]
+    ) -> list[list[Linear]]:
+        """Matrices that GPTQ rounds together, as H and the form of their scales are the same."""
+        groups = dict[Any, list[Linear]]()
+        for linear in linears:
+            scheme = linear.scheme
+            method = method_of(scheme, self.recipe, is_calibrated(linear, hessians))
+            joined = method == "gptq" and scheme.tile[0] == 1
+            inputs = hessians.inputs(*linear.key) if joined else linear.key
+            groups.setdefault((inputs, scheme, wholes.get(linear.key)), []).append(linear)
+        return [*groups.values()]
+
     def _rounded(
-        self, linear: Linear, part: Part, hessians: Hessians, whole: np.float32 | None
-    ) -> dict[str, Any]:
-        name = linear.tensor.name
-        weight = linear.weight(part.values)  # [O, I]
-        hessian = hessian_of(linear, hessians)
-        stored = store(weight, linear.scheme, self.recipe, hessian, name, whole)
-        errors = errors_of(weight, stored, linear.scheme, hessian)
-        part.stored[linear.key] = stored
-        tensor, scheme = linear.tensor, linear.scheme
-        return {
-            "layer": tensor.layer,
-            "component": component_of(tensor),
-            "module": linear.module,
-            "scheme": scheme.label(),
-            "bits": scheme.bits,
-            "method": stored.method,
-            "tokens": hessians.tokens(*linear.key),
-            "size_bytes": linear.stored_bytes,
-        } | errors
+        self,
+        linears: Sequence[Linear],
+        part: Part,
+        hessians: Hessians,
+        wholes: Mapping[Key, np.float32],
+    ) -> dict[Key, dict[str, Any]]:
+        """Round matrices with the same inputs; their rows, by key."""
+        first, rows = linears[0], dict[Key, dict[str, Any]]()
+        weights = [linear.weight(part.values) for linear in linears]  # [O, I]
+        hessian, whole = hessian_of(first, hessians), wholes.get(first.key)
+        name = ", ".join(linear.tensor.name for linear in linears)
+        made = store(weights, first.scheme, self.recipe, hessian, name, whole)
+        for linear, weight, stored in zip(linears, weights, made, strict=True):
+            tensor, scheme = linear.tensor, linear.scheme
+            part.stored[linear.key] = stored
+            rows[linear.key] = {
+                "layer": tensor.layer,
+                "component": component_of(tensor),
+                "module": linear.module,
+                "scheme": scheme.label(),
+                "bits": scheme.bits,
+                "method": stored.method,
+                "tokens": hessians.tokens(*linear.key),
+                "size_bytes": linear.stored_bytes,
+            } | errors_of(weight, stored, scheme, hessian)
+        return rows
 
 
 def _whole_scales(
@@ -332,11 +354,14 @@ def in_window(linear: Linear, experts: range) -> bool:
     return experts.start == 0 if linear.index is None else linear.index in experts
 
 
+def is_calibrated(linear: Linear, hessians: Hessians) -> bool:
+    """Whether a matrix had inputs, and one of an expert at least LEAST_TOKENS of them."""
+    return hessians.tokens(*linear.key) >= (1 if linear.index is None else LEAST_TOKENS)
+
+
 def hessian_of(linear: Linear, hessians: Hessians) -> torch.Tensor | None:
-    """H of a matrix; None for one that had no inputs, and an expert with less than LEAST_TOKENS."""
-    if linear.index is not None and hessians.tokens(*linear.key) < LEAST_TOKENS:
-        return None
-    return hessians.of(*linear.key)
+    """H of a matrix; None for one that is not calibrated."""
+    return hessians.of(*linear.key) if is_calibrated(linear, hessians) else None
 
 
 def check_finite(name: str, array: np.ndarray) -> None:

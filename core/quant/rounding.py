@@ -1,5 +1,6 @@
 """Rounding of one matrix: its stored form and its errors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,38 +27,54 @@ class Stored:
     scales: Scales
 
 
+def method_of(scheme: Scheme, recipe: Recipe, calibrated: bool) -> str:
+    """How a matrix in a scheme is rounded by a recipe: gptq, learned or rtn (to nearest)."""
+    if recipe.match != "none" or not calibrated:
+        return "rtn"
+    narrow = scheme.bits <= 4
+    if recipe.rounding == "gptq" or (recipe.rounding == "auto" and narrow):
+        return "gptq"
+    return "learned" if recipe.rounding == "learned" and narrow else "rtn"
+
+
 def store(
-    weight: np.ndarray,
+    weights: Sequence[np.ndarray],
     scheme: Scheme,
     recipe: Recipe,
     hessian: torch.Tensor | None = None,
     name: str = "",
     whole: np.float32 | None = None,
-) -> Stored:
-    """weight[O, I] (float32) in a scheme that quantizes; `name` is for messages.
+) -> list[Stored]:
+    """Matrices weights[i][O_i, I] (float32) in a scheme that quantizes; `name` is for messages.
 
-    whole: the scale of the matrix (core.numerics.scales), by default its own.
+    whole: the scale of a matrix (core.numerics.scales), by default its own. hessian: of the inputs,
+    which they share; more than one matrix only for GPTQ, whose work on H is done once.
     """
-    method = "rtn"
+    weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
+    method = method_of(scheme, recipe, hessian is not None)
     if recipe.match != "none":
         if whole is None and scheme.scale == "e4m3":
             whole = llmcompressor.whole_scale(float(np.abs(weight).max(initial=0)))
         codes, scales = llmcompressor.rounded(
             weight, scheme, np.float32(1 if whole is None else whole)
         )
-    elif hessian is not None and (
-        recipe.rounding == "gptq" or (recipe.rounding == "auto" and scheme.bits <= 4)
-    ):
-        method = "gptq"
+    elif hessian is not None and method == "gptq":
         config = GptqConfig(scheme, recipe.scale, recipe.order, recipe.damping, whole)
         codes, scales = gptq(weight, hessian, config, name)
-    elif hessian is not None and recipe.rounding == "learned" and scheme.bits <= 4:
-        method = "learned"
-        scales = choose_scales(weight, scheme, recipe.scale, whole)
-        codes = learned(weight, hessian, scheme, scales)
     else:
         scales = choose_scales(weight, scheme, recipe.scale, whole)
-        codes = encode(weight, scales, scheme)
+        if hessian is not None and method == "learned":
+            codes = learned(weight, hessian, scheme, scales)
+        else:
+            codes = encode(weight, scales, scheme)
+    if len(weights) == 1:
+        return [_stored(codes, scales, scheme, method)]
+    ends = np.cumsum([len(one) for one in weights])
+    rows = [slice(end - len(one), end) for end, one in zip(ends, weights, strict=True)]
+    return [_stored(codes[part], scales.rows(part), scheme, method) for part in rows]
+
+
+def _stored(codes: np.ndarray, scales: Scales, scheme: Scheme, method: str) -> Stored:
     if scheme.format == "gguf":
         parts = {PART: encode_blocks(codes, scales, scheme)}
     else:

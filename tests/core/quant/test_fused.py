@@ -94,7 +94,7 @@ def test_a_fused_matrix_is_quantized_as_the_files_store_it(family: str, tmp_path
     assert len(files) >= 4
     scheme = four.scheme_of(next(t for t in spec.tensors() if t.name.endswith("delta.q")))
     for file in files:
-        alone = store(np.asarray(whole[file], np.float32), scheme, four).parts
+        alone = store([np.asarray(whole[file], np.float32)], scheme, four)[0].parts
         for suffix, array in alone.items():
             name = f"{file.removesuffix('weight')}{suffix}"
             np.testing.assert_array_equal(

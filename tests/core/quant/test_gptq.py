@@ -5,10 +5,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.numerics.scales import choose_scales, decode, encode, steps  # noqa: E402
+from sabia.core.numerics.scales import (  # noqa: E402
+    choose_scales,
+    decode,
+    encode,
+    steps,
+    whole_scale,
+)
 from sabia.core.numerics.schemes import SCHEMES, Scheme  # noqa: E402
 from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error  # noqa: E402
 from sabia.core.quant.learned import learned  # noqa: E402
+from sabia.core.quant.recipe import load_recipe, with_overrides  # noqa: E402
+from sabia.core.quant.rounding import store  # noqa: E402
 
 
 def correlated(rows: int, columns: int, inputs: int, seed: int = 0):
@@ -92,7 +100,7 @@ FORMATS += [SCHEMES[name].with_group(32) for name in ("w4a16", "w4a16-asym", "w8
 
 @pytest.mark.parametrize("scheme", FORMATS, ids=lambda scheme: scheme.label())
 def test_gptq_beats_rounding_to_nearest_on_correlated_inputs(scheme: Scheme) -> None:
-    weight, x = correlated(48, 128, 2000, seed=1)
+    weight, x = correlated(48, 256, 2000, seed=1)
     h = hessian_of(x)
     scale = choose_scales(weight, scheme)
     nearest = decode(encode(weight, scale, scheme), scale, scheme)
@@ -101,6 +109,21 @@ def test_gptq_beats_rounding_to_nearest_on_correlated_inputs(scheme: Scheme) -> 
     assert error < 0.6 * relative_output_error(weight, nearest, h)
     direct = np.linalg.norm(x @ (ours - weight).T) / np.linalg.norm(x @ weight.T)
     assert error == pytest.approx(direct, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w4a16-asym", "w8a8", "nvfp4a16", "mxfp4a16"])
+def test_matrices_with_equal_inputs_are_rounded_together_as_alone(name: str) -> None:
+    scheme, recipe = SCHEMES[name], with_overrides(load_recipe("w4"), rounding="gptq")
+    h = hessian_of(correlated(1, 256, 600)[1])
+    weights = [correlated(rows, 256, 1, seed=rows)[0] for rows in (40, 9, 1)]
+    whole = whole_scale(max(float(np.abs(w).max()) for w in weights), scheme)
+    together = store(weights, scheme, recipe, h, whole=whole)
+    for weight, stored in zip(weights, together, strict=True):
+        (alone,) = store([weight], scheme, recipe, h, whole=whole)
+        assert stored.method == "gptq" and stored.parts.keys() == alone.parts.keys()
+        assert stored.decoded.shape == weight.shape
+        assert (stored.decoded == alone.decoded).mean() > 0.995  # another shape rounds otherwise
+        np.testing.assert_array_equal(stored.scales.stored, alone.scales.stored)
 
 
 def test_without_correlation_nothing_is_moved() -> None:

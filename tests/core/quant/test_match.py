@@ -98,7 +98,7 @@ def codes_of(weight: np.ndarray, scheme: Scheme, scale: Any, zero: Any, whole: A
 @pytest.mark.parametrize("seed", range(3))
 def test_codes_and_scales_are_those_of_its_arithmetic(name: str, seed: int) -> None:
     weight, scheme = matrix(seed), scheme_of(name)
-    stored = store(weight, scheme, with_overrides(load_recipe(name), match="llmcompressor"))
+    (stored,) = store([weight], scheme, with_overrides(load_recipe(name), match="llmcompressor"))
     scale, zero, whole = parameters(weight, scheme)
     np.testing.assert_array_equal(stored.scales.stored, scale.float().numpy())
     if zero is not None:
@@ -109,7 +109,9 @@ def test_codes_and_scales_are_those_of_its_arithmetic(name: str, seed: int) -> N
     made = torch.from_numpy(scheme.codes.decode(codes))
     expected = codes_of(weight, scheme, scale, zero, whole).float()
     torch.testing.assert_close(tiles(made.numpy(), scheme).float(), expected, rtol=0, atol=0)
-    plain = store(weight, scheme, with_overrides(load_recipe(name), rounding="rtn", scale="absmax"))
+    (plain,) = store(
+        [weight], scheme, with_overrides(load_recipe(name), rounding="rtn", scale="absmax")
+    )
     assert not all(np.array_equal(a.view(np.uint8), plain.parts[n].view(np.uint8))
                    for n, a in stored.parts.items())  # fmt: skip
 
@@ -145,7 +147,7 @@ def test_codes_and_scales_beside_the_library(name: str) -> None:
     library = pytest.importorskip("compressed_tensors.quantization")
     helpers = pytest.importorskip("compressed_tensors.quantization.utils.helpers")
     weight, scheme = matrix(7), scheme_of(name)
-    stored = store(weight, scheme, with_overrides(load_recipe(name), match="llmcompressor"))
+    (stored,) = store([weight], scheme, with_overrides(load_recipe(name), match="llmcompressor"))
     arguments = library.QuantizationArgs(**scheme.config_group(["Linear"])["weights"])
     x = tiles(weight, scheme)
     whole = None
