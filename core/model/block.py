@@ -42,6 +42,16 @@ def scaled(x: Array, factor: float, ops: Ops) -> Array:
 
 
 @dataclass(frozen=True)
+class Queries:
+    """The tokens that a layer is computed for, if not for all: at[B, N], with their angles and
+    masks."""
+
+    at: Array
+    angles: Mapping[Rope, Angles]
+    masks: Mapping[int | None, Any]
+
+
+@dataclass(frozen=True)
 class Context:
     """What all layers share in one pass: rotary angles by Rope, masks by window, the cache.
 
@@ -50,6 +60,8 @@ class Context:
     wanted: names of the statistics that parts must return in Block.stats.
     routing: by layer, the experts [B, T, k] that tokens have, numbered from 1, whose gates the
     router gives; 0: those that the router chooses.
+    keys[B, S]: the token of each key, if documents of a row share tokens; None: its own.
+    queries: of the layer, if it is computed for some tokens only.
     """
 
     ops: Ops
@@ -63,6 +75,26 @@ class Context:
     wanted: frozenset[str] = frozenset()
     norm_kind: NormKind = "rms"
     routing: Mapping[int, Array] | None = None
+    keys: Array | None = None
+    queries: Queries | None = None
+
+    @property
+    def query_angles(self) -> Mapping[Rope, Angles]:
+        """Rotary angles of the queries."""
+        return self.angles if self.queries is None else self.queries.angles
+
+    @property
+    def query_masks(self) -> Mapping[int | None, Any]:
+        """Masks of the queries."""
+        return self.masks if self.queries is None else self.queries.masks
+
+    def chosen(self, x: Array) -> Array:
+        """x[B, T, …] of the tokens that the layer is computed for, [B, N, …]."""
+        return x if self.queries is None else self.ops.tokens_at(x, self.queries.at)
+
+    def of_keys(self, x: Array) -> Array:
+        """x[B, T, …] of each key, [B, S, …]."""
+        return x if self.keys is None else self.ops.tokens_at(x, self.keys)
 
     def norm(self, x: Array, weight: Array, offset: float = 0.0) -> Array:
         """x through the kind of norm that the model uses for its residual stream."""

@@ -8,10 +8,11 @@ rotary position and the slot of token t of row b; a query attends to slots ≤ i
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.model.block import STREAM, VOCAB, Block, Context, scaled, stream_norm
+from sabia.core.model.block import STREAM, VOCAB, Block, Context, Queries, scaled, stream_norm
 from sabia.core.model.feed_forward import MLPS
 from sabia.core.model.heads import gather_tensors, head_transform
 from sabia.core.model.latent import latent_attention
@@ -21,6 +22,7 @@ from sabia.core.model.moe import experts
 from sabia.core.ops.axes import check_shared_axes
 from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
 from sabia.core.ops.kv_cache import KVCache
+from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.experts import Experts
 from sabia.core.spec.latent import LatentAttention
 from sabia.core.spec.layers import Layer
@@ -51,6 +53,9 @@ def hidden_and_stats(
     remat: Remat = "none",
     wanted: frozenset[str] = frozenset(),
     routing: Array | None = None,
+    keys: Array | None = None,
+    queries: Array | None = None,
+    outputs: Array | None = None,
 ) -> tuple[Array, Stats]:
     """(final normed hidden state [B, T, D] of token ids[B, T], the statistics `wanted`).
 
@@ -59,6 +64,12 @@ def hidden_and_stats(
     T], segments[B, T] may be NumPy or backend integers. With a cache, its arrays are replaced
     (torch: written in place) and segments must be None. Activations have the dtype of the
     embedding.
+
+    In torch, without a mesh along a row (core.train.computed_tokens): keys[B, S] and queries[B, T],
+    of documents that share tokens: the token of each key of the documents one after the other,
+    which segments[B, S] number, and the key that is each token's own. outputs[B, N]: the keys
+    (without `keys`: tokens) whose hidden state is returned, [B, N, D]; the last layer is computed
+    for these alone where it can be.
     """
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")
@@ -75,30 +86,53 @@ def hidden_and_stats(
     # layers with equal rotary settings or windows share angles and masks
     lengths = _document_lengths(spec, segments, x, ops) if cache is None else None
     angles = {rope: _angles(rope, positions, lengths, ops) for rope in spec.ropes}
-    masks = {}
-    for window in spec.windows:
+    if keys is not None:
+        keys, queries = (ops.integers(numbers, x) for numbers in (keys, queries))
+        reads = keys.shape[1]
+
+    def mask(window: int | None, at: Array | None) -> Any:
         if cache is not None:
-            masks[window] = cache.mask(x, window, slots, reads, ops)
-        else:
-            shared: Any = {"segments": segments, "causal": spec.causal}
-            masks[window] = ops.attention_mask(x, reads, window=window, **shared)
+            return cache.mask(x, window, slots, reads, ops)
+        shared: Any = {"segments": segments, "causal": spec.causal, "at": at}
+        return ops.attention_mask(x, reads, window=window, **shared)
+
+    masks = {window: mask(window, queries) for window in spec.windows}
     by_layer = None
     if routing is not None:
         chosen = ops.integers(routing, x)
         by_layer = {layer: chosen[:, :, n] for n, layer in enumerate(spec.expert_layers)}
     given = (segments, slots, cache, reads, wanted, spec.norm_kind, by_layer)
-    context = Context(ops, spec.norm_eps, angles, masks, *given)
+    context = Context(ops, spec.norm_eps, angles, masks, *given, keys)
     stats: Stats = {}
-    names = spec.layer_names()
+    names, tokens = spec.layer_names(), None
+    if outputs is not None:
+        outputs = ops.integers(outputs, x)
+        tokens = outputs if keys is None else ops.take_along(keys, outputs)
     for index in layers:
+        if tokens is not None and index == len(names) - 1 and _takes_queries(spec):
+            at, by_token = ops.tokens_at(positions, tokens), None
+            if lengths is not None:
+                by_token = ops.tokens_at(lengths, tokens)
+            own = {rope: _angles(rope, at, by_token, ops) for rope in spec.ropes}
+            of_queries = {window: mask(window, outputs) for window in spec.windows}
+            context = replace(context, queries=Queries(tokens, own, of_queries))
         layer_names = with_adapters(names[index], params)
         weights = {short: params[name] for short, name in layer_names.items()}
         block = _layer_function(spec.layers[index], index, layer_names, context)
         x, layer_stats = ops.remat(block, remat)(weights, x)
         for name, value in layer_stats.items():
             stats.setdefault(name, {})[index] = value
+    if tokens is not None and context.queries is None:
+        x = ops.tokens_at(x, tokens)
     x, stats = ops.stage_output(x, stats)
     return _stream_norm(spec, params, "final_norm", x, ops), stats
+
+
+def _takes_queries(spec: ModelSpec) -> bool:
+    """Whether the last layer can be computed for some tokens: softmax attention of earlier tokens,
+    and a feed-forward part without a router, which has statistics of all tokens."""
+    last = spec.layers[-1]
+    return spec.causal and not isinstance(last.mixer, GatedDeltaNet) and type(last.mlp) in MLPS
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
@@ -199,6 +233,7 @@ def _layer_function(
             y = context.norm(x, w[f"{name}.norm"], norms.offset) if norms.before(name) else x
             y = table[type(part)](part, block, y)  # [B, T, D]
             y = context.norm(y, w[f"{name}.post_norm"], norms.offset) if norms.post else y
+            x = context.chosen(x) if name == "attn" else x
             check_shared_axes(name, stream=(x, "BTD"), output=(y, "BTD"))
             x = ops.shard(x + scaled(y, layer.residual_scale, ops), STREAM)
         return x, block.stats

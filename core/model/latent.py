@@ -19,14 +19,15 @@ _WHOLE_HEADS = ("batch", None, "heads", "head_dim")
 
 
 def latent_attention(part: LatentAttention, block: Block, y: Array) -> Array:
-    """Multi-head latent attention of y[B, T, D]."""
+    """Multi-head latent attention of y[B, T, D], for the layer's queries."""
     ops, context = block.ops, block.context
-    batch, length = y.shape[:2]
-    angles = context.angles[part.rope]
-    q = ops.shard(queries(part, block, y).reshape(batch, length, -1, part.key_dim), HEADS)
+    angles, of_queries = context.angles[part.rope], context.query_angles[part.rope]
+    chosen = context.chosen(y)
+    batch, length = chosen.shape[:2]
+    q = ops.shard(queries(part, block, chosen).reshape(batch, length, -1, part.key_dim), HEADS)
     # [B, T, H, nope_dim], [B, T, H, rope.dim]
     q_nope, q_rope = q[..., : part.nope_dim], q[..., part.nope_dim :]
-    q_rope = _rotated(part, q_rope, angles, ops)
+    q_rope = _rotated(part, q_rope, of_queries, ops)
     kv_down = block.project("attn.kv_down", y)[:, :, None, :]  # [B, T, 1, kv_rank + rope.dim]
     # the latent and the rotated key are all that the cache stores
     latent = _normed(part, block, "attn.kv_norm", kv_down[..., : part.kv_rank])
@@ -71,11 +72,12 @@ def _multi_head(
     ops = block.ops
     keys_values = block.project("attn.kv_up", latent[:, :, 0])  # [B, S, H·(nope_dim + value_dim)]
     keys_values = keys_values.reshape(*latent.shape[:2], -1, part.nope_dim + part.value_dim)
+    keys_values, key = (block.context.of_keys(x) for x in (keys_values, key))
     k_nope, values = keys_values[..., : part.nope_dim], keys_values[..., part.nope_dim :]
     k_rope = key + ops.full((part.heads, 1), 0.0, key)  # the same key for every head
     k_rope = ops.relayout(k_rope, _WHOLE_SHARED, _WHOLE_HEADS)
     q, k = ops.concat((q_nope, q_rope), -1), ops.concat((k_nope, k_rope), -1)
-    mask = block.context.masks[part.window]
+    mask = block.context.query_masks[part.window]
     return ops.attention(q, k, values, mask, scale=part.scale)
 
 

@@ -34,28 +34,34 @@ def normed(part: Attention, block: Block, name: str, x: Array) -> Array:
 
 
 def attention(part: Attention, block: Block, y: Array) -> Array:
-    """Grouped-query softmax attention of y[B, T, D]."""
+    """Grouped-query softmax attention of y[B, T, D], for the layer's queries."""
     ops, context = block.ops, block.context
-    batch, length = y.shape[:2]
-    names = ("attn.q", "attn.k", "attn.v", *(("attn.gate",) if part.output_gate else ()))
-    *qkv, gate = (*block.products(y, *names), None)[:4]
+    names, gated = ("attn.q", "attn.k", "attn.v"), ("attn.gate",) if part.output_gate else ()
+    if context.queries is None:  # all by one input
+        *qkv, gate = (*block.products(y, *names, *gated), None)[:4]
+    else:
+        q, gate = (*block.products(context.chosen(y), "attn.q", *gated), None)[:2]
+        qkv = [q, *block.products(y, *names[1:])]
     # [B, T, H, N], [B, T, K, N] twice
-    q, k, v = (x.reshape(batch, length, -1, part.head_dim) for x in qkv)
+    q, k, v = (x.reshape(*x.shape[:2], -1, part.head_dim) for x in qkv)
     q, k = normed(part, block, "attn.q_norm", q), normed(part, block, "attn.k_norm", k)
-    angles = None if part.rope is None else context.angles[part.rope]
-    q = rotated(ops.shard(q, HEADS), angles, ops)
+    angles = of_queries = None
+    if part.rope is not None:
+        angles, of_queries = context.angles[part.rope], context.query_angles[part.rope]
+    q = rotated(ops.shard(q, HEADS), of_queries, ops)
     k, v = rotated(ops.shard(k, KV_HEADS), angles, ops), ops.shard(v, KV_HEADS)
+    k, v = context.of_keys(k), context.of_keys(v)
     if context.cache is not None:
         new = {"keys": k, "values": v}
         k, v = context.cache.extend(block.index, new, context.slots, context.reads, ops)
     else:
         # context parallelism: queries stay split, keys and values are whole rows
         k, v = (ops.relayout(x, KV_HEADS, WHOLE_KV_HEADS) for x in (k, v))
-    mask = context.masks[part.window]
+    mask = context.query_masks[part.window]
     sinks = block.weights["attn.sinks"] if part.sinks else None
     # [B, T, H, N]
     out = ops.attention(q, k, v, mask, scale=part.scale, softcap=part.softcap, sinks=sinks)
-    out = ops.shard(out, HEADS).reshape(batch, length, -1)  # [B, T, H·N]
+    out = ops.shard(out, HEADS).reshape(*out.shape[:2], -1)  # [B, T, H·N]
     if gate is not None:
         out = out * ops.sigmoid(gate)
     return block.project("attn.o", out)

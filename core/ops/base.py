@@ -179,6 +179,11 @@ class Ops(ArrayFunctions, Protocol):
     def put_along(self, x: Array, indices: Array, value: float) -> Array:
         """x with `value` in its last axis at indices[..., k]."""
 
+    def tokens_at(self, x: Array, at: Array) -> Array:
+        """x[B or 1, T, …] at tokens at[B, N] of each row → [B, N, …]."""
+        rows = self.arange(len(at), at)[:, None]
+        return x[rows if len(x) > 1 else rows * 0, at]
+
     def logsumexp(self, x: Array) -> Array:
         """log Σ e^x over the last axis, fp32."""
 
@@ -216,6 +221,7 @@ class Ops(ArrayFunctions, Protocol):
         start: int = 0,
         window: int | None = None,
         causal: bool = True,
+        at: Array | None = None,
     ) -> Any:
         """The mask of `attention`, made once per forward pass; opaque.
 
@@ -223,11 +229,13 @@ class Ops(ArrayFunctions, Protocol):
         row b attends to key slots j ≤ slots[b, t]; without, keys are the row's tokens, of which
         the queries are the slice from `start` (context parallelism), and query t attends to
         j ≤ start + t in the same segment (segments[B, keys]; outputs of padding are undefined, and
-        finite). `window`: only the last `window` of these. Not `causal`: also later keys, with
-        `window` if |j - start - t| < window.
+        finite). at[B, T] (torch): the key that is each query's own, in place of start + t.
+        `window`: only the last `window` of these. Not `causal`: also later keys, with `window` if
+        |j - start - t| < window.
         """
-        settings: Any = {"start": start, "window": window, "causal": causal}
-        return attention_mask(like, like.shape[1], keys, segments=segments, slots=slots, **settings)
+        settings: Any = {"start": start, "window": window, "causal": causal, "at": at}
+        queries = like.shape[1] if at is None else at.shape[1]
+        return attention_mask(like, queries, keys, segments=segments, slots=slots, **settings)
 
     def attention(
         self,

@@ -316,6 +316,13 @@ class TorchOps(Ops):
         """See Ops.take_along."""
         return x.gather(-1, indices)
 
+    def tokens_at(self, x: Tensor, at: Tensor) -> Tensor:
+        """See Ops.tokens_at."""
+        if len(x) > 1:
+            at = at + x.shape[1] * torch.arange(len(at), device=at.device)[:, None]
+        # the gradient of index_select adds whole rows, that of an index array element by element
+        return x.flatten(0, 1).index_select(0, at.flatten()).unflatten(0, at.shape)
+
     def put_along(self, x: Tensor, indices: Tensor, value: float) -> Tensor:
         """See Ops.put_along."""
         return x.scatter(-1, indices, value)

@@ -88,6 +88,7 @@ class Stepper(Protocol):
     row_part: tuple[int, int]  # (index, count): which part of a batch's rows this process passes
     fixed_shapes: bool  # rows have one length: the step is compiled for it, or processes divide it
     micro_batch: int  # rows at a time on one device (0: all); may change between steps
+    no_sharing: str  # why prompts are computed with each answer, '' where documents share them
 
     @property
     def params(self) -> dict[str, Any]:

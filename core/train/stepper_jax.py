@@ -60,6 +60,7 @@ class JaxStepper:
     """See `core.train.stepper.Stepper`."""
 
     fixed_shapes = True
+    no_sharing = "programs of JAX have one shape"
     row_part = (0, 1)
 
     def __init__(self, setup: Setup, params: Mapping[str, np.ndarray], mesh: Mesh) -> None:

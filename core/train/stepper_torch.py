@@ -31,6 +31,7 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
+from sabia.core.train.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
@@ -78,6 +79,8 @@ class TorchStepper:
         self._codes = setup.base_names()
         self.params: dict[str, Any] = self._local_shards(params)
         self.device = next(iter(self.params.values())).device
+        self._whole_rows = whole_rows(setup, mesh, self.device.type)
+        self.no_sharing = self._whole_rows or no_sharing(setup)
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
         self._pipeline: pipe_torch.Pipeline | None = None
@@ -250,6 +253,8 @@ class TorchStepper:
         return whole
 
     def _micro_batches(self, batch: Batch) -> list[Tensors]:
+        if not self._whole_rows:
+            batch = computed_tokens(batch, not self.no_sharing)
         length = batch["input_ids"].shape[1] if self.mesh.context > 1 else 0
         own = {k: self._own_tokens(k, v, length) for k, v in batch.items()}
         arrays = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in own.items()}

@@ -57,24 +57,30 @@ def attention_mask(
     start: Any = 0,
     window: int | None = None,
     causal: bool = True,
+    at: Array | None = None,
 ) -> Any:
     """The key intervals of a batch, computed once and used by every layer; an opaque object.
 
     segments[B, keys] are integers, 0 for padding; None: every row is one document. `start` is the
     position of the first of `queries` (a JAX scalar too, in JAX). With slots[B, queries] the keys
     are those of a cache, and a query at slot s sees the slots up to s (the last `window` of them).
-    `like` gives the device and, for a cache, the dtype of queries. Raises ValueError where the
-    queries reach beyond the keys or the window is below 1.
+    at[B, queries] (causal, in torch): the key that is each query's own, where queries are not a
+    slice of the keys. `like` gives the device and, for a cache, the dtype of queries. Raises
+    ValueError where the queries reach beyond the keys or the window is below 1.
     """
+    if at is not None and not (causal and slots is None and framework(like) == "torch"):
+        raise ValueError("attention: queries at given keys (expected causal attention in torch)")
     if window is not None and window < 1:
         raise ValueError(f"attention: window {window} (expected 1 or more)")
-    if isinstance(start, int) and not 0 <= start <= keys - queries:
+    if at is None and isinstance(start, int) and not 0 <= start <= keys - queries:
         raise ValueError(f"attention: queries {start}..{start + queries} of {keys} keys")
     if segments is not None and segments.shape[-1] != keys:
         raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
     module = _library_module(like)
     if slots is not None:
         return module.cache_mask(like, keys, slots, window)
+    if at is not None:
+        return module.mask_at(like, at, keys, segments, window)
     return module.attention_mask(like, queries, keys, segments, start, window, causal)
 
 

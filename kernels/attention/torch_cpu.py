@@ -50,8 +50,7 @@ class Group:
 def _runs(first: np.ndarray, last: np.ndarray, causal: bool) -> Iterator[tuple[int, int]]:
     """[begin, end) of queries of a row, long runs alone, the others in tiles."""
     change = first[1:] != first[:-1]
-    if not causal:
-        change |= last[1:] != last[:-1]
+    change |= np.diff(last) != (1 if causal else 0)
     edges = np.concatenate(([0], np.flatnonzero(change) + 1, [len(first)]))
     long = np.flatnonzero(np.diff(edges) >= LEAST_RUN)
     at = 0
@@ -64,7 +63,7 @@ def _runs(first: np.ndarray, last: np.ndarray, causal: bool) -> Iterator[tuple[i
 
 
 def _pieces(
-    first: np.ndarray, last: np.ndarray, keys: int, start: int, causal: bool
+    first: np.ndarray, last: np.ndarray, keys: int, causal: bool
 ) -> Iterator[tuple[str, int, int, int, int]]:
     """(kind, first query, queries, first key, keys) of one row."""
     for begin, end in _runs(first, last, causal):
@@ -72,13 +71,15 @@ def _pieces(
         if low >= high:  # padding
             continue
         common = int(first[begin:end].max())  # seen by all, if it lies before the queries
-        if causal and (end - begin >= LEAST_RUN or start + begin - common > LEAST_KEYS):
-            yield "triangle", begin, end - begin, start + begin, end - begin
+        own = int(last[begin])  # the key of the first query
+        is_run = causal and bool((np.diff(last[begin:end]) == 1).all())
+        if is_run and (end - begin >= LEAST_RUN or own - common > LEAST_KEYS):
+            yield "triangle", begin, end - begin, own, end - begin
             if low < common:
                 yield "edge", begin, end - begin, low, common + 1 - low
                 common += 1
-            if common < start + begin:
-                yield "before", begin, end - begin, common, start + begin - common
+            if common < own:
+                yield "before", begin, end - begin, common, own - common
         elif end - begin < LEAST_RUN:
             size = min(keys, -(-(high - low) // KEY_STEP) * KEY_STEP)
             yield "tile", begin, end - begin, min(low, keys - size), size
@@ -86,15 +87,15 @@ def _pieces(
             yield "rectangle", begin, end - begin, low, high - low
 
 
-def groups(first: Tensor, last: Tensor, keys: int, start: int, causal: bool) -> list[Group]:
+def groups(first: Tensor, last: Tensor, keys: int, causal: bool) -> list[Group]:
     """first[B, T], last[B, T]: the interval of keys of each query, empty for padding.
 
-    `causal`: last is start + t wherever the interval is not empty.
+    `causal`: the last key is the query's own.
     """
     low, high = first.numpy(), last.numpy()
     shapes: dict[tuple[str, int, int], list[tuple[int, int, int]]] = {}
     for row in range(len(low)):
-        for kind, query, length, key, size in _pieces(low[row], high[row], keys, start, causal):
+        for kind, query, length, key, size in _pieces(low[row], high[row], keys, causal):
             shapes.setdefault((kind, length, size), []).append((row, query, key))
     ordered = sorted(shapes.items(), key=lambda item: (item[0][0] in MERGED, item[0]))
     return [_group(first, last, keys, *shape, np.array(where)) for shape, where in ordered]
@@ -280,9 +281,9 @@ class _Attention(torch.autograd.Function):
 @torch.library.custom_op("sabia::cpu_attention", mutates_args=())
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, first: Tensor, last: Tensor,
-    start: int, causal: bool, scale: float, cap: float | None,
+    causal: bool, scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    parts = groups(first, last, k.shape[1], start, causal)
+    parts = groups(first, last, k.shape[1], causal)
     return _forward(q, k, v, sinks, parts, scale, cap)
 
 
@@ -294,9 +295,9 @@ def _(q: Tensor, *_others: object) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("sabia::cpu_attention_backward", mutates_args=())
 def _backward_operator(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, first: Tensor,
-    last: Tensor, start: int, causal: bool, scale: float, cap: float | None,
+    last: Tensor, causal: bool, scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    parts = groups(first, last, k.shape[1], start, causal)
+    parts = groups(first, last, k.shape[1], causal)
     return backward_of(grad, q, k, v, out, lse, parts, scale, cap)
 
 
@@ -306,16 +307,16 @@ def _(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_others: object) -> tuple
 
 
 def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.start, ctx.causal, ctx.scale, ctx.cap = inputs
+    *tensors, ctx.causal, ctx.scale, ctx.cap = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Context, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
     q, k, v, sinks, first, last, out, lse = ctx.saved_tensors
-    settings = (first, last, ctx.start, ctx.causal, ctx.scale, ctx.cap)
+    settings = (first, last, ctx.causal, ctx.scale, ctx.cap)
     d_sinks = None if sinks is None else _sink_gradient(grad, out, lse, sinks)
-    return *_backward_operator(grad, q, k, v, out, lse, *settings), d_sinks, *[None] * 6
+    return *_backward_operator(grad, q, k, v, out, lse, *settings), d_sinks, *[None] * 5
 
 
 _operator.register_autograd(_differentiate, setup_context=_keep)
@@ -332,7 +333,7 @@ def attention(
     if torch.compiler.is_compiling():
         shape = (q.shape[0], q.shape[1])
         intervals = mask.first.expand(shape), mask.last_keys.expand(shape)
-        out, _ = _operator(q, k, v, sinks, *intervals, mask.start, mask.last is None, scale, cap)
+        out, _ = _operator(q, k, v, sinks, *intervals, mask.last is None, scale, cap)
     else:
         out = _Attention.apply(q, k, v, sinks, mask.groups(q.shape[0]), scale, cap)
     return out[..., :size]

@@ -47,7 +47,8 @@ class Mask:
 
     until[B or 1, S]: one past the last position that sees each key, 0 for padding (int32).
     `causal`: the plain triangle of a square; `whole`: every query sees every key.
-    last[B or 1, T]: the last visible key of each query, -1 for padding; None: its own position.
+    last[B or 1, T]: the last visible key of each query, -1 for padding; None: its own one.
+    at[B, T]: the key that is each query's own; None: the one at its position.
     """
 
     first: Tensor
@@ -56,6 +57,7 @@ class Mask:
     causal: bool
     whole: bool = False
     last: Tensor | None = None
+    at: Tensor | None = None
 
     @property
     def queries(self) -> int:
@@ -76,7 +78,9 @@ class Mask:
     @property
     def last_keys(self) -> Tensor:
         """int[B or 1, T]: the last visible key of each query; any number for padding."""
-        return self.positions[None] if self.last is None else self.last
+        if self.last is not None:
+            return self.last
+        return self.positions[None] if self.at is None else self.at
 
     @_once
     def dense(self) -> Tensor:
@@ -92,7 +96,7 @@ class Mask:
             shape = (batch, self.first.shape[-1])
             intervals = self.first.expand(shape), self.last_keys.expand(shape)
             causal = self.last is None
-            by_batch[batch] = torch_cpu.groups(*intervals, self.keys, self.start, causal)
+            by_batch[batch] = torch_cpu.groups(*intervals, self.keys, causal)
         return by_batch[batch]
 
     @_once
@@ -138,6 +142,15 @@ def attention_mask(
     return Mask(first, end, start, False, free, last)
 
 
+def mask_at(
+    like: Tensor, at: Tensor, keys: int, segments: Tensor | None, window: int | None
+) -> Mask:
+    """See attention.attention_mask, with `at`."""
+    whole = attention_mask(like, keys, keys, segments, 0, window, True)
+    first = whole.first.expand(len(at), keys).gather(1, at)
+    return Mask(first, whole.until, 0, False, at=at.int())
+
+
 def _block_mask(mask: Mask) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -164,11 +177,12 @@ def _block_mask(mask: Mask) -> Any:
     some = (block >= low[..., None]) & (block < high[..., None])  # [B, count, total]
     full = (block >= full_low[..., None]) & (block < full_high[..., None])  # [B, count, total]
     first, start, keys = mask.first, mask.start, mask.keys
+    limits = mask.at if mask.last is None else mask.last
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         row = b if rows > 1 else b * 0
         inside = i.clamp_max(length - 1)  # the last block reaches beyond the queries
-        most = i + start if mask.last is None else mask.last[row, inside]
+        most = i + start if limits is None else limits[row, inside]
         return (j >= first[row, inside]) & (j <= most) & (i < length) & (j < keys)
 
     def listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,7 +230,9 @@ def choose_attention(
         library = Option("library", "scaled_dot_product_attention, in pieces if masked")
     else:
         library = Option("library", "", f"not tried on {device}")
-    obstacle = triton_obstacle(q) if mask.last is None else "it is causal, this mask is not"
+    obstacle = triton_obstacle(q)
+    if mask.last is not None or mask.at is not None:
+        obstacle = "its queries are a causal slice of the keys, these are not"
     own = Option("triton", "one fused kernel", obstacle, automatic=device == "cuda")
     # FlexAttention is compiled for every length of rows
     own_first = flexible and not torch.compiler.is_compiling()

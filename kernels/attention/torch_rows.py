@@ -46,7 +46,7 @@ class RowMask:
         """Those of a batch, computed once."""
         if batch not in self.groups:
             first, last = self.whole(batch)
-            self.groups[batch] = torch_cpu.groups(first, last, self.keys, 0, causal=False)
+            self.groups[batch] = torch_cpu.groups(first, last, self.keys, causal=False)
         return self.groups[batch]
 
 

@@ -124,6 +124,34 @@ def test_real_lengths(window: int | None, longest: int, start: int) -> None:
     )
 
 
+@pytest.mark.parametrize("window", [None, 64, 300])
+@pytest.mark.parametrize("longest", [5, 300, 2000])
+@pytest.mark.parametrize("share", [0.1, 0.97])
+def test_queries_at_some_keys(window: int | None, longest: int, share: float) -> None:
+    """Some queries of whole rows, in another order too, have the results and gradients of these."""
+    random = np.random.default_rng(longest)
+    segments = random_segments(random, 2, 1100, longest)
+    at = np.stack([np.sort(random.permutation(1100)[: int(1100 * share)]) for _ in range(2)])
+    at[1, : len(at[1]) // 2] = at[1, : len(at[1]) // 2][::-1].copy()
+    rows, taken = torch.arange(2)[:, None], torch.from_numpy(at)
+    shapes = {"q": (2, 1100, 4, 16), "k": (2, 1100, 2, 16), "v": (2, 1100, 2, 16)}
+    whole: dict[str, Any] = {
+        name: torch.from_numpy(random.standard_normal(shape, np.float32))
+        for name, shape in shapes.items()
+    } | {"sinks": None}
+    grad = torch.from_numpy(random.standard_normal((*at.shape, 4, 16), np.float32))
+    some = whole | {"q": whole["q"][rows, taken], "grad": grad}
+    whole["grad"] = torch.zeros(shapes["q"]).index_put((rows, taken), grad)
+    masks = [
+        attention_mask(whole["q"], queries, 1100, segments=segments, window=window, at=where)
+        for queries, where in ((1100, None), (at.shape[1], taken))
+    ]
+    out, d_q, *others = computed(whole, masks[0], implementation="reference")
+    right = [out[rows, taken], d_q[rows, taken], *others]
+    for implementation in ("library", "reference"):
+        agree(computed(some, masks[1], implementation=implementation), right, 1e-5)
+
+
 def test_what_a_mask_holds_is_linear_in_the_row() -> None:
     """A context-parallel rank's 4,096 of 32,768 tokens; a matrix of them would take 537 MB."""
     length, start = 4096, 5 * 4096
@@ -163,5 +191,5 @@ def test_operators_are_registered_soundly() -> None:
     q = torch.randn(1, 9, 2, 8, requires_grad=True)
     k, v = (torch.randn(1, 9, 1, 8, requires_grad=True) for _ in range(2))
     mask = attention_mask(q, 9, 9, segments=torch.tensor([[1] * 4 + [2] * 5]))
-    arguments = (q, k, v, torch.randn(2), mask.first, mask.last_keys, 0, True, 0.3, None)
+    arguments = (q, k, v, torch.randn(2), mask.first, mask.last_keys, True, 0.3, None)
     torch.library.opcheck(torch.ops.sabia.cpu_attention, arguments)

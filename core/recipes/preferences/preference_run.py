@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.options.sft import SftOptions
 from sabia.core.recipes.classifier.fine_tuning import start_params
@@ -76,6 +77,8 @@ def _prepare(
     validation: TokenRows | None,
 ) -> PreferenceObjective:  # fmt: skip
     """Add to the source what the loss needs; the figures of the run."""
+    if source.stepper.no_sharing:
+        notes.note(f"a prompt is computed with each of its answers: {source.stepper.no_sharing}")
     batches = PreferenceBatches(settings, source.stepper, call.world)
     if settings.kind in WITH_REFERENCE:
         held = [rows for rows in (source.rows, validation) if rows is not None]

@@ -18,6 +18,8 @@ Batch = Mapping[str, Array]
 Sums = tuple[Array, Array, dict[str, Array]]
 Loss = Callable[[ModelSpec, Params, Batch, Ops], Sums]
 
+# arrays of a batch that say where its tokens are, and which of them a loss needs; not all are given
+OF_TOKENS = ("positions", "segments", "keys", "queries", "outputs")
 _NEVER = -1e30  # the score of a token that is left out
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 
@@ -36,8 +38,9 @@ def next_token_loss(
 ) -> Sums:
     """Cross-entropy (nats) of targets[B, T] given input_ids[B, T], weighted by loss_mask[B, T].
 
-    Optional in the batch: segments and positions [B, T] of packed documents, and source[B, S]
-    (one-hot), for which extras hold `source_loss` and `source_weight`, sums [S] of each source.
+    Optional in the batch: segments and positions [B, T] of packed documents, the arrays of
+    core.train.computed_tokens, and source[B, S] (one-hot), for which extras hold `source_loss` and
+    `source_weight`, sums [S] of each source.
 
     Coefficients of terms added per unit of weight: z_loss · logsumexp(logits)² (PaLM, arXiv
     2204.02311 section 5), and balance and router_z times the statistics of core.model.moe, which
@@ -50,7 +53,7 @@ def next_token_loss(
     """
     requested = {"expert_load": True, "balance": balance, "router_z": router_z}
     options: Any = {"wanted": frozenset(name for name, flag in requested.items() if flag)}
-    options |= {name: batch.get(name) for name in ("positions", "segments")}
+    options |= {name: batch.get(name) for name in OF_TOKENS}
     x, stats = hidden_and_stats(spec, params, batch["input_ids"], ops, remat=remat, **options)
     nll, lse = token_losses(spec, params, x, batch["targets"], ops)  # [B, T] each
     mask = batch["loss_mask"]

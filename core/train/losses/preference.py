@@ -23,7 +23,7 @@ from sabia.core.model.forward import hidden, token_losses
 from sabia.core.model.heads import gather_tensors
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses.next_token import Batch, Sums, sum_by_source
+from sabia.core.train.losses.next_token import OF_TOKENS, Batch, Sums, sum_by_source
 
 WITH_REFERENCE = ("dpo", "ipo", "kto")
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
@@ -104,16 +104,14 @@ def preference_loss(
     """The loss of a micro-batch as (numerator, its share of the denominator, sums).
 
     Besides the arrays of a packed batch (input_ids, targets, loss_mask, segments, positions
-    [B, T]): sides, reference [B, D]; z (of kto) and per_token [B, 1], constants of the whole step:
-    per_token is pairs / tokens of chosen answers. loss_mask: the tokens that are predicted, or with
-    `reward` the last token of each document. Sums: of rewards and log-probabilities by side, of
-    margins and of pairs in the right order; with slot[B, M] also `documents` [M, D], the
-    log-probabilities of each row's documents.
+    [B, T], and those of core.train.computed_tokens): sides, reference [B, D]; z (of kto) and
+    per_token [B, 1], constants of the whole step: per_token is pairs / tokens of chosen answers.
+    loss_mask: the tokens that are predicted, or with `reward` the last token of each document.
+    Sums: of rewards and log-probabilities by side, of margins and of pairs in the right order; with
+    slot[B, M] also `documents` [M, D], the log-probabilities of each row's documents.
     """
-    x = hidden(
-        spec, params, batch["input_ids"], ops, positions=batch["positions"],
-        segments=batch["segments"], remat=remat,
-    )  # fmt: skip
+    given: Any = {name: batch.get(name) for name in OF_TOKENS}
+    x = hidden(spec, params, batch["input_ids"], ops, remat=remat, **given)
     if options.kind == "reward":
         w = gather_tensors(params, ops, "classifier", "classifier_bias")
         scores = ops.linear(x, w["classifier"], w.get("classifier_bias"), name="classifier")
@@ -153,6 +151,8 @@ def _answers(values: Array, batch: Batch, ops: Ops) -> Answers:
     """Sums [B, D] over the documents of whole rows of values[B, T]; a length is at least 1."""
     values, mask = (ops.relayout(x, *_WHOLE_ROWS) for x in (values, batch["loss_mask"]))
     segments = ops.whole_segments(ops.integers(batch["segments"], values))
+    if "outputs" in batch:
+        segments = ops.take_along(segments, ops.integers(batch["outputs"], values))
     numbers = ops.arange(batch["sides"].shape[1], values) + 1
     inside = ops.cast(segments[:, :, None] == numbers, "float32")  # [B, T, D]
     logp, length = ((x[:, :, None] * inside).sum(1) for x in (values, mask))
