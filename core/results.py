@@ -19,10 +19,10 @@ RESULTS = {
     "rewrite": 2,
     "tokenize": 1,
     "pretrain": 1,
-    "sft": 2,
-    "grpo": 4,
+    "sft": 3,
+    "grpo": 5,
     "quantize": 8,
-    "eval": 7,
+    "eval": 6,
     "plan-cluster": 3,
 }
 # what fingerprints of results 1 contain: the version of the package at that time

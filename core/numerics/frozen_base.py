@@ -14,7 +14,7 @@ from sabia.core.numerics import nf4
 from sabia.core.numerics.compressed import encode_weight
 from sabia.core.numerics.scales import choose_scales, encode
 from sabia.core.numerics.schemes import SCHEMES
-from sabia.core.numerics.stored import Stored, StoredMatrix, StoredStack
+from sabia.core.numerics.stored import Stored, StoredMatrix, StoredStack, is_nf4
 
 GROUP, LEAST_GROUP = 64, 16
 
@@ -36,8 +36,13 @@ BYTES_PER_PARAMETER = {"nf4": 0.516, "int4": 0.532}
 FORMATS: Mapping[str, Callable[[np.ndarray], StoredMatrix | nf4.Nf4]] = {"nf4": _nf4, "int4": _int4}
 
 
-def stored_base(weight: np.ndarray, name: str) -> Stored:
-    """weight[O, I], or weight[E, O, I] of experts, each apart, in a format of FORMATS."""
+def stored_base(weight: np.ndarray | Stored, name: str) -> Stored:
+    """weight[O, I], or weight[E, O, I] of experts, each apart, in a format of FORMATS; one that is
+    stored in NF4 is NF4 as it is."""
+    if isinstance(weight, Stored):
+        if name == "nf4" and is_nf4(weight):
+            return weight
+        weight = weight.decoded()
     encoded = FORMATS[name]
     if weight.ndim == 3:
         return StoredStack([encoded(np.asarray(one, np.float32)) for one in weight])

@@ -10,13 +10,15 @@ those that are written. Names that end in a16 keep the inputs in BF16; the other
   mxfp8[a16]           E4M3, a power of two for each 32 columns (OCP Microscaling Formats 1.0)
   mxfp4[a16]           E2M1, a power of two for each 32 columns
   nvfp4[a16]           E2M1, an E4M3 scale for each 16 columns, and a float32 scale for the matrix
+  nf4, nf4-double      16 quantiles of the normal distribution, a float32 scale for each 64 values;
+                       an 8-bit one with double quantization (see `nf4`)
   bf16                 not quantized
-Presets and JSON keys follow compressed-tensors 0.19 (`quantization_config` of config.json), which
-has no form for NF4 (see `nf4`, which reads it).
+Presets and JSON keys follow compressed-tensors 0.19 (`quantization_config` of config.json), but for
+NF4 those of transformers with bitsandbytes.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -27,7 +29,7 @@ from sabia.core.numerics.integers import Integers
 VERSION = "0.19.0"  # of the compressed-tensors format written here
 ELEMENTS: dict[str, Integers | SmallFloat] = {"int2": Integers(2), "int4": Integers(4)}
 ELEMENTS |= {"int8": Integers(8), "e4m3": E4M3, "e2m1": E2M1}
-ScaleKind = Literal["bf16", "e4m3", "e8m0", "f16"]
+ScaleKind = Literal["bf16", "e4m3", "e8m0", "f16", "f32", "u8"]
 _SCALE_DTYPES = {"bf16": None, "e4m3": "torch.float8_e4m3fn", "e8m0": "torch.uint8"}
 _SCALE_OF_FORMAT: dict[str, ScaleKind] = {"nvfp4-pack-quantized": "e4m3"}
 _SCALE_OF_FORMAT |= {"mxfp4-pack-quantized": "e8m0", "mxfp8-quantized": "e8m0"}
@@ -87,6 +89,11 @@ class Scheme:
         return self.format != "dense"
 
     @property
+    def bitsandbytes(self) -> bool:
+        """Whether it is a form of bitsandbytes: rounded to nearest, scaled by the largest value."""
+        return self.format == "bitsandbytes"
+
+    @property
     def codes(self) -> Integers | SmallFloat:
         """The element of a code."""
         return ELEMENTS[self.element]
@@ -94,6 +101,8 @@ class Scheme:
     @property
     def bits(self) -> int:
         """Bits of a code."""
+        if self.bitsandbytes:
+            return 4
         return self.codes.bits if self.quantizes else 16
 
     @property
@@ -109,7 +118,7 @@ class Scheme:
     @property
     def searches(self) -> bool:
         """Whether scales are searched: those of integers and of 4 bits."""
-        return self.element.startswith("int") or self.bits == 4
+        return self.element.startswith("int") or (self.bits == 4 and not self.bitsandbytes)
 
     def with_group(self, group: int | None) -> "Scheme":
         """The format with other groups; None for one scale per row."""
@@ -197,6 +206,12 @@ SCHEMES = {
     )
 }  # fmt: skip
 
+# in directories of their own: they have one method, bitsandbytes
+BITSANDBYTES = {
+    "nf4": Scheme("nf4", "nf4", "bitsandbytes", scale="f32"),
+    "nf4-double": Scheme("nf4-double", "nf4", "bitsandbytes", scale="u8"),
+}
+
 # what a GGUF file holds for a matrix in one of these formats: blocks of 32 columns (ggml_blocks)
 GGUF = {
     "bf16": SCHEMES["bf16"],  # F16
@@ -215,9 +230,10 @@ def served_together(name: str) -> tuple[str, frozenset[str]]:
 
 def scheme_named(name: str) -> Scheme:
     """The scheme of that name; UsageError lists the names."""
-    if name not in SCHEMES:
-        raise UsageError(f"no number format {name!r} (expected one of {', '.join(SCHEMES)})")
-    return SCHEMES[name]
+    known = SCHEMES | BITSANDBYTES
+    if name not in known:
+        raise UsageError(f"no number format {name!r} (expected one of {', '.join(known)})")
+    return known[name]
 
 
 def read_scheme(group: Mapping[str, Any], format: str) -> Scheme:
@@ -289,6 +305,26 @@ def matches(module: str, targets: Sequence[str]) -> int | None:
     if any(t.startswith("re:") and re.match(t[3:], module) for t in targets):
         return 1
     return 2 if "Linear" in targets else None
+
+
+def bitsandbytes_config(schemes: Collection[Scheme], skipped: list[str]) -> dict[str, Any]:
+    """`quantization_config` as transformers writes that of 4 bits of bitsandbytes; skipped: modules
+    that stay in BF16."""
+    return {
+        "_load_in_4bit": True,
+        "_load_in_8bit": False,
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_quant_storage": "uint8",
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": BITSANDBYTES["nf4-double"] in schemes,
+        "llm_int8_enable_fp32_cpu_offload": False,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": skipped,
+        "llm_int8_threshold": 6.0,
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "quant_method": "bitsandbytes",
+    }
 
 
 def quantization_config(groups: dict[Scheme, list[str]], ignore: list[str]) -> dict[str, Any]:

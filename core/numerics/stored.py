@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sabia.core.errors import BadData
+from sabia.core.numerics import nf4
 from sabia.core.numerics.compressed import PARTS, decode_weight, scheme_of, stored_scales
 from sabia.core.numerics.nf4 import Nf4
 from sabia.core.numerics.scales import Scales
@@ -50,14 +52,25 @@ class StoredStack:
 Stored = StoredMatrix | StoredStack | Nf4
 
 
+def is_nf4(stored: Stored) -> bool:
+    """Whether all of it is in NF4."""
+    parts = stored.experts if isinstance(stored, StoredStack) else [stored]
+    return all(isinstance(part, Nf4) for part in parts)
+
+
 def stored_matrix(
     name: str, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any], shape: tuple[int, int]
-) -> StoredMatrix | None:
+) -> StoredMatrix | Nf4 | None:
     """The matrix of the files named NAME.weight, in the format of a `quantization_config`; None if
     it is not quantized, or its columns have been sorted into groups.
 
     Raises BadData for parts that do not fit the format or the shape.
     """
+    if config.get("quant_method") == "bitsandbytes":
+        coded = nf4.read(tensors, name)
+        if coded is not None and coded.shape != shape:
+            raise BadData(f"model: {name} has shape {coded.shape} (expected {shape})")
+        return coded
     module = name.removesuffix(".weight")
     if f"{module}.weight_scale" not in tensors or f"{module}.weight_g_idx" in tensors:
         return None
@@ -68,3 +81,10 @@ def stored_matrix(
         return None
     _ = stored.scales  # checked
     return stored
+
+
+def part_names(name: str, config: Mapping[str, Any]) -> list[str]:
+    """The names that the parts of the matrix NAME.weight may have in the files."""
+    if config.get("quant_method") == "bitsandbytes":
+        return [name + suffix for suffix in nf4.PARTS]
+    return [f"{name.removesuffix('.weight')}.{part}" for part in PARTS]

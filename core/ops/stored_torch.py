@@ -14,7 +14,7 @@ import torch
 
 from sabia.core.numerics.compressed import stored_codes
 from sabia.core.numerics.floats import E2M1
-from sabia.core.numerics.nf4 import VALUES, Nf4, dynamic_values
+from sabia.core.numerics.nf4 import Nf4
 from sabia.core.numerics.stored import Stored, StoredMatrix, StoredStack
 from sabia.core.ops.product import Array
 
@@ -22,13 +22,11 @@ Tensor = torch.Tensor
 PIECE = 1 << 16  # elements that are decoded together on a CPU, so that they stay in its cache
 
 
-def _pairs(element: str) -> Tensor:
-    """[256] float64, each the bytes of the two float32 values of a byte's codes, the low half
-    first; of NF4 the upper half."""
-    halves = np.arange(16, dtype=np.uint8)
-    values = {"e2m1": E2M1.decode(halves), "nf4": VALUES}.get(element, halves - np.float32(8))
+def _pairs(values: np.ndarray, upper: bool = False) -> Tensor:
+    """[256] float64, each the bytes of the two float32 values[16] of a byte's codes, the low half
+    first, or the upper one."""
     pairs = np.stack((np.tile(values, 16), np.repeat(values, 16)), -1).astype(np.float32)
-    if element == "nf4":
+    if upper:
         pairs = np.ascontiguousarray(pairs[:, ::-1])
     return torch.from_numpy(pairs.view(np.float64)[:, 0])
 
@@ -41,7 +39,12 @@ class Codes:
         scales, codes = stored.scales, stored_codes(stored.parts, stored.scheme)
         words = codes if codes.dtype == np.int8 else codes.view(np.uint8)
         self._words = torch.from_numpy(np.array(words)).to(device)
-        self._pairs = _pairs(stored.scheme.element).to(device) if stored.scheme.bits == 4 else None
+        self._pairs = None
+        if stored.scheme.bits == 4:
+            halves = np.arange(16, dtype=np.uint8)
+            integers = stored.scheme.element == "int4"
+            values = halves - np.float32(8) if integers else E2M1.decode(halves)
+            self._pairs = _pairs(values).to(device)
         step = torch.from_numpy(np.array(scales.stored.astype(np.float32) / scales.whole))
         exact = stored.scheme.scale == "bf16"  # a BF16 number, with a whole scale of 1
         self._step = (step.bfloat16() if exact else step).to(device)
@@ -119,8 +122,8 @@ class Nf4Codes:
         self._largest, self._offset = placed(stored.largest), stored.offset
         self._nested, self._nested_block = None, stored.nested_block
         if stored.nested is not None:
-            self._nested, self._table = placed(stored.nested), placed(dynamic_values())
-        self._pairs = _pairs("nf4").to(device)
+            self._nested, self._table = placed(stored.nested), placed(stored.nested_values)
+        self._pairs = _pairs(stored.values, upper=True).to(device)
 
     @property
     def nbytes(self) -> int:

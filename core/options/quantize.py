@@ -31,13 +31,14 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         excludes=("out", "recipe", "format", "group_size", "rounding", "experts", "smooth", "scale",
                   "match", "bits", "formats", "samples", "usage", "task", "force", "dry_run"),
     )  # fmt: skip
-    """Any compressed-tensors directory of the same architecture, from any program, or GPT-OSS with
-    experts in MXFP4 as it is published. Its matrices are decoded and compared with those of
-    `--model`, which the rows of the output list; tensors that no module takes and that are missing
-    are named, and are an error (65). With INPUT, the divergence is measured on `--held-out`
-    records, with activations rounded as servers do. Where transformers and what it reads the form
-    with (compressed-tensors; accelerate for MXFP4) are installed, it is said whether it loads the
-    directory, and how far its logits are from those computed here."""
+    """Any compressed-tensors directory of the same architecture, from any program, one in NF4 or
+    FP4 of bitsandbytes, or GPT-OSS with experts in MXFP4 as it is published. Its matrices are
+    decoded and compared with those of `--model`, which the rows of the output list; tensors that no
+    module takes and that are missing are named, and are an error (65). With INPUT, the divergence
+    is measured on `--held-out` records, with activations rounded as servers do. Where transformers
+    and what it reads the form with (compressed-tensors, bitsandbytes; accelerate for MXFP4) are
+    installed, it is said whether it loads the directory, and how far its logits are from those
+    computed here."""
     recipe: str = text(
         "Recipe: mixed, w8, w4, a number format such as nvfp4, or a TOML file", "NAME|FILE.toml",
         unset="the format that the weights were trained for, else mixed", common=True,
@@ -51,7 +52,11 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     integers, with zero points), `w8a16`, `w8a8`, `fp8` (a scale for each row and token),
     `fp8-static`, `fp8-block` (128 by 128, as DeepSeek-V3), `mxfp8`, `mxfp4`, `nvfp4`; `mxfp8a16`,
     `mxfp4a16` and `nvfp4a16` round no activations. `fp8-static` and `nvfp4` store scales of
-    activations, which are measured on the calibration records."""
+    activations, which are measured on the calibration records. `nf4`, and `nf4-double` with double
+    quantization (QLoRA), are NF4 in blocks of 64, rounded to nearest by the largest value of each:
+    the directory is as transformers and bitsandbytes write it, with no other format beside them,
+    and experts stay in BF16, because bitsandbytes reads no others. A recipe file may quantize
+    experts too, for the programs here."""
     bits: float | None = number(
         "Choose formats by sensitivity within this many stored bits per weight", None, least=1,
         unset="the recipe's formats", common=True,
@@ -69,13 +74,14 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
     )  # fmt: skip
     """Names of number formats; `w4a16:32` has a scale for each 32 columns."""
     format: str = choice("Form of the written weights", "compressed-tensors", "dense", "gguf")
-    """`compressed-tensors` holds the codes and scales. `dense` holds the decoded values, in float32
-    because BF16 does not hold all of them, like a model that is not quantized: for programs that do
-    not read compressed-tensors. It is not smaller, and no activations are rounded by what loads
-    it. `gguf` is the file DIR/model.gguf with tokenizer and chat template, for llama.cpp: `w8a16`
-    of a recipe is Q8_0, `w4a16` Q4_0, `mxfp4a16` MXFP4, and what is not quantized F16 (`--recipe
-    bf16`: all of it). Models of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and
-    gemma3 have this form, with byte-level BPE or the BPE of a SentencePiece model as tokenizer."""
+    """`compressed-tensors` holds the codes and scales; those of NF4 are in the form of
+    bitsandbytes. `dense` holds the decoded values, in float32 because BF16 does not hold all of
+    them, like a model that is not quantized: for programs that do not read compressed-tensors. It
+    is not smaller, and no activations are rounded by what loads it. `gguf` is the file
+    DIR/model.gguf with tokenizer and chat template, for llama.cpp: `w8a16` of a recipe is Q8_0,
+    `w4a16` Q4_0, `mxfp4a16` MXFP4, and what is not quantized F16 (`--recipe bf16`: all of it).
+    Models of llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma, gemma2 and gemma3 have this
+    form, with byte-level BPE or the BPE of a SentencePiece model as tokenizer."""
     group_size: int | None = integer(
         "Columns that share the scale of a matrix of 4-bit integers", None, least=1,
         unset="the recipe's, or the largest of 128, 64 and 32 that divides the columns",
@@ -93,8 +99,8 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         default=None,
         unset="the recipe's, or auto",
     )
-    """`auto` uses GPTQ for 4-bit matrices with calibration inputs, and rounds the others to
-    nearest; `gptq` uses GPTQ for 8 bits too; `learned` learns for each weight of
+    """`auto` uses GPTQ for 4-bit matrices (not NF4) with calibration inputs, and rounds the others
+    to nearest; `gptq` uses GPTQ for 8 bits too; `learned` learns for each weight of
     4-bit matrices whether it is rounded up or down, by signed gradients (AutoRound), and is
     usually behind GPTQ; `rtn` rounds to nearest, without calibration;
     `trained` rounds to nearest from BF16, as quantization-aware training does.

@@ -185,7 +185,8 @@ class AdapterStart(Options, group="Adapters"):
     """The matrices of the layers, experts too, are held as codes of 4 bits and decoded for each
     product in the precision of the step. `nf4` is NF4 in blocks of 64 with double quantization
     (arXiv 2305.14314), 0.516 bytes per parameter; `int4` has a BF16 scale for each 64 columns.
-    Embedding, head, norms and routers stay as they are. The trained model is the decoded one with
+    Embedding, head, norms and routers stay as they are; with `nf4`, matrices that `--model` has in
+    NF4 keep their codes. The trained model is the decoded one with
     the adapters: `final/` is merged from it, not from the weights of `--model`, for which
     `adapter/` was not trained. Needs torch, `--precision` fp32 or bf16, and a mesh of `data`
     alone. Checkpoints have the adapters and the unquantized tensors only."""

@@ -27,6 +27,7 @@ from sabia.core.quant.recipe import (
     Linear,
     Recipe,
     RecipeRule,
+    check_one_method,
     component_of,
     name_in_layer,
     plan,
@@ -78,6 +79,7 @@ def parse_choices(names: str) -> tuple[Choice, ...]:
             )
         scheme_named(name)
         made.append(Choice(name, int(group) if colon else None))
+    check_one_method("--formats", {scheme_named(choice.name) for choice in made})
     if len(set(made)) < 2 or len(set(made)) < len(made):
         raise UsageError(f"--formats: {names!r} (expected two or more different formats)")
     return tuple(made)

@@ -1,7 +1,8 @@
 """A quantized model as a Hugging Face directory in the compressed-tensors format.
 
 GPT-OSS with experts in MXFP4 and all else in BF16 is written as its authors publish it, which
-transformers and servers read; they read no experts of it in compressed-tensors.
+transformers and servers read; they read no experts of it in compressed-tensors. NF4 is
+written as transformers writes what bitsandbytes has quantized.
 
 Every quantized matrix is stored as several tensors of its module, all else in BF16;
 `quantization_config` in config.json lists the modules of each format. Inference servers and
@@ -19,7 +20,12 @@ import numpy as np
 from sabia.core.model.storage import hub
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.published import BLOCKS, SCALES
-from sabia.core.numerics.schemes import SCHEMES, Scheme, quantization_config
+from sabia.core.numerics.schemes import (
+    SCHEMES,
+    Scheme,
+    bitsandbytes_config,
+    quantization_config,
+)
 from sabia.core.quant.hessians import Key
 from sabia.core.quant.quantize import QuantizedModel
 from sabia.core.quant.recipe import Linear
@@ -55,7 +61,10 @@ def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
     config = {
         key: value for key, value in spec.config.items() if key not in ("torch_dtype", TRAINED_FOR)
     }
-    quantization = quantization_config(groups, ignore)
+    if any(scheme.bitsandbytes for scheme in groups):
+        quantization = bitsandbytes_config(groups, _skipped(spec, linears))
+    else:
+        quantization = quantization_config(groups, ignore)
     if as_published(spec, linears):
         quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ignore}
     return config | {"dtype": "bfloat16", "quantization_config": quantization}
@@ -133,6 +142,24 @@ def _groups(linears: Sequence[Linear]) -> tuple[dict[Scheme, list[str]], list[st
             targets = [pattern] if len(schemes) == 1 and len(names) > 1 else names
             (groups.setdefault(scheme, []) if scheme.quantizes else ignore).extend(targets)
     return groups, ignore
+
+
+def _skipped(spec: ModelSpec, linears: Sequence[Linear]) -> list[str]:
+    """The modules of matrices that stay BF16, by their names: all that may be Linear modules."""
+    rounded = {linear.module for linear in linears if linear.scheme.quantizes}
+    names = ["lm_head"] if spec.tied else []
+    for tensor in spec.tensors():
+        if len(tensor.shape) - tensor.stacked > 1 and tensor.component != "embedding":
+            names += [n.removesuffix(".weight") for n in tensor.files if n.endswith(".weight")]
+    names = [name for name in names if name not in rounded]
+    some = set(map(_whole, rounded))
+    return [*dict.fromkeys(n if _whole(n) in some else _whole(n) for n in names)]
+
+
+def _whole(name: str) -> str:
+    """The module of all experts of a layer for that of one, which stands for those in it."""
+    before, mark, _ = name.partition(".experts.")
+    return before + mark.removesuffix(".")
 
 
 def _pattern(module: str) -> str:

@@ -7,12 +7,17 @@ scales of E4M3 in powers of two, and rounds no inputs of experts. GPT-OSS has no
 its experts are read in the published form (`export`), or in BF16. Packed zero points fit no
 parameter of other modules. `dequantize=True` decodes all other matrices by one group, zero points
 included.
+
+bitsandbytes in transformers replaces Linear modules: experts in NF4, one by one, do not fit the one
+parameter of a layer. The kernel of bitsandbytes 0.50 for CPUs with AVX-512 takes each row to begin
+a block, also where 64 does not divide the columns.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sabia.core.numerics import nf4
 from sabia.core.quant.recipe import Linear
 from sabia.core.spec import ModelSpec
 
@@ -33,12 +38,21 @@ class Loader:
 def loaders(
     spec: ModelSpec, linears: Sequence[Linear], config: Mapping[str, Any]
 ) -> tuple[Loader, ...]:
-    """The results of transformers, by default and with dequantize=True.
+    """The results of transformers, by default and with dequantize=True, which is not for NF4.
 
     config: the `quantization_config` that is written for `linears`.
     """
     if config["quant_method"] == "mxfp4":
         return Loader("transformers", "loads"), Loader("transformers dequantize=True", "loads")
+    if config["quant_method"] == "bitsandbytes":
+        if any(x.index is not None and x.scheme.quantizes for x in linears):
+            why = "it has no modules for single experts (expected experts in bf16)"
+            return (Loader("transformers", "refuses", why),)
+        usual = Loader("transformers", "loads", "with bitsandbytes and accelerate")
+        if all(x.matrix[1] % nf4.BLOCK == 0 for x in linears if x.scheme.quantizes):
+            return (usual,)
+        why = f"bitsandbytes decodes rows that blocks of {nf4.BLOCK} do not divide by other scales"
+        return usual, Loader("transformers on a CPU", "loads wrongly", why)
     usual = _experts(spec, linears, config)
     dense = {x.scheme for x in linears if x.index is None and x.scheme.quantizes}
     decoded = Loader("transformers dequantize=True", usual.result, usual.why)

@@ -11,7 +11,7 @@ divides them, or one scale per row if none does.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,11 +20,12 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.model.storage.fused_tensors import write_parts
+from sabia.core.numerics import nf4
 from sabia.core.numerics.compressed import stored_bytes
 from sabia.core.numerics.ggml_blocks import row_bytes
 from sabia.core.numerics.integers import group_width, usual_group
 from sabia.core.numerics.scales import Method
-from sabia.core.numerics.schemes import GGUF, SCHEMES, Scheme, scheme_named
+from sabia.core.numerics.schemes import BITSANDBYTES, GGUF, SCHEMES, Scheme, scheme_named
 from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
@@ -54,6 +55,10 @@ BUILT_IN |= {
 }
 BUILT_IN |= {
     name: dict.fromkeys(("attention", *_FEED_FORWARD), name) for name in SCHEMES if name != "bf16"
+}
+# bitsandbytes replaces Linear modules, which the experts of a layer are not
+BUILT_IN |= {
+    name: dict.fromkeys(("attention", "mlp", "shared_expert"), name) for name in BITSANDBYTES
 }
 BUILT_IN["bf16"] = {}  # for other forms of the files
 
@@ -214,6 +219,8 @@ def checked(recipe: Recipe) -> Recipe:
     for name, fraction in (("damping", recipe.damping), ("alpha", recipe.alpha)):
         if not 0 < fraction < 1:
             raise UsageError(f"recipe: {name} is {fraction} (expected between 0 and 1)")
+    if name := next((x for x in format_names(recipe) if scheme_named(x).bitsandbytes), ""):
+        _check_nearest(recipe, name)
     if recipe.match != "none":
         return _matched(recipe)
     if recipe.rounding == "trained" and (recipe.scale, recipe.smooth) != ("absmax", "none"):
@@ -222,6 +229,26 @@ def checked(recipe: Recipe) -> Recipe:
             "(expected absmax and none, as training has simulated it)"
         )
     return recipe
+
+
+def format_names(recipe: Recipe) -> list[str]:
+    """The names of its formats."""
+    return [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
+
+
+def _check_nearest(recipe: Recipe, name: str) -> None:
+    """Raise UsageError for another rounding than that of bitsandbytes, to nearest."""
+    settings = (
+        ("rounding", recipe.rounding, ("auto", "rtn")),
+        ("smooth", recipe.smooth, ("none",)),
+        ("match", recipe.match, ("none",)),
+    )
+    for key, given, allowed in settings:
+        if given not in allowed:
+            raise UsageError(
+                f"recipe: {key} is {given} with format {name}, whose scales are the largest values "
+                f"and which is rounded to nearest (expected {' or '.join(allowed)})"
+            )
 
 
 def _matched(recipe: Recipe) -> Recipe:
@@ -233,7 +260,7 @@ def _matched(recipe: Recipe) -> Recipe:
         )
     if recipe.container == "gguf":
         raise UsageError(f"--match: {recipe.match} writes no gguf (expected another --format)")
-    for name in {*recipe.components.values(), *(rule.scheme for rule in recipe.rules)}:
+    for name in set(format_names(recipe)):
         inputs = scheme_named(name).inputs
         if inputs is not None and inputs.part:
             raise UsageError(
@@ -293,6 +320,8 @@ class Linear:
         rows, columns = self.matrix
         if self.scheme.format == "gguf":
             return rows * row_bytes(self.scheme, columns)
+        if self.scheme.bitsandbytes:
+            return nf4.stored_bytes((rows, columns), self.scheme.scale == "u8")
         return stored_bytes(self.scheme, rows, columns)
 
     @property
@@ -331,7 +360,21 @@ def plan(spec: ModelSpec, recipe: Recipe) -> tuple[Linear, ...]:
         linears += [Linear(tensor, scheme, index, parts) for index in indices]
     if recipe.name not in BUILT_IN:
         _check_keys(spec, recipe, linears)
+    if recipe.container == "compressed-tensors":
+        check_one_method(f"recipe {recipe.name}", {linear.scheme for linear in linears})
     return tuple(linears)
+
+
+def check_one_method(what: str, schemes: Collection[Scheme]) -> None:
+    """Raise UsageError for formats of bitsandbytes beside others."""
+    own = sorted(x.name for x in schemes if x.bitsandbytes)
+    others = sorted(x.name for x in schemes if x.quantizes and not x.bitsandbytes)
+    if own and others:
+        raise UsageError(
+            f"{what}: {own[0]} beside {others[0]} in a directory, which has one method, "
+            f"bitsandbytes or compressed-tensors (expected {' or '.join(BITSANDBYTES)} and bf16, "
+            "or none of these; --format dense holds all formats)"
+        )
 
 
 def stored_form(spec: ModelSpec, recipe: Recipe) -> ModelSpec:

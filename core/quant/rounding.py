@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sabia.core.numerics import llmcompressor
+from sabia.core.numerics import llmcompressor, nf4
 from sabia.core.numerics.compressed import encode_weight
 from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
@@ -29,7 +29,7 @@ class Stored:
 
 def method_of(scheme: Scheme, recipe: Recipe, calibrated: bool) -> str:
     """How a matrix in a scheme is rounded by a recipe: gptq, learned or rtn (to nearest)."""
-    if recipe.match != "none" or not calibrated:
+    if recipe.match != "none" or scheme.bitsandbytes or not calibrated:
         return "rtn"
     narrow = scheme.bits <= 4
     if recipe.rounding == "gptq" or (recipe.rounding == "auto" and narrow):
@@ -51,6 +51,8 @@ def store(
     which they share; more than one matrix only for GPTQ, whose work on H is done once.
     """
     weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
+    if scheme.bitsandbytes:
+        return [_nf4(weight, scheme)]
     method = method_of(scheme, recipe, hessian is not None)
     if recipe.match != "none":
         if whole is None and scheme.scale == "e4m3":
@@ -72,6 +74,12 @@ def store(
     ends = np.cumsum([len(one) for one in weights])
     rows = [slice(end - len(one), end) for end, one in zip(ends, weights, strict=True)]
     return [_stored(codes[part], scales.rows(part), scheme, method) for part in rows]
+
+
+def _nf4(weight: np.ndarray, scheme: Scheme) -> Stored:
+    coded = nf4.encode(weight, double=scheme.scale == "u8")
+    parts = {f"weight{suffix}": array for suffix, array in nf4.file_tensors(coded).items()}
+    return Stored(parts, coded.decoded(), "rtn", Scales(coded.by_block()[:, None]))
 
 
 def _stored(codes: np.ndarray, scales: Scales, scheme: Scheme, method: str) -> Stored:

@@ -2,7 +2,8 @@
 
 Both are read layer by layer. The directory is decoded by `core.numerics.compressed`; the names of
 its tensors are compared with the parts that the format of each module has. GPT-OSS in the published
-form (`export`) is read by `core.numerics.published`. Where transformers and what it reads the form
+form (`export`) is read by `core.numerics.published`, 4 bits of bitsandbytes by `core.numerics.nf4`.
+Where transformers and what it reads the form
 with are installed, its logits are compared with ours.
 """
 
@@ -11,7 +12,7 @@ import importlib.util
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.layered_files import LayeredFiles
-from sabia.core.numerics import compressed
+from sabia.core.numerics import compressed, nf4
 from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.numerics.published import BLOCKS, SCALES
-from sabia.core.numerics.schemes import SCHEMES, Scheme, group_of, read_scheme
+from sabia.core.numerics.schemes import BITSANDBYTES, SCHEMES, Scheme, group_of, read_scheme
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.served_inputs import input_formats
 from sabia.core.parallel.build_ops import ops_as_served
@@ -41,6 +42,7 @@ from sabia.core.spec.tensors import FusedPart, TensorSpec
 Arrays = dict[str, np.ndarray]
 # the package with which transformers reads a form, by `quant_method`
 READS = {"compressed-tensors": "compressed_tensors", "mxfp4": "accelerate"}
+READS["bitsandbytes"] = "bitsandbytes"
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,20 @@ def verify_directory(
 def _schemes(made: LayeredFiles) -> Iterator[tuple[str, Scheme]]:
     """The format of each module that the configuration quantizes."""
     config = made.spec.config["quantization_config"]
+    four_bits = set(nf4.matrices(made.tensors))
     for tensor in made.spec.tensors():
         for name in tensor.files if tensor.linear else ():
             module = name.removesuffix(".weight")
             if config["quant_method"] == "mxfp4":  # all experts, and nothing else
                 if tensor.stacked:
                     yield module, SCHEMES["mxfp4a16"]
+                continue
+            if config["quant_method"] == "bitsandbytes":
+                if name in four_bits:
+                    double = f"{name}.nested_absmax" in made.tensors
+                    scheme = BITSANDBYTES["nf4-double" if double else "nf4"]
+                    fp4 = f"{name}{nf4.STATE}fp4" in made.tensors
+                    yield module, replace(scheme, element="fp4") if fp4 else scheme
                 continue
             group = group_of(config, module)
             if group is not None and group.get("weights") is not None:
@@ -141,6 +151,10 @@ def _endings(made: LayeredFiles, scheme: Scheme) -> Iterable[str]:
     """What follows the name of a quantized module in the names of its tensors."""
     if made.spec.config["quantization_config"]["quant_method"] == "mxfp4":
         return BLOCKS, SCALES
+    if scheme.bitsandbytes:
+        nested = scheme.scale == "u8"
+        parts = (part for part in nf4.PARTS[:-2] if nested or "nested" not in part)
+        return (f".weight{part}" for part in (*parts, nf4.STATE + scheme.element))
     return (f".{part}" for part in compressed.layout(scheme, 1, scheme.group or 1))
 
 
@@ -167,11 +181,17 @@ def _rows(
             "layer": tensor.layer,
             "component": component_of(tensor),
             "module": module,
-            "scheme": "bf16" if scheme is None else f"{scheme.element} by {scheme.strategy}",
+            "scheme": "bf16" if scheme is None else _label(scheme),
             "bits": 16 if scheme is None else scheme.bits,
             "size_bytes": size or None,
             **weight_errors(old, new),
         }
+
+
+def _label(scheme: Scheme) -> str:
+    if scheme.bitsandbytes:
+        return scheme.name.replace("nf4", scheme.element)
+    return f"{scheme.element} by {scheme.strategy}"
 
 
 def with_transformers(directory: str | Path, ids: np.ndarray) -> Peer | None:
@@ -188,7 +208,9 @@ def with_transformers(directory: str | Path, ids: np.ndarray) -> Peer | None:
             lines = str(error).strip().splitlines() or [""]
             return Peer(error=f"{type(error).__name__}: {lines[0]}")
     ops = ops_as_served("torch", spec)
-    rounded = {name: round_bfloat16(np.array(x, np.float32)) for name, x in params.items()}
+    # it holds decoded matrices in BF16, and decodes those of bitsandbytes for each product
+    narrow = round_bfloat16 if package != READS["bitsandbytes"] else np.ascontiguousarray
+    rounded = {name: narrow(np.array(x, np.float32)) for name, x in params.items()}
     with torch.inference_mode():
         weights = ops.to_device(rounded, "float32")
         hidden = forward.hidden(spec, weights, ids, ops)
@@ -207,6 +229,9 @@ def _their_logits(directory: str | Path, ids: np.ndarray) -> tuple[np.ndarray, d
     transformers.utils.logging.set_verbosity_error()
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model, info = load(str(directory), dtype=torch.bfloat16, output_loading_info=True)
+    for module in model.modules():
+        if hasattr(module, "compute_dtype"):  # of bitsandbytes
+            module.compute_dtype, module.support_avx512bf16_for_cpu = torch.float32, False
     tokens = torch.from_numpy(ids)
     with torch.inference_mode():
         model(tokens)  # the first pass decodes the weights

@@ -16,6 +16,7 @@ import numpy as np
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
+from sabia.core.model.lora import LoraConfig
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
@@ -30,19 +31,20 @@ from sabia.core.text.tokenize.vocabulary_extension import (
 
 
 def model_for(
-    tokenizer: str, directory: str, adapters: bool
+    tokenizer: str, directory: str, lora: LoraConfig | None
 ) -> tuple[ModelSpec, Callable[[], Params]]:
     """(spec, a function that gives its parameters) of a model directory, for a tokenizer ('': any).
 
-    adapters: only adapters are trained. Raises UsageError where the tokenizer has more tokens than
-    the model and does not extend its own, or where new rows could not be trained or exported.
+    lora: the adapters, if only these are trained. Raises UsageError where the tokenizer has more
+    tokens than the model and does not extend its own, or where new rows could not be trained or
+    exported.
     """
     spec = load_spec(directory)
     extension = _extension(spec, tokenizer, directory)
     if extension is None:
-        return spec, partial(load_arrays, directory)
+        return spec, partial(load_arrays, directory, lora)
     new = f"the {len(extension.pieces):,} tokens of {tokenizer} that {directory} lacks"
-    if adapters:
+    if lora:
         raise UsageError(
             f"--lora-rank: adapters would not learn {new} (expected a model with them: train it "
             "without adapters first)"

@@ -15,7 +15,9 @@ import numpy as np
 from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
+from sabia.core.model.lora import LoraConfig, base_names
 from sabia.core.model.storage import hub
+from sabia.core.model.storage.stored_weights import Stored, load_base
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
 from sabia.core.shards.endings import without_ending
@@ -32,9 +34,16 @@ from sabia.core.train.stepper import LazyState
 Params = Mapping[str, np.ndarray]
 
 
-def load_arrays(directory: str) -> Params:
-    """The parameters of a model directory, mapped, in the dtypes of its files."""
-    return hub.load_model(directory)[1]
+def load_arrays(directory: str, lora: LoraConfig | None = None) -> Params:
+    """The parameters of a model directory, mapped, in the dtypes of its files; where matrices are
+    held in NF4 beside adapters, those that the directory has in NF4 stay as they are."""
+    base = base_names(load_spec(directory), lora)
+    if not base or lora is None:
+        return hub.load_model(directory)[1]
+    params = load_base(directory, base, lora.base)
+    if any(isinstance(x, Stored) for x in params.values()):
+        notes.note(f"--lora-base: {directory} is in NF4 already; its codes are kept")
+    return params
 
 
 def load_fp32(directory: str) -> Params:

@@ -93,7 +93,7 @@ def make_task(
         validation = read_rows(job, options, held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
     if options.model:
-        spec, load = model_for(tokenizer, options.model, bool(options.lora_rank))
+        spec, load = model_for(tokenizer, options.model, training_config.lora_config(options))
         if options.context:
             # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
             # before any earlier extension

@@ -23,11 +23,18 @@ from sabia.core import notes, units
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage.layered_files import LayeredFiles
-from sabia.core.numerics.schemes import scheme_named
+from sabia.core.numerics.schemes import BITSANDBYTES, scheme_named
 from sabia.core.options.quantize import QuantizeOptions
 from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
-from sabia.core.quant.recipe import Recipe, load_recipe, plan, stored_form, with_overrides
+from sabia.core.quant.recipe import (
+    Recipe,
+    format_names,
+    load_recipe,
+    plan,
+    stored_form,
+    with_overrides,
+)
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
@@ -194,7 +201,7 @@ def _recipe(options: QuantizeOptions) -> Recipe:
             f"{options.model}: its training has simulated {trained}; recipe {recipe.name} rounds "
             "it otherwise (expected no --recipe)"
         )
-    if options.format == "compressed-tensors" and not _format_names(recipe):
+    if options.format == "compressed-tensors" and not format_names(recipe):
         raise UsageError(
             f"recipe {recipe.name}: quantizes nothing (expected another recipe, or --format dense "
             "or gguf)"
@@ -204,7 +211,7 @@ def _recipe(options: QuantizeOptions) -> Recipe:
         raise UsageError(
             f"--format: gguf has other groups than {why} (expected compressed-tensors or dense)"
         )
-    schemes = [scheme_named(name) for name in _format_names(recipe)]
+    schemes = [scheme_named(name) for name in format_names(recipe)]
     used_by = {
         "group_size": options.format != "gguf" and any(x.sizes_groups for x in schemes),
         "rounding": any(scheme.quantizes for scheme in schemes),
@@ -226,13 +233,9 @@ def _recipe(options: QuantizeOptions) -> Recipe:
     )
 
 
-def _format_names(recipe: Recipe) -> list[str]:
-    return [*recipe.components.values(), *(rule.scheme for rule in recipe.rules)]
-
-
 def _with_inputs(job: Job, recipe: Recipe) -> Job:
     """The job, reading stdin where it is a pipe or a file and no INPUT is named."""
-    schemes = [scheme_named(name) for name in _format_names(recipe)]
+    schemes = [scheme_named(name) for name in format_names(recipe)]
     static = any(scheme.inputs and scheme.inputs.part for scheme in schemes)
     measured = static or recipe.smooth != "none"
     if job.inputs or (recipe.rounding in ("rtn", "trained") and not measured):
@@ -240,7 +243,7 @@ def _with_inputs(job: Job, recipe: Recipe) -> Job:
     mode = os.fstat(sys.stdin.fileno()).st_mode if sys.stdin and not sys.stdin.closed else 0
     if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
         return replace(job, inputs=("-",))
-    if recipe.rounding != "auto" or any(scheme.bits <= 4 for scheme in schemes):
+    if recipe.rounding != "auto" or any(x.bits <= 4 and not x.bitsandbytes for x in schemes):
         notes.warn("no calibration records: weights are rounded to nearest, which reduces quality")
     return job
 
@@ -325,7 +328,7 @@ def _quantized(
         "schema_version": 1,
         "model": options.model,
         "recipe": asdict(recipe),
-        "format": options.format,
+        "format": (quantization or {}).get("quant_method", options.format),
         "calibration": {
             "kind": read.kind,
             "rows": len(read.rows),
@@ -342,6 +345,8 @@ def _quantized(
     }
     if spec.tied and recipe.components.get("head", "bf16") != "bf16":
         notes.note("the head is the embedding (tied weights) and stays bf16")
+    if recipe.name in BITSANDBYTES and any(x.index is not None for x in linears):
+        notes.note("experts stay bf16: bitsandbytes in transformers reads no others")
     if recipe.smooth != "none":
         notes.note(f"{recipe.smooth}: scales of channels were moved into the matrices first")
     for line in how_rounded(made.rows):

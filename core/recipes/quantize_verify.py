@@ -35,8 +35,8 @@ def verify(job: Job, options: QuantizeOptions) -> None:
     method = config.get("quant_method")
     if method not in READS:
         raise UsageError(
-            f"--verify: {options.verify} is no compressed-tensors directory (expected one, or "
-            "GPT-OSS in mxfp4)"
+            f"--verify: {options.verify} is no compressed-tensors directory (expected one, 4 bits "
+            "of bitsandbytes, or GPT-OSS in mxfp4)"
         )
     for name in ("held_out", "length"):
         if name in options.given and not job.inputs:

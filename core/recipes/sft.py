@@ -69,7 +69,7 @@ def run(job: Job, options: SftOptions) -> None:
     call = RunCall(job, identity, directory, world)
     if call.already_done():
         return
-    spec, load = model_for(tokenizer_path, options.model, bool(options.lora_rank))
+    spec, load = model_for(tokenizer_path, options.model, training_config.lora_config(options))
     with contextlib.ExitStack() as stack:
         # a dry run writes nothing into the run directory
         folder = stack.enter_context(_temporary()) if job.dry_run else directory.path / FOLDER

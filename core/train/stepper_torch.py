@@ -19,6 +19,7 @@ import torch
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.frozen_base import stored_base
 from sabia.core.numerics.optimizers import OPTIMIZERS
+from sabia.core.numerics.stored import Stored
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
@@ -97,9 +98,10 @@ class TorchStepper:
         remains."""
         shards: dict[str, Any] = {}
         for name in filter(self.shards.here, self.table):
-            whole = params[name]
+            whole: Any = params[name]
             if name in self._codes and self.setup.lora is not None:
-                stored = stored_base(np.asarray(whole), self.setup.lora.base)
+                matrix = whole if isinstance(whole, Stored) else np.asarray(whole)
+                stored = stored_base(matrix, self.setup.lora.base)
                 shards[name] = codes_on(stored, default_device())
                 release_pages(whole)
                 continue

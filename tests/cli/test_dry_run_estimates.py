@@ -82,7 +82,7 @@ def test_a_threshold_reads_and_writes_nothing_large(world: Path, tmp_path: Path)
     assert plan["cpu_seconds"] > 0 and plan["bytes_written"] == 0 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("recipe", ["mixed", "w8", "w8a8", "w4", "fp8"])
+@pytest.mark.parametrize("recipe", ["mixed", "w8", "w8a8", "w4", "fp8", "nf4", "nf4-double"])
 def test_bytes_of_a_quantized_model_are_exact(world: Path, tmp_path: Path, recipe: str) -> None:
     words = ("quantize", world / "docs.jsonl", "--model", world / "run" / "final", "--samples", 2,
              "--length", 32, "--recipe", recipe, "--group-size", 32)  # fmt: skip

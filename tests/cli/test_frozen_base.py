@@ -94,6 +94,35 @@ def test_final_is_that_of_adapters_on_the_decoded_model(
         assert done.returncode == 2 and message in done.stderr.decode()
 
 
+@pytest.mark.parametrize(
+    ("loss", "recipe"),
+    [
+        ("", "nf4"),
+        *[pytest.param(loss, "nf4-double", marks=pytest.mark.slow) for loss in ("dpo", "reward")],
+    ],
+)
+def test_codes_of_a_checkpoint_in_nf4_are_kept(
+    made: Path, tmp_path: Path, loss: str, recipe: str, sabia: Commands
+) -> None:
+    """The run is that on the decoded checkpoint, whose values are not rounded again."""
+    words = ("--model", made / "base" / "final", "-o", tmp_path / "q", "--recipe", recipe)
+    words += ("--rounding", "rtn")
+    assert sabia("quantize", *words).returncode == 0
+    spec, params = hub.load_model(tmp_path / "q")
+    hub.save_model(tmp_path / "decoded", spec, params, tokenizer_from=tmp_path / "q")
+    rows, more = ("pairs", ("--loss", loss)) if loss else ("chats", ())
+    for name, model, base in (("codes", "q", ("--lora-base", "nf4")), ("plain", "decoded", ())):
+        words = ("sft", made / f"{rows}.jsonl", "--model", tmp_path / model, *TRAIN[:-1], *base)
+        done = sabia(*words, *more, "-o", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        assert (b"is in NF4 already; its codes are kept" in done.stderr) == (name == "codes")
+    assert losses(tmp_path / "codes") == losses(tmp_path / "plain")
+    ours, theirs = final(tmp_path / "codes"), final(tmp_path / "plain")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo", "kto", "orpo", "reward"])
 def test_preferences(made: Path, tmp_path: Path, loss: str, sabia: Commands) -> None:

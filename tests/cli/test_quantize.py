@@ -115,6 +115,8 @@ def test_records_may_come_through_a_pipe(model: Path, chats: Path, tmp_path: Pat
         ({"recipe": "fp8", "scale": "mse"}, "--scale: recipe fp8 has no format"),
         ({"samples": 256}, "--samples: only with calibration records"),
         ({"experts": "all"}, "--experts: only with calibration records"),
+        ({"recipe": "nf4", "scale": "mse"}, "--scale: recipe nf4 has no format that uses it"),
+        ({"recipe": "nf4", "rounding": "gptq"}, "rounding is gptq with format nf4, whose scales"),
         ({"match": "llmcompressor", "rounding": "gptq"}, "--match: llmcompressor: its rounding to"),
         ({"seed": 0}, "--seed: only with calibration records"),
         ({"out": "-"}, "--out: '-' .expected a directory"),

@@ -99,7 +99,9 @@ def test_a_killed_run_goes_on_at_the_layer(world: Path, tmp_path: Path, seed: in
     assert not layers(out).exists()
 
 
-def interrupted(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def interrupted(
+    world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, **settings: Any
+) -> None:
     """A run in this process that ends like a killed one after some layers."""
     from sabia.core.quant import directory
 
@@ -115,7 +117,7 @@ def interrupted(world: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: 
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(directory, "_keep", kept)
-        make(world, out)
+        make(world, out, **settings)
     assert finished(out) == after
 
 
@@ -152,6 +154,21 @@ def test_finished_layers_are_not_made_again(
     make(world, out)
     assert made == [*range(LAYERS), None][after:]
     assert content(out) == content(world / "whole")
+
+
+@pytest.mark.parametrize("recipe", ["nf4", "nf4-double"])
+def test_nf4_goes_on_at_the_layer(
+    world: Path, tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    make(world, tmp_path / "whole", recipe=recipe)
+    interrupted(world, tmp_path / "q", monkeypatch, 2, recipe=recipe)
+    capsys.readouterr()
+    make(world, tmp_path / "q", recipe=recipe)
+    assert f"2 of {LAYERS + 1} parts are finished" in capsys.readouterr().err
+    assert content(tmp_path / "q") == content(tmp_path / "whole")
+    card = (tmp_path / "q" / "README.md").read_text()
+    assert "files as bitsandbytes" in card and f"| {recipe} | rtn |" in card
 
 
 def test_layers_of_another_run_are_made_again(

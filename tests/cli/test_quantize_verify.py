@@ -64,7 +64,7 @@ def verified(
     return json.loads(shown.out), shown.err
 
 
-@pytest.mark.parametrize("recipe", ["mixed", "nvfp4", *SLOW])
+@pytest.mark.parametrize("recipe", ["mixed", "nvfp4", "nf4-double", *SLOW])
 def test_what_was_measured_is_what_is_read(
     original: Path, tmp_path: Path, recipe: str, capsys: pytest.CaptureFixture
 ) -> None:
@@ -136,6 +136,29 @@ def test_tensors_that_do_not_fit_the_configuration_are_named(
     assert (report["unused_tensors"], report["missing_tensors"]) == (unused, missing)
     for name in (*unused, *missing):
         assert name in shown.err
+
+
+def test_parts_of_nf4_that_do_not_fit_are_named(
+    original: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of a matrix that has lost its scales, of one that has lost its state, and one too many."""
+    out = quantized(original, tmp_path / "q", "nf4")
+    tensors = {name: np.array(x) for name, x in hub.read_checkpoint(out).items()}
+    up, down = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("up", "down"))
+    state = f"{down}.quant_state.bitsandbytes__nf4"
+    del tensors[f"{up}.absmax"], tensors[state]
+    tensors[f"{up}.nested_quant_map"] = np.ones(256, np.float32)
+    write_tensors(out / "model.safetensors", tensors)
+    with pytest.raises(BadData, match=r"1 tensors .* 2 missing"):
+        verified(capsys, original, out)
+    report = json.loads(capsys.readouterr().out)
+    assert report["missing_tensors"] == sorted([f"{up}.absmax", state])
+    assert report["unused_tensors"] == [f"{up}.nested_quant_map"]
+    tensors[f"{up}.absmax"], tensors[state] = np.ones(1, np.float32), np.ones(3, np.uint8)
+    del tensors[f"{up}.nested_quant_map"]
+    write_tensors(out / "model.safetensors", tensors)
+    with pytest.raises(BadData, match=rf"model: {up}.absmax is float32 \[1\]|{state} cannot be"):
+        verified(capsys, original, out)
 
 
 def test_other_values_show(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.numerics.nf4 import matrix_of
 from sabia.core.numerics.published import BLOCKS, SCALES
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.tensors import TensorSpec
@@ -29,7 +30,7 @@ class LayeredFiles:
         self.modules: dict[str, list[str]] = {}  # names of the tensors of a module
         for name in self.tensors:
             whole = name.removesuffix(BLOCKS).removesuffix(SCALES)
-            module = whole if whole != name else name.rpartition(".")[0]
+            module = whole if whole != name else matrix_of(name).rpartition(".")[0]
             self.modules.setdefault(module, []).append(name)
         own = {name for tensor in self.spec.tensors() for name in self._names(tensor)}
         if not any_names:

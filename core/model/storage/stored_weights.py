@@ -1,6 +1,7 @@
 """Model directories that `sabia quantize` writes, for running them on their stored weights."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,29 +11,29 @@ from sabia.core.model.storage.hub import (
     check_names,
     decoded,
     from_hf,
+    load_model,
     read_checkpoint,
     take,
     with_input_scales,
 )
-from sabia.core.numerics.compressed import PARTS
-from sabia.core.numerics.stored import Stored, StoredStack, stored_matrix
+from sabia.core.numerics.stored import Stored, StoredStack, is_nf4, part_names, stored_matrix
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart, TensorSpec
 
-__all__ = ["Stored", "load_stored"]
+__all__ = ["Stored", "load_base", "load_stored"]
 
 
 def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray | Stored]]:
-    """As `hub.load_model`, but the matrices of layers that are quantized in compressed-tensors stay
-    as they are stored, for `Ops.to_device`.
+    """As `hub.load_model`, but the matrices of layers that are quantized in compressed-tensors or
+    NF4 stay as they are stored, for `Ops.to_device`.
 
     Matrices that are part of a fused one in the files, or that are used apart from products, are
     decoded.
     """
     spec, tensors = load_spec(directory), read_checkpoint(directory)
     config = spec.config.get("quantization_config") or {}
-    if config.get("quant_method") != "compressed-tensors":
+    if config.get("quant_method") not in ("compressed-tensors", "bitsandbytes"):
         return spec, {**from_hf(spec, decoded(spec, tensors))}
     spec = with_input_scales(spec, tensors)
     kept: dict[str, np.ndarray | Stored] = {}
@@ -40,8 +41,8 @@ def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray 
         if (stored := _stored(tensor, tensors, config)) is not None:
             kept[tensor.name] = stored
             for name in tensor.files:  # of which none is left to be decoded
-                for part in PARTS:
-                    tensors.pop(f"{name.removesuffix('.weight')}.{part}", None)
+                for part in part_names(name, config):
+                    tensors.pop(part, None)
     remaining = decoded(spec, tensors)
     params = {
         tensor.name: kept[tensor.name] if tensor.name in kept else take(tensor, remaining)
@@ -51,6 +52,18 @@ def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray 
         del remaining[fused]
     check_names(spec, remaining)
     return spec, params
+
+
+def load_base(directory: str | Path, base: frozenset[str], form: str) -> dict[str, Any]:
+    """The parameters as `hub.load_model` gives them; for the form nf4 of core.numerics.frozen_base
+    those of `base` that the directory has in NF4 stay as they are stored."""
+    if form != "nf4":
+        return {**load_model(directory)[1]}
+    _, params = load_stored(directory)
+    return {
+        name: x.decoded() if isinstance(x, Stored) and not (name in base and is_nf4(x)) else x
+        for name, x in params.items()
+    }
 
 
 def _stored(

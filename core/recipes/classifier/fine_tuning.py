@@ -19,7 +19,7 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.model.init import init_tensor
-from sabia.core.model.storage import hub
+from sabia.core.model.lora import LoraConfig
 from sabia.core.options.classify_train import ClassifyTrainOptions
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.parallel.world import World
@@ -27,6 +27,7 @@ from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.classifier.labels import Labels, labels_of, usable
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel
 from sabia.core.recipes.classifier.token_windows import TextReader
+from sabia.core.recipes.model_source import load_arrays
 from sabia.core.recipes.rejected_rows import opened_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.training_run import Task
@@ -186,9 +187,12 @@ def _rows(
     )
 
 
-def start_params(model: str, spec: ModelSpec, seed: int) -> dict[str, np.ndarray]:
-    """The model's own tensors, with new ones for the head unless it has the same labels."""
-    base, params = hub.load_model(model)
+def start_params(
+    model: str, spec: ModelSpec, seed: int, lora: LoraConfig | None = None
+) -> dict[str, np.ndarray]:
+    """The model's own tensors, with new ones for the head unless it has the same labels; lora: see
+    model_source.load_arrays."""
+    base, params = load_spec(model), load_arrays(model, lora)
     same = base.classifier == spec.classifier
     same &= base.classifier is None or label_names(base.config) == label_names(spec.config)
     return {

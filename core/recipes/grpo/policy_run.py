@@ -229,7 +229,7 @@ def _training(
 ) -> TrainingRun:  # fmt: skip
     job, world = call.job, call.world
     lora, precision = training_config.lora_config(options), precision_named(options.precision)
-    params = load_arrays(options.model) if lora and lora.base else load_fp32(options.model)
+    params = load_arrays(options.model, lora) if lora and lora.base else load_fp32(options.model)
     optimizer, schedule = (
         policy_config.optimizer_config(options, spec.hidden_size),
         policy_config.schedule_config(options),

@@ -11,6 +11,7 @@ from sabia.core.options.sft import SftOptions
 from sabia.core.recipes.classifier.fine_tuning import start_params
 from sabia.core.recipes.preferences.reference import FOLDER, with_reference
 from sabia.core.recipes.run_call import RunCall
+from sabia.core.recipes.training_config import lora_config
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.token_rows.row_file import RowFile
 from sabia.core.spec import ModelSpec
@@ -65,7 +66,7 @@ def preference_task(call: RunCall, task: Task, options: SftOptions, pad_id: int 
         if options.tokenizer:
             raise UsageError("--tokenizer: with --loss reward (expected the model's own)")
         spec = reward_spec(task.spec, pad_id)
-        load = partial(start_params, options.model, spec, seed)
+        load = partial(start_params, options.model, spec, seed, lora_config(options))
         changes |= {"spec": spec, "load_params": load}
     else:
         check_predicts(task.spec)

@@ -257,7 +257,9 @@ def test_batches_hold_every_row_once(token_rows) -> None:
     assert sorted(rows) == sorted(token_rows)
 
 
-@pytest.mark.parametrize("name", [n for n in recipe.BUILT_IN if n != "w4a16-asym"])
+@pytest.mark.parametrize(
+    "name", [n for n in recipe.BUILT_IN if n != "w4a16-asym" and not n.startswith("nf4")]
+)
 def test_transformers_reads_the_directory(wide, token_rows, name, tmp_path) -> None:
     """Its weights are ours to the last bit; so are its logits, where inputs are not rounded."""
     pytest.importorskip("compressed_tensors", reason="transformers reads it with that package")

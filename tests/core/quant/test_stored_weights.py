@@ -1,5 +1,6 @@
 """Models that run on their stored weights give what the decoded models give, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sabia.core.generate.requests import Request  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors  # noqa: E402
 from sabia.core.model.storage.stored_weights import load_stored  # noqa: E402
-from sabia.core.numerics.schemes import SCHEMES  # noqa: E402
+from sabia.core.numerics.schemes import BITSANDBYTES, SCHEMES  # noqa: E402
 from sabia.core.numerics.stored import Stored  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.parallel.build_ops import ops_as_served  # noqa: E402
@@ -47,16 +48,21 @@ def quantized(family: str, name: str, out: Path) -> ModelSpec:
     params = {t.name: (draw.standard_normal(t.shape) * 0.1).astype(np.float32)
               for t in spec.tensors()}  # fmt: skip
     rows = [draw.integers(0, 300, 20).tolist() for _ in range(12)]
-    made = quantize(spec, params, recipe.load_recipe(name), OPS, batches(rows))
+    asked = recipe.load_recipe(name)
+    if name in BITSANDBYTES and family == "qwen3_moe":  # experts too
+        asked = replace(asked, components=dict.fromkeys(("attention", "mlp", "expert"), name))
+    made = quantize(spec, params, asked, OPS, batches(rows))
     export.export(out, made, None)
     return spec
 
 
 CASES = [("llama", name) for name, scheme in SCHEMES.items() if scheme.quantizes]
 CASES += [("qwen3_moe", "w4a16"), ("qwen3_moe", "nvfp4"), ("deepseek_v3", "fp8")]
+CASES += [("llama", name) for name in BITSANDBYTES] + [("qwen3_moe", "nf4")]
 
 
 FAST = {("llama", "nvfp4a16"), ("llama", "w4a16-asym"), ("qwen3_moe", "w4a16")}
+FAST |= {("llama", "nf4-double"), ("qwen3_moe", "nf4")}
 
 
 @pytest.mark.parametrize(

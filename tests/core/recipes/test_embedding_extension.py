@@ -9,6 +9,7 @@ import pytest
 from training_cases import LENGTH, SHAPE, Commands, corpus, losses
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.model.lora import LoraConfig
 from sabia.core.model.storage import hub
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.spec import from_config, new_config, parse_shape
@@ -62,7 +63,7 @@ def test_old_rows_stay_and_new_ones_are_means(folder, tmp_path, multiple, paddin
     shutil.copytree(folder / "extended", tmp_path / "extended")
     extension = replace(load_extension(folder / "extended"), multiple=multiple)
     extension.save(tmp_path / "extended")
-    spec, load = model_for(str(tmp_path / "extended"), str(tmp_path / "base"), False)
+    spec, load = model_for(str(tmp_path / "extended"), str(tmp_path / "base"), None)
     before, params = hub.load_model(tmp_path / "base")[1], load()
     rows = max(size + padding, -(-(size + NEW) // multiple) * multiple)
     assert spec.vocab_size == spec.config["vocab_size"] == rows
@@ -89,26 +90,26 @@ def test_old_rows_stay_and_new_ones_are_means(folder, tmp_path, multiple, paddin
 def test_a_model_that_has_the_tokens_is_left_alone(folder, tmp_path):
     size = load_tokenizer(folder / "extended").vocab_size
     save_base(tmp_path / "grown", folder / "extended", size)
-    spec, load = model_for(str(folder / "extended"), str(tmp_path / "grown"), True)
+    spec, load = model_for(str(folder / "extended"), str(tmp_path / "grown"), LoraConfig())
     assert spec.vocab_size == size and isinstance(load()["embed"], np.ndarray)
 
 
 def test_what_cannot_grow_is_refused(folder, tmp_path):
     base, extended = str(folder / "base"), folder / "extended"
     with pytest.raises(UsageError, match=r"has \d+ tokens, .*tokenize --extend .*base"):
-        model_for(str(folder / "other"), base, False)
+        model_for(str(folder / "other"), base, None)
     with pytest.raises(UsageError, match="--lora-rank: adapters would not learn the 24 tokens"):
-        model_for(str(extended), base, True)
+        model_for(str(extended), base, LoraConfig())
     save_base(tmp_path / "foreign", folder / "other", 500)  # its 500 rows would do, its ids not
-    assert model_for(str(extended), str(tmp_path / "foreign"), False)[0].vocab_size == 500
+    assert model_for(str(extended), str(tmp_path / "foreign"), None)[0].vocab_size == 500
     (folder / "other" / "extension.json").write_text((extended / "extension.json").read_text())
     with pytest.raises(UsageError, match=r"has .* tokens"):
-        model_for(str(folder / "other"), base, False)
+        model_for(str(folder / "other"), base, None)
     shutil.copytree(extended, tmp_path / "stale")
     record = load_extension(extended)
     replace(record, pieces=record.pieces[:-1]).save(tmp_path / "stale")
     with pytest.raises(BadData, match="left from another"):
-        model_for(str(tmp_path / "stale"), base, False)
+        model_for(str(tmp_path / "stale"), base, None)
 
 
 def test_layers_that_are_handed_on_cannot_grow(folder, tmp_path):
@@ -125,9 +126,9 @@ def test_layers_that_are_handed_on_cannot_grow(folder, tmp_path):
         )
         if rows == size:
             with pytest.raises(UsageError, match=r"mtp\.embed\.weight is copied unchanged"):
-                model_for(str(folder / "extended"), str(tmp_path / "base"), False)
+                model_for(str(folder / "extended"), str(tmp_path / "base"), None)
         else:
-            assert model_for(str(folder / "extended"), str(tmp_path / "base"), False)
+            assert model_for(str(folder / "extended"), str(tmp_path / "base"), None)
 
 
 @pytest.fixture(scope="module")
