@@ -22,7 +22,7 @@ RESULTS = {
     "sft": 3,
     "grpo": 5,
     "quantize": 8,
-    "eval": 6,
+    "eval": 7,
     "plan-cluster": 3,
 }
 # what fingerprints of results 1 contain: the version of the package at that time

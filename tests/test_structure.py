@@ -38,7 +38,7 @@ ALLOWED = {
     "sandbox": set(), "shards": {"sandbox"}, "spec": set(), "numerics": set(), "grammar": set(),
     "plan": {"spec", "numerics"}, "ops": {"spec", "numerics"},
     "model": {"ops", "spec", "numerics", "shards"},
-    "parallel": {"spec", "model", "ops"},
+    "parallel": {"spec", "model", "ops", "sandbox"},
     "train": {"model", "ops", "parallel", "shards", "numerics", "spec"},
     "generate": {"grammar", "model", "ops", "parallel", "spec", "text", "shards"},
     "judge": {"generate", "sandbox", "shards"}, "serve": {"generate", "grammar", "model", "text"},

@@ -5,8 +5,8 @@ capability's tasks, or of one rubric item. It is `red` if a fall of more than `m
 `green` if it is excluded, and else `cannot tell`, with the number of items that would probably tell
 (80 % power). Tests are one-sided at the gate's confidence; those of red are Holm-adjusted over the
 checks of a model, so that a model equal to its baseline is red with a probability of at most
-1 - confidence. Differences of bounded values get two more pairs, one of them different, as Agresti
-and Min (2005) do for proportions: a few equal pairs prove nothing. Errors are by clusters of items.
+1 - confidence. Errors are by clusters of items, and allow for rare differences
+(`statistics.middle_and_error`).
 """
 
 import math
@@ -129,23 +129,13 @@ def difference(
     if not keys:
         return None
     off = sign * np.array([after[key] - before[key] for key in keys])
-    clusters = clusters_of(keys, groups)
-    sums, counts = np.bincount(clusters, weights=off), np.bincount(clusters)
-    count, samples, mean = len(sums), len(keys), float(off.mean())
-    added = 2 * (span > 0)
-    wide = samples + added * samples / count
-    middle = mean * samples / wide
-    # of the two pairs that are added, one differs by the span: half a pair in either direction
-    squares = float(np.sum((sums - counts * middle) ** 2)) + (span * samples / count) ** 2
-    total, error = count + added, math.inf
-    if total > 1:
-        error = math.sqrt(squares * total / (total - 1)) / wide
+    middle, error, degrees = statistics.middle_and_error(off, clusters_of(keys, groups), span)
     change: dict[str, float] = {}
     for (item, _), by in zip(keys, off, strict=True):
         change[item] = change.get(item, 0.0) + float(by)
     order = sorted(change, key=change.__getitem__)
     return Difference(
-        mean * scale, middle * scale, error * scale, max(total - 1, 1), len(change),
+        float(off.mean()) * scale, middle * scale, error * scale, max(degrees, 1), len(change),
         worse=tuple(item for item in order if change[item] < 0),
         better=tuple(item for item in reversed(order) if change[item] > 0),
     )  # fmt: skip

@@ -298,7 +298,12 @@ def _compare(
     x, numbers, items = _columns(first, keys)
     y, _, _ = _columns(second, keys)
     sign = 1.0 if metric.higher_is_better else -1.0
-    pair = statistics.paired(x, y, clusters_of(keys, groups), items)
+    bounded = metric.aggregate not in ("ratio", "corpus")
+    span = float(bounded and unit_key(name) == "share")
+    if metric.aggregate == "sum":
+        maxima = by_model[a].get(MAXIMUM, {})
+        span = max(maxima.get(key, first[key]) for key in keys)
+    pair = statistics.paired(x, y, clusters_of(keys, groups), items, span)
     if metric.aggregate == "sum":
         pair = statistics.scaled(pair, len(keys))
     if sign < 0:

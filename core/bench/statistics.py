@@ -14,8 +14,10 @@ scores of 0 beside many near 1 are covered by .77 only. A sample without them ca
 there are any, so the interval is too wide where there are none: it covers .97 to 1 of the means of
 15 to 50 alike scores, never less than it says. Other means have Student's interval.
 Perplexities and bits per byte are bootstrapped. Pairs: exact McNemar if each item is independent
-and has one binary value, else the t test of the difference. p-values of one report are
-Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often intervals cover.
+and has one binary value, else the t test of the difference; intervals of differences of bounded
+values are those of Agresti and Min (2005) by clusters, with the same allowance for rare values.
+p-values of one report are Holm-adjusted. `tests/core/bench/test_coverage.py` measures how often
+intervals cover.
 """
 
 import math
@@ -120,9 +122,14 @@ def share_interval(share: float, parts: np.ndarray, binary: bool, method: str) -
     else:
         low, high = hall_ends(share, parts, t)
         made = Interval(share, low, high, method.replace("agresti_coull_t", "hall"))
-    unseen = 1 - UNSEEN ** (1 / clusters)
-    low, high = min(made.low, share * (1 - unseen)), max(made.high, share + unseen * (1 - share))
+    rare = unseen(clusters)
+    low, high = min(made.low, share * (1 - rare)), max(made.high, share + rare * (1 - share))
     return replace(made, low=max(0.0, low), high=min(1.0, high))
+
+
+def unseen(count: int) -> float:
+    """The largest part of answers of which `count` have none with a probability of UNSEEN."""
+    return float(1 - UNSEEN ** (1 / count))
 
 
 def hall_ends(mean: float, parts: np.ndarray, quantile: float) -> tuple[float, float]:
@@ -234,24 +241,52 @@ def mcnemar_exact(regressed: int, fixed: int) -> float:
     return min(1.0, 2 * tail / 2**n)
 
 
-def paired(a: np.ndarray, b: np.ndarray, clusters: np.ndarray, items: int) -> Paired:
+def paired(
+    a: np.ndarray, b: np.ndarray, clusters: np.ndarray, items: int, span: float = 0.0
+) -> Paired:
     """Compare b[N] with a[N], values of the same samples of some items; clusters[N] is the number
-    of the item's cluster."""
+    of the item's cluster. span: of a value's range, 0 if it has none."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     difference = y - x
     count = len(np.unique(clusters))
-    error = standard_error(difference, clusters)
     mean = float(difference.mean())
-    half = t_value(count - 1) * error if count > 1 else math.inf
+    middle, error, degrees = middle_and_error(difference, clusters, span)
+    half = t_value(degrees) * error if degrees else math.inf
     regressed, fixed = int((difference < 0).sum()), int((difference > 0).sum())
     alone = count == len(x)
     pairs = len(x) if alone and np.isin(np.concatenate([x, y]), (0.0, 1.0)).all() else 0
     if pairs:
         test, p = "mcnemar_exact", mcnemar_exact(regressed, fixed)
     else:
-        test, p = "student_t" if alone else "student_t_clustered", _t_p(mean, error, count)
-    interval = Interval(mean, mean - half, mean + half, "student_t" + "_clustered" * (not alone))
+        test = "student_t" if alone else "student_t_clustered"
+        p = _t_p(mean, standard_error(difference, clusters), count)
+    method = ("agresti_min_t" if span else "student_t") + "_clustered" * (not alone)
+    low, high = middle - half, middle + half
+    if span:
+        seen, rare = mean * (1 - unseen(count)), span * unseen(count)
+        low, high = max(min(low, seen - rare), -span), min(max(high, seen + rare), span)
+    interval = Interval(mean, low, high, method)
     return Paired(interval, p, test, items, regressed, fixed, detectable(half, pairs))
+
+
+def middle_and_error(
+    off: np.ndarray, clusters: np.ndarray, span: float = 0.0
+) -> tuple[float, float, int]:
+    """(middle, standard error, degrees of freedom) for tests of the mean of differences off[N].
+
+    Differences of values with a range `span` get two more pairs, one of which differs by the span,
+    half in either direction (Agresti and Min 2005): pairs that are all equal prove little. With one
+    cluster, and no pairs more, the error is infinite and there are 0 degrees.
+    """
+    sums, counts = np.bincount(clusters, weights=off), np.bincount(clusters)
+    count, samples = len(sums), len(off)
+    added = 2 * (span > 0)
+    wide = samples + added * samples / count
+    middle = float(off.sum()) / wide
+    squares = float(np.sum((sums - counts * middle) ** 2)) + (span * samples / count) ** 2
+    total = count + added
+    error = math.sqrt(squares * total / (total - 1)) / wide if total > 1 else math.inf
+    return middle, error, total - 1
 
 
 def scaled(pair: Paired, scale: float) -> Paired:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -21,6 +22,7 @@ from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.health.shutdown import exit_code
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
+from sabia.core.sandbox.kernel import end_with_parent
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 
 LONGEST = timedelta(days=30)  # that a process waits where others may have far more to do
@@ -48,6 +50,9 @@ def library_output_to_stderr(world: World) -> Iterator[None]:
 def _watched(world: World, config: WatchdogConfig) -> Iterator[contextlib.ExitStack]:
     """Register the ranks and run the watchdog; callbacks on the stack run before it ends."""
     job_environment.keep_offline()
+    if world.launcher == "torchrun" and sys.platform == "linux":
+        # without its agent nothing would end a rank, and a restart would run beside it
+        end_with_parent(signal.SIGTERM)
     if world.size > 1:
         job_environment.keep_caches_apart(config.directory)
     else:

@@ -26,10 +26,17 @@ def ranks(launcher: int) -> list[int]:
     return list(map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()))
 
 
+def alive(process: int) -> bool:
+    """Whether it runs: a process that has ended and that nobody waits for has no command line."""
+    with contextlib.suppress(OSError):
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    return False
+
+
 def killed(line: list[str], cache: Path, total: int, draw: random.Random) -> Counter[str]:
-    """How often each way of ending a start met it: kill -9 of a rank, or of the launcher with all
-    its ranks, or SIGTERM to all as a scheduler sends it; then the last start ends by itself."""
-    met, ways = Counter[str](), ["one"] * 5 + ["all"] * 3 + ["term"] * 2
+    """How often each way of ending a start met it: kill -9 of a rank, of the launcher with all its
+    ranks or alone, or SIGTERM to all as a scheduler sends it; then the last start ends itself."""
+    met, ways = Counter[str](), ["one"] * 4 + ["all"] * 2 + ["launcher"] * 2 + ["term"] * 2
     draw.shuffle(ways)
     for number, way in enumerate(ways):
         process = subprocess.Popen(
@@ -44,10 +51,12 @@ def killed(line: list[str], cache: Path, total: int, draw: random.Random) -> Cou
         of_ranks = [] if process.poll() is not None else ranks(process.pid)
         # the launcher gives each rank a session of its own
         every = [draw.choice(of_ranks)] if way == "one" and of_ranks else [process.pid, *of_ranks]
+        every = every[:1] if way == "launcher" else every
         for one in every:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGTERM if way == "term" else signal.SIGKILL)
         process.wait(HANG_S)
+        until(lambda left=of_ranks: not any(map(alive, left)))
         met[way] += process.returncode != 0
     done = subprocess.run(line, capture_output=True, timeout=HANG_S, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr.decode()

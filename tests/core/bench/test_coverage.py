@@ -183,6 +183,26 @@ def test_points_as_shares_of_sums() -> None:
     assert hits / DRAWS == pytest.approx(0.95, abs=0.015 + NOISE)
 
 
+@pytest.mark.parametrize("n", [15, 30, 100, 500])
+def test_paired_differences_of_which_few_or_none_are_seen(n: int) -> None:
+    draw, hits = np.random.default_rng(n), []
+    for worse, better in ((0.02, 0.0), (0.05, 0.02), (0.1, 0.1), (0.3, 0.1)):
+        if worse * n < 2:
+            worse = 2 / n  # where fewer are expected, no interval of 95 % knows of them
+        u = draw.random((DRAWS, n))
+        change = np.where(u < worse, -1.0, np.where(u < worse + better, 1.0, 0.0))
+        pairs = [s.paired(one < 0, one + (one < 0), np.arange(n), n, 1.0) for one in change]
+        ends = [(pair.difference.low, pair.difference.high) for pair in pairs]
+        hits.append(np.mean([low <= better - worse <= high for low, high in ends]))
+    assert min(hits) >= 0.93 - NOISE, hits
+
+
+def test_equal_pairs_prove_little() -> None:
+    pair = s.paired(np.ones(20), np.ones(20), np.arange(20), 20, 1.0)
+    assert -0.2 < pair.difference.low < -0.05 and pair.difference.high == -pair.difference.low
+    assert s.paired(np.ones(20), np.ones(20), np.arange(20), 20).difference.low == 0  # unbounded
+
+
 def test_the_detectable_difference_is_found_in_eighty_of_a_hundred() -> None:
     draw, n, spread = np.random.default_rng(1), 60, 0.3
     zeros = np.zeros(n)
