@@ -43,6 +43,15 @@ from sabia.kernels.language.interface import score as language_score
 from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
 from sabia.kernels.quality.interface import measure
+from sabia.kernels.row_functions.interface import (
+    exp_sums,
+    rms_norm,
+    rms_norm_gradient,
+    rotate,
+    silu_product,
+    silu_product_gradient,
+    softmax_gradient,
+)
 from sabia.kernels.row_products.interface import (
     attention,
     matrix_vector,
@@ -143,6 +152,20 @@ def _row_products() -> None:
         attention(one, numbers, numbers, none, none, one, one[0], _N)
 
 
+def _row_functions() -> None:
+    plain, cos = np.zeros((1, 2), np.float32), np.zeros((1, 1, 1, 2), np.float32)
+    one = plain[0, :1]
+    for dtype in (np.float32, np.uint16):
+        x = np.zeros((1, 2), dtype)
+        rms_norm(x, plain[0], 1e-6, x, one, _N)
+        rms_norm_gradient(x, x, plain[0], one, x, plain[0], _N)
+        silu_product(x[0], x[0], x[0], _N)
+        silu_product_gradient(x[0], x[0], x[0], x[0], x[0], _N)
+        rotate(x[None, None], cos, cos, 1.0, x[None, None], _N)
+        exp_sums(x, one, 0.0, one, _N)
+        softmax_gradient(x, one, np.zeros(1, np.int64), one, one, 0.0, _N)
+
+
 EXAMPLES: Mapping[str, Callable[[], None]] = {
     "quality": _quality,
     "bpe": _bpe,
@@ -153,6 +176,7 @@ EXAMPLES: Mapping[str, Callable[[], None]] = {
     "language": _language,
     "word_spans": _word_spans,
     "row_products": _row_products,
+    "row_functions": _row_functions,
 }
 
 

@@ -13,11 +13,18 @@ ACTIVATIONS: Mapping[str, Callable[[Ops, Array], Array]] = {
 }
 
 
+def gated(activation: str, ops: Ops, gate: Array, up: Array) -> Array:
+    """activation(gate) · up."""
+    if activation == "silu":
+        return ops.silu_product(gate, up)
+    return ACTIVATIONS[activation](ops, gate) * up
+
+
 def gated_mlp(part: GatedMlp, block: Block, y: Array) -> Array:
     """down(activation(gate(y)) · up(y)) of y[B, T, D] (SwiGLU, GeGLU: arXiv 2002.05202)."""
     ops = block.ops
     gate, up = (ops.shard(x, INNER) for x in block.products(y, "mlp.gate", "mlp.up"))  # [B, T, F]
-    return block.project("mlp.down", ACTIVATIONS[part.activation](ops, gate) * up)
+    return block.project("mlp.down", gated(part.activation, ops, gate, up))
 
 
 MLPS: Mapping[type, Callable[..., Array]] = {GatedMlp: gated_mlp}

@@ -17,7 +17,7 @@ router_z[B]: mean_t logsumexp(scores)² (ST-MoE, arXiv 2202.08906, equation 5).
 """
 
 from sabia.core.model.block import Block
-from sabia.core.model.feed_forward import ACTIVATIONS
+from sabia.core.model.feed_forward import gated
 from sabia.core.ops.base import Array, Ops
 from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
 
@@ -90,7 +90,7 @@ def activated(part: Experts, gate: Array, up: Array, ops: Ops) -> Array:
     """activation(gate) · up of gate[M, F] and up[M, F]."""
     kind = part.activation
     if not isinstance(kind, ClampedSwiglu):
-        return ACTIVATIONS[kind](ops, gate) * up
+        return gated(kind, ops, gate, up)
     # (clamp(up) + 1) · gate · sigmoid(alpha · gate), gate clamped from above
     gate = ops.where(gate > kind.limit, kind.limit, gate)
     up = ops.where(up > kind.limit, kind.limit, up)

@@ -163,6 +163,10 @@ class Ops(ArrayFunctions, Protocol):
     topk: Callable[[Array, int], tuple[Array, Array]]
     stop_gradient: Callable[[Array], Array]  # x as a constant
 
+    def silu_product(self, gate: Array, up: Array) -> Array:
+        """silu(gate) · up, of one shape (SwiGLU, arXiv 2002.05202)."""
+        return self.silu(gate) * up
+
     def gelu(self, x: Array, tanh: bool = False) -> Array:
         """x · Φ(x), Φ the normal distribution; `tanh`: its usual approximation (1606.08415)."""
 

@@ -1,8 +1,9 @@
 """The operations of one device in torch.
 
-Attention, norms, expert products and the vocabulary loss are those of sabia.kernels. The rotary
-embedding has a hand-written gradient in fp32, which reads and writes memory fewer times than
-autograd's chain; inside torch.compile a plain expression is used, because the compiler fuses it.
+Attention, norms, expert products and the vocabulary loss are those of sabia.kernels. Large rotary
+embeddings and gated activations on a CPU are its loops over rows; smaller rotary embeddings have a
+gradient by hand in fp32, which reads and writes memory fewer times than autograd's chain. Inside
+torch.compile plain expressions are used, because the compiler fuses them.
 """
 
 import functools
@@ -33,6 +34,7 @@ from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
 from sabia.core.ops.stored_torch import codes_on, decoded_again
+from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
 
@@ -210,6 +212,11 @@ class _Rope(torch.autograd.Function):
 
 def rope(x: Tensor, angles: Angles) -> Tensor:
     """See Ops.rope."""
+    return rotate(x, *angles) if serves(x) else plain_rope(x, angles)
+
+
+def plain_rope(x: Tensor, angles: Angles) -> Tensor:
+    """See Ops.rope; its elements do not depend on the size of x."""
     cos, sin = angles
     if _by_hand(x):
         return (_Rope.apply if torch.is_grad_enabled() else _rotate)(x, cos, sin)
@@ -307,6 +314,12 @@ class TorchOps(Ops):
     def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
         """See Ops.prepared."""
         return packed(params, former, most_bytes)
+
+    def silu_product(self, gate: Tensor, up: Tensor) -> Tensor:
+        """See Ops.silu_product."""
+        if serves(gate) and gate.dtype == up.dtype:
+            return silu_product(gate, up)
+        return self.silu(gate) * up
 
     def embedding(self, table: Tensor, ids: Tensor) -> Tensor:
         """See Ops.embedding."""

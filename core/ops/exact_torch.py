@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sabia.core.ops.axes import check_product
-from sabia.core.ops.base import Array
-from sabia.core.ops.device_torch import TorchOps
+from sabia.core.ops.base import Array, Ops
+from sabia.core.ops.device_torch import TorchOps, plain_rope
 from sabia.core.ops.experts_torch import DispatchPlan, biased, per_token
 from sabia.core.ops.packed_torch import products, takes
 from sabia.core.ops.product import Matrix, Product
@@ -115,6 +115,9 @@ class Exact(TorchOps):
     """Mixed into the operations of a device or of a mesh; see above."""
 
     exact = True
+    # loops over the rows of large arrays round otherwise
+    requested = {**TorchOps.requested, "rms_norm": TorchOps.requested["rms_norm"] or "reference"}
+    rope, silu_product = staticmethod(plain_rope), Ops.silu_product
     silu = staticmethod(_elementwise(
         lambda x: x / (1 + torch.exp(-x)), lambda grad, x, _: _ATEN.silu_backward(grad, x)
     ))  # fmt: skip

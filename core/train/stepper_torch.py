@@ -33,6 +33,7 @@ from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
 from sabia.core.train.computed_tokens import computed_tokens, no_sharing, whole_rows
+from sabia.core.train.freed_memory import keep_freed_memory
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
@@ -82,6 +83,8 @@ class TorchStepper:
         self.device = next(iter(self.params.values())).device
         self._whole_rows = whole_rows(setup, mesh, self.device.type)
         self.no_sharing = self._whole_rows or no_sharing(setup)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
         self._pipeline: pipe_torch.Pipeline | None = None

@@ -10,7 +10,7 @@ Order of choice
     torch, compiling    reference: the compiler fuses it with its neighbours.
     torch on CUDA       library (`torch.nn.functional.rms_norm`, fused both ways) where there is no
                         residual and one dtype; else the Triton kernel.
-    torch on CPU        eager: a gradient by hand, in fp32; else reference.
+    torch on CPU        eager: a gradient by hand; else reference.
     JAX                 reference: XLA fuses it with its neighbours. pallas by name, on TPU.
 """
 

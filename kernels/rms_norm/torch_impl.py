@@ -1,10 +1,12 @@
-"""RMSNorm in torch: the plain expression, one with a gradient by hand, torch's fused kernel."""
+"""RMSNorm in torch: the plain expression, one with a gradient by hand (loops over the rows of
+large arrays, torch's operations in fp32), torch's fused kernel."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.row_functions.torch_arrays import RowNorm, serves
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
@@ -30,18 +32,19 @@ def choose_rms_norm(
 
 
 _BY_HAND = Choice("eager", "gradient by hand, in fewer passes over memory")
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def _by_hand(x: Tensor) -> bool:
-    """Whether the choice is known without a look at the alternatives: float32 on a CPU."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    """Whether the choice is known without a look at the alternatives."""
+    return x.device.type == "cpu" and x.dtype in _DTYPES and not torch.compiler.is_compiling()
 
 
 def _eager_obstacle(x: Tensor, residual: Tensor | None) -> str | None:
     if torch.compiler.is_compiling():
         return "the compiler fuses the plain expression"
-    if x.dtype != torch.float32 or residual is not None:
-        return "it takes float32 without a residual"
+    if residual is not None or not (x.dtype == torch.float32 or _by_hand(x)):
+        return "it takes float32, on a CPU bfloat16 too, without a residual"
     return None
 
 
@@ -85,6 +88,10 @@ def _eager(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, plus_one: bool
 ) -> Tensor:
     factor = weight.float() + 1 if plus_one else weight.float()
+    if serves(x):
+        return RowNorm.apply(x, factor, eps)
+    if x.dtype != torch.float32:
+        return _reference(x, weight, eps, None, plus_one)
     if torch.is_grad_enabled():
         return _RmsNorm.apply(x, factor, eps)
     return (x * _inverse_rms(x, eps)).mul_(factor)

@@ -90,7 +90,7 @@ def _power_of_two(_context, n):
 
 
 @njit(nogil=True, boundscheck=False, fastmath={"contract": True}, error_model="numpy")
-def _exp(x):
+def exp(x):
     """e^x of a float32 x <= 0, within 2 units in the last place (Cephes, expf); it vectorizes."""
     x = max(x, F(-87.0))
     n = np.floor(x * F(1.44269504088896341) + F(0.5))
@@ -115,7 +115,7 @@ def _weights(query, keys, h, first, scores):
         scores[j] = total
         top = max(top, total)
     for j in range(len(scores)):
-        scores[j] = _exp(scores[j] - top)
+        scores[j] = exp(scores[j] - top)
     total = F(0)
     for j in range(len(scores)):
         total += scores[j]

@@ -1,18 +1,24 @@
 """Cross-entropy over the vocabulary projection in torch, without [B, T, V] beyond a chunk.
 
-Scores are computed for some tokens at a time, and the fp32 operations on them for fewer still, so
-that these stay in a CPU's cache. If the scores of all tokens fit in the budget they are saved, in
-the dtype of the product, otherwise the products are repeated in the backward pass. With p =
-softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 - (z/cap)²). The
-weight's gradient is summed over products in fp32. On a CPU, tokens whose two gradients are 0, such
-as those of prompts, are left out of the backward pass.
+Scores are computed for some tokens at a time. The functions of large ones on a CPU are loops over
+their rows (kernels.row_functions); others are computed in fp32 for fewer tokens still, so that they
+stay in a cache. If the scores of all tokens fit in the budget they are saved, in the dtype of the
+product, and become their own gradient; otherwise the products are repeated in the backward pass.
+With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 -
+(z/cap)²). The weight's gradient is summed over products in fp32. On a CPU, tokens whose two
+gradients are 0, such as those of prompts, are left out of the backward pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.utils.checkpoint import checkpoint
 
+from sabia.kernels.row_functions.interface import exp_sums, softmax_gradient
+from sabia.kernels.row_functions.torch_arrays import serves
+from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, times
 
@@ -29,6 +35,13 @@ def _used(grad_nll: Tensor, grad_lse: Tensor) -> Tensor | None:
         return None
     used = ((grad_nll != 0) | (grad_lse != 0)).nonzero()[:, 0]
     return used if len(used) <= MOST_USED * len(grad_nll) else None
+
+
+def _rows(parts: Sequence[Tensor], tokens: Tensor) -> Tensor:
+    """The rows `tokens`, in ascending order, of one matrix in parts of equal size."""
+    size = len(parts[0])
+    chosen = (tokens[tokens // size == number] % size for number in range(len(parts)))
+    return torch.cat([part[rows] for part, rows in zip(parts, chosen, strict=True)])
 
 
 def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
@@ -52,29 +65,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tokens, vocabulary = hidden.shape[0], weight.shape[0]
         # [tokens] each
         lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
-        target_column = targets.clamp_min(0)[:, None]
-        scores = hidden.new_empty((tokens if save else product_rows, vocabulary))
-        buffer = hidden.new_empty((rows, vocabulary), dtype=torch.float32)
+        target_column, saved = targets.clamp_min(0)[:, None], []
+        buffer = None if save else hidden.new_empty((product_rows, vocabulary))
         for part in _blocks(0, tokens, product_rows):
-            raw = scores[part] if save else scores[: part.stop - part.start]
-            torch.mm(hidden[part], weight.t(), out=raw)
+            if buffer is None:
+                saved.append(raw := times(hidden[part], weight))
+            else:
+                raw = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
+            if serves(raw):
+                picked = raw.gather(1, target_column[part])[:, 0]
+                target_score[part] = _capped(picked.float(), cap)
+                largest, sums = _capped(raw.amax(-1).float(), cap), lse[part]
+                exp_sums(numbers(raw), numbers(largest), cap or 0.0, numbers(sums))
+                sums.log_().add_(largest)
+                continue
             for block in _blocks(part.start, part.stop, rows):
-                z = buffer[: block.stop - block.start]
-                z.copy_(raw[block.start - part.start : block.stop - part.start])
-                if cap is not None:
-                    z.div_(cap).tanh_().mul_(cap)
+                z = raw[block.start - part.start : block.stop - part.start].float()
+                z = _capped(z, cap)
                 target_score[block] = z.gather(1, target_column[block])[:, 0]
                 # log Σ e^z = max + log Σ e^{z - max}
                 largest = z.amax(-1)
-                sums = z.sub_(largest[:, None]).exp_().sum(-1)
+                sums = z.sub(largest[:, None]).exp_().sum(-1)
                 torch.add(largest, sums.log_(), out=lse[block])
-        ctx.save_for_backward(hidden, weight, targets, lse, scores if save else None)
+        ctx.save_for_backward(hidden, weight, targets, lse, *saved)
         ctx.cap, ctx.rows, ctx.product_rows = cap, rows, product_rows
         return torch.where(targets >= 0, lse - target_score, 0.0), lse
 
     @staticmethod
     def backward(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        every, weight, targets, lse, saved = ctx.saved_tensors
+        every, weight, targets, lse, *saved = ctx.saved_tensors
         grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
         hidden, used = every, _used(grad_nll, grad_lse)
         if used is not None:
@@ -83,25 +102,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         tokens, vocabulary = hidden.shape[0], weight.shape[0]
         factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
         d_hidden, d_weight = torch.empty_like(hidden), None
-        buffer = hidden.new_empty((ctx.rows, vocabulary), dtype=torch.float32)
-        d_scores = hidden.new_empty((ctx.product_rows, vocabulary))
-        for part in _blocks(0, tokens, ctx.product_rows):
-            d_part = d_scores[: part.stop - part.start]
-            if saved is None:
-                raw = torch.mm(hidden[part], weight.t(), out=d_part)
-            elif used is None:
-                raw = saved[part]
+        buffer = None if saved else hidden.new_empty((ctx.product_rows, vocabulary))
+        for number, part in enumerate(_blocks(0, tokens, ctx.product_rows)):
+            # the scores, which their gradient overwrites
+            if buffer is not None:
+                d_part = buffer[: part.stop - part.start]
+                torch.mm(hidden[part], weight.t(), out=d_part)
             else:
-                raw = torch.index_select(saved, 0, used[part], out=d_part)
-            for block in _blocks(part.start, part.stop, ctx.rows):
+                d_part = saved[number] if used is None else _rows(saved, used[part])
+                increment_version(d_part)  # a second pass over the graph is an error
+            blocks = _blocks(part.start, part.stop, ctx.rows)
+            if serves(d_part):
+                of_rows = lse[part], target_column[part, 0], factor[part], grad_nll[part]
+                given: Any = numbers(d_part), *(x.numpy() for x in of_rows), ctx.cap or 0.0
+                softmax_gradient(*given)
+                blocks = iter(())
+            for block in blocks:
                 rows = slice(block.start - part.start, block.stop - part.start)
-                dz, slope = buffer[: block.stop - block.start], None
-                dz.copy_(raw[rows])
+                dz, slope = d_part[rows].float(), None
                 if ctx.cap is not None:  # tanh's slope is 1 - (z/cap)²
-                    slope = 1 - dz.div_(ctx.cap).tanh_().square()
-                    dz.mul_(ctx.cap)
+                    share = torch.tanh(dz / ctx.cap)
+                    dz, slope = share * ctx.cap, 1 - share.square()
                 # p·(g_nll + g_lse), minus g_nll at the target
-                dz.sub_(lse[block, None]).exp_().mul_(factor[block, None])
+                dz = dz.sub(lse[block, None]).exp_().mul_(factor[block, None])
                 dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
                 d_part[rows] = dz if slope is None else dz.mul_(slope)
             d_hidden[part] = times(d_part, weight.t())

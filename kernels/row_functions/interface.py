@@ -1,0 +1,74 @@
+"""Functions of the rows of a training step on a CPU: definitions.
+
+Composed of torch's operations, a norm, a rotation or a softmax reads and writes its numbers three
+to nine times, which takes a quarter of a step in BF16. These loops read them once (twice where a
+row is needed as a whole). Numbers are float32, or bfloat16 as uint16 (their bits), all arrays of a
+call alike where nothing else is said; everything is computed in float32 and rounded once.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from sabia.kernels.runtime.dispatch import engine_module
+
+
+@functools.cache
+def _engine(name: str) -> Any:
+    return engine_module("row_functions", name)
+
+
+def rms_norm(
+    x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray,
+    engine: str = "numba",
+) -> None:  # fmt: skip
+    """y[R, D] = x · r · weight with r = inverse[R] = 1 / sqrt(mean(x²) + eps); float32 weight."""
+    _engine(engine).rms_norm(x, weight, eps, y, inverse)
+
+
+def rms_norm_gradient(
+    grad: np.ndarray, x: np.ndarray, weight: np.ndarray, inverse: np.ndarray, dx: np.ndarray,
+    dw: np.ndarray, engine: str = "numba",
+) -> None:  # fmt: skip
+    """dx[R, D] and float32 dw[D] (added to what it holds) of `rms_norm`."""
+    _engine(engine).rms_norm_gradient(grad, x, weight, inverse, dx, dw)
+
+
+def silu_product(gate: np.ndarray, up: np.ndarray, out: np.ndarray, engine: str = "numba") -> None:
+    """out[N] = gate · s(gate) · up, s the logistic function."""
+    _engine(engine).silu_product(gate, up, out)
+
+
+def silu_product_gradient(
+    grad: np.ndarray, gate: np.ndarray, up: np.ndarray, d_gate: np.ndarray, d_up: np.ndarray,
+    engine: str = "numba",
+) -> None:  # fmt: skip
+    """d_gate[N] and d_up[N] of `silu_product`."""
+    _engine(engine).silu_product_gradient(grad, gate, up, d_gate, d_up)
+
+
+def rotate(
+    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray,
+    engine: str = "numba",
+) -> None:  # fmt: skip
+    """y[B, T, H, N]: pairs (i, i + N/2) of x rotated by the angles of float32 cos and sin[B or 1,
+    T, 1, N], backwards with sign -1."""
+    _engine(engine).rotate(x, cos, sin, sign, y)
+
+
+def exp_sums(
+    scores: np.ndarray, largest: np.ndarray, cap: float, sums: np.ndarray, engine: str = "numba"
+) -> None:
+    """float32 sums[R] = Σ over V of e^(z - largest[R]) with z = scores[R, V], or cap · tanh(scores
+    / cap) where cap is not 0; `largest` is the largest z of a row, float32."""
+    _engine(engine).exp_sums(scores, largest, cap, sums)
+
+
+def softmax_gradient(
+    scores: np.ndarray, lse: np.ndarray, targets: np.ndarray, factor: np.ndarray,
+    minus: np.ndarray, cap: float, engine: str = "numba",
+) -> None:  # fmt: skip
+    """scores[R, V] ← (factor · e^(z - lse) - minus · onehot(target)) · dz/dscores, with the z of
+    `exp_sums`; targets[R] are int64, lse, factor and minus[R] float32."""
+    _engine(engine).softmax_gradient(scores, lse, targets, factor, minus, cap)

@@ -1,0 +1,154 @@
+"""The compiled engine of sabia.kernels.row_functions."""
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from sabia.kernels.row_products.numba_impl import exp, jit, wide
+
+F = np.float32
+PART = 32  # rows whose sum is added to a total at once
+
+
+@numba.extending.intrinsic
+def _rounded(_context, x, like):
+    """A float32 in the dtype of `like`: itself, or bits of the nearest bfloat16, ties to even."""
+
+    def same(_context, _builder, _signature, arguments):
+        return arguments[0]
+
+    def bits(_context, builder, _signature, arguments):
+        i32, i16 = ir.IntType(32), ir.IntType(16)
+        whole = builder.bitcast(arguments[0], i32)
+        odd = builder.and_(builder.lshr(whole, ir.Constant(i32, 16)), ir.Constant(i32, 1))
+        near = builder.add(whole, builder.add(odd, ir.Constant(i32, 0x7FFF)))
+        none = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        kept = builder.select(none, ir.Constant(i32, 0x7FC00000), near)
+        return builder.trunc(builder.lshr(kept, ir.Constant(i32, 16)), i16)
+
+    return like(types.float32, like), same if like == types.float32 else bits
+
+
+@jit
+def rms_norm(x, weight, eps, y, inverse):
+    """See the interface."""
+    size = x.shape[1]
+    for row in range(x.shape[0]):
+        total = F(0)
+        for i in range(size):
+            value = wide(x[row, i])
+            total += value * value
+        r = F(1) / np.sqrt(total / F(size) + F(eps))
+        inverse[row] = r
+        for i in range(size):
+            y[row, i] = _rounded(wide(x[row, i]) * r * weight[i], y[row, i])
+
+
+@jit
+def rms_norm_gradient(grad, x, weight, inverse, dx, dw):
+    """See the interface."""
+    size = x.shape[1]
+    part = np.zeros(size, np.float32)
+    for row in range(x.shape[0]):
+        r, mean = inverse[row], F(0)
+        for i in range(size):
+            product = wide(grad[row, i]) * (wide(x[row, i]) * r)
+            part[i] += product
+            mean += product * weight[i]
+        mean /= F(size)
+        for i in range(size):
+            unit = wide(x[row, i]) * r
+            made = r * (wide(grad[row, i]) * weight[i] - unit * mean)
+            dx[row, i] = _rounded(made, dx[row, i])
+        if row % PART == PART - 1 or row == x.shape[0] - 1:
+            for i in range(size):
+                dw[i] += part[i]
+                part[i] = 0
+
+
+@jit
+def _logistic(x):
+    small = exp(-abs(x))
+    return (F(1) if x >= 0 else small) / (F(1) + small)
+
+
+@jit
+def silu_product(gate, up, out):
+    """See the interface."""
+    for i in range(gate.shape[0]):
+        x = wide(gate[i])
+        out[i] = _rounded(x * _logistic(x) * wide(up[i]), out[i])
+
+
+@jit
+def silu_product_gradient(grad, gate, up, d_gate, d_up):
+    """See the interface."""
+    for i in range(gate.shape[0]):
+        g, x = wide(grad[i]), wide(gate[i])
+        s = _logistic(x)
+        made = g * wide(up[i]) * s * (F(1) + x * (F(1) - s))
+        d_gate[i] = _rounded(made, d_gate[i])
+        d_up[i] = _rounded(g * x * s, d_up[i])
+
+
+@jit
+def rotate(x, cos, sin, sign, y):
+    """See the interface."""
+    half, sign = x.shape[3] // 2, F(sign)
+    for b in range(x.shape[0]):
+        row = b if cos.shape[0] > 1 else 0
+        for t in range(x.shape[1]):
+            c, s = cos[row, t, 0], sin[row, t, 0]
+            for h in range(x.shape[2]):
+                source, made = x[b, t, h], y[b, t, h]
+                for i in range(half):
+                    first, second = wide(source[i]), wide(source[half + i])
+                    up, down = sign * s[half + i], sign * s[i]
+                    made[i] = _rounded(first * c[i] - second * down, made[i])
+                    made[half + i] = _rounded(second * c[half + i] + first * up, made[half + i])
+
+
+@jit
+def _share(x):
+    """tanh(x)"""
+    small = exp(F(-2) * abs(x))
+    share = (F(1) - small) / (F(1) + small)
+    return share if x >= 0 else -share
+
+
+@jit
+def exp_sums(scores, largest, cap, sums):
+    """See the interface."""
+    cap = F(cap)
+    for row in range(scores.shape[0]):
+        values, top, total = scores[row], largest[row], F(0)
+        if cap == 0:
+            for j in range(values.shape[0]):
+                total += exp(wide(values[j]) - top)
+        else:
+            for j in range(values.shape[0]):
+                total += exp(cap * _share(wide(values[j]) / cap) - top)
+        sums[row] = total
+
+
+@jit
+def softmax_gradient(scores, lse, targets, factor, minus, cap):
+    """See the interface."""
+    cap = F(cap)
+    for row in range(scores.shape[0]):
+        values, whole, share, target = scores[row], lse[row], factor[row], targets[row]
+        z, slope = wide(values[target]), F(1)
+        if cap == 0:
+            for j in range(values.shape[0]):
+                made = exp(wide(values[j]) - whole) * share
+                values[j] = _rounded(made, values[j])
+        else:
+            part = _share(z / cap)
+            z, slope = cap * part, F(1) - part * part
+            for j in range(values.shape[0]):
+                part = _share(wide(values[j]) / cap)
+                made = exp(cap * part - whole) * share * (F(1) - part * part)
+                values[j] = _rounded(made, values[j])
+        made = (exp(z - whole) * share - minus[row]) * slope
+        values[target] = _rounded(made, values[target])

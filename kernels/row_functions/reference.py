@@ -1,0 +1,84 @@
+"""The plain form of sabia.kernels.row_functions, in NumPy."""
+
+from typing import Any
+
+import numpy as np
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def _put(out: np.ndarray, values: np.ndarray) -> None:
+    """Round to the nearest number of `out`, ties to even."""
+    if out.dtype == np.uint16:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        out[...] = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+    else:
+        out[...] = values
+
+
+def rms_norm(
+    x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray
+) -> None:
+    """See the interface."""
+    wide = _wide(x)
+    inverse[:] = 1 / np.sqrt((wide * wide).mean(-1) + eps)
+    _put(y, wide * inverse[:, None] * weight)
+
+
+def rms_norm_gradient(
+    grad: np.ndarray, x: np.ndarray, weight: np.ndarray, inverse: np.ndarray, dx: np.ndarray,
+    dw: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    g, r = _wide(grad), inverse[:, None]
+    unit = _wide(x) * r
+    dw += (g * unit).sum(0)
+    _put(dx, r * (g * weight - unit * (g * weight * unit).mean(-1, keepdims=True)))
+
+
+def _logistic(x: np.ndarray) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def silu_product(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> None:
+    """See the interface."""
+    x = _wide(gate)
+    _put(out, x * _logistic(x) * _wide(up))
+
+
+def silu_product_gradient(
+    grad: np.ndarray, gate: np.ndarray, up: np.ndarray, d_gate: np.ndarray, d_up: np.ndarray
+) -> None:
+    """See the interface."""
+    g, x, s = _wide(grad), _wide(gate), _logistic(_wide(gate))
+    _put(d_gate, g * _wide(up) * s * (1 + x * (1 - s)))
+    _put(d_up, g * x * s)
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray) -> None:
+    """See the interface."""
+    first, second = np.split(_wide(x), 2, -1)
+    turned = np.concatenate((-second, first), -1)
+    _put(y, _wide(x) * cos + turned * sin * np.float32(sign))
+
+
+def exp_sums(scores: np.ndarray, largest: np.ndarray, cap: float, sums: np.ndarray) -> None:
+    """See the interface."""
+    z = _wide(scores)
+    z = np.tanh(z / cap) * cap if cap else z
+    sums[:] = np.exp(z - largest[:, None]).sum(-1)
+
+
+def softmax_gradient(
+    scores: np.ndarray, lse: np.ndarray, targets: np.ndarray, factor: np.ndarray,
+    minus: np.ndarray, cap: float,
+) -> None:  # fmt: skip
+    """See the interface."""
+    z = _wide(scores)
+    share = np.tanh(z / cap) if cap else np.zeros(1, np.float32)
+    dz = np.exp((share * cap if cap else z) - lse[:, None]) * factor[:, None]
+    dz[np.arange(len(dz)), targets] -= minus
+    _put(scores, dz * (1 - share * share))
