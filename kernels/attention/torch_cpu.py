@@ -47,6 +47,12 @@ class Group:
     bias: Tensor | None = None
 
 
+def _is_one_piece(parts: list[Group], queries: Tensor, keys: Tensor) -> bool:
+    """Whether one group has all queries[B·T, H, N] and all keys[B·S, K, N], each once."""
+    ranges = [(group.queries, group.keys) for group in parts]
+    return ranges == [(slice(0, len(queries)), slice(0, len(keys)))]
+
+
 def _runs(first: np.ndarray, last: np.ndarray, causal: bool) -> Iterator[tuple[int, int]]:
     """[begin, end) of queries of a row, long runs alone, the others in tiles."""
     change = first[1:] != first[:-1]
@@ -134,7 +140,7 @@ def _taken(x: Tensor, rows: Tensor | slice, count: int) -> Tensor:
 
 def _flat(x: Tensor) -> Tensor:
     """[n, H, length, …] → [n·length, H, …]."""
-    return x.transpose(1, 2).flatten(0, 1)
+    return x.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def _scores(q: Tensor, k: Tensor, group: Group, scale: float, cap: float) -> tuple[Tensor, Tensor]:
@@ -204,6 +210,9 @@ def _forward(
             cap,
         )
         part, weight = _flat(part), _flat(weight)
+        if _is_one_piece(parts, queries, keys):
+            out, lse = part, weight
+            break
         if group.merged:
             before = lse[group.queries]
             total = torch.logaddexp(before, weight)
@@ -215,7 +224,7 @@ def _forward(
         total = torch.logaddexp(lse, sinks.float())
         out = (out * (lse - total).exp_()[..., None]).to(out.dtype)
         lse = total
-    return out.view(q.shape), lse.view(q.shape[:3])
+    return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
 def backward_of(
@@ -225,7 +234,9 @@ def backward_of(
     """Gradients of q, k and v; parts of one gradient are summed in fp32."""
     queries, gradient, output = (x.flatten(0, 1) for x in (q, grad, out))
     keys, values, weight = k.flatten(0, 1), v.flatten(0, 1), lse.flatten(0, 1)
-    d_q, d_k, d_v = (torch.zeros(x.shape, dtype=torch.float32) for x in (queries, keys, values))
+    given, sums = (q, k, v), []
+    if not _is_one_piece(parts, queries, keys):
+        sums = [torch.zeros(x.shape, dtype=torch.float32) for x in (queries, keys, values)]
     for group in parts:
         rows, count = group.queries, group.count
         results = _piece_backward(
@@ -239,14 +250,18 @@ def backward_of(
             scale,
             cap,
         )
-        targets = ((d_q, rows), (d_k, group.keys), (d_v, group.keys))
+        if not sums:
+            sums = [*map(_flat, results)]
+            break
+        targets = zip(sums, (rows, group.keys, group.keys), strict=True)
         for (total, where), part in zip(targets, map(_flat, results), strict=True):
             if isinstance(where, slice):
                 total[where] += part
             else:
                 total.index_add_(0, where, part.float())
-    given = zip((d_q, d_k, d_v), (q, k, v), strict=True)
-    d_q, d_k, d_v = (total.to(x.dtype).view(x.shape) for total, x in given)
+    d_q, d_k, d_v = (
+        total.to(x.dtype).reshape(x.shape) for total, x in zip(sums, given, strict=True)
+    )
     return d_q, d_k, d_v
 
 
