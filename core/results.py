@@ -21,7 +21,7 @@ RESULTS = {
     "pretrain": 1,
     "sft": 3,
     "grpo": 5,
-    "quantize": 8,
+    "quantize": 9,
     "eval": 7,
     "plan-cluster": 3,
 }

@@ -95,7 +95,7 @@ def _of_groups(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(scales, zero points) [O, groups] of weight[O, groups, group]."""
     best, least = None, np.empty(0)
-    for scale, zero in _candidates(weight, scheme, method, whole):
+    for scale, zero in candidates(weight, scheme, method, whole):
         if method == "absmax":
             return scale, zero
         error = _squared_error(weight, scale / whole, zero, scheme)
@@ -109,9 +109,10 @@ def _of_groups(
     return best
 
 
-def _candidates(
+def candidates(
     weight: np.ndarray, scheme: Scheme, method: Method, whole: np.float32
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(scales, zero points) [O, groups] that a search of weight[O, groups, group] tries."""
     lowest, highest = -np.abs(weight).max(-1), None  # [O, groups]
     if not scheme.symmetric:
         lowest, highest = (f(edge(weight, -1), 0) for f, edge in

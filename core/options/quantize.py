@@ -118,11 +118,12 @@ class QuantizeOptions(InputOptions, Output, Seeded, Redo, Call, group="Precision
         default=None, unset="the recipe's, or none",
     )  # fmt: skip
     """Norms are divided by factors and the matrices that read them multiplied, which changes no
-    result but that of rounding. `awq` searches the factors
-    with the least error of the outputs after rounding the weights; `smoothquant` makes the largest
-    activations smaller, for formats that round activations (`alpha` in a recipe file, 0.5, is the
-    share of their size that is moved). Both need calibration records, and work with each
-    `--rounding`."""
+    result but that of rounding. `awq` searches the factors with the least error of the outputs
+    after rounding the weights, and moves them where they lower it by 5 % or more; where 4-bit
+    weights are rounded to nearest it also chooses the scale of each group (`--scale mse`) by the
+    error of the outputs, which clips weights. `smoothquant` makes the largest activations smaller,
+    for formats that round activations (`alpha` in a recipe file, 0.5, is the share of their size
+    that is moved). Both need calibration records, and work with each `--rounding`."""
     scale: str | None = choice(
         "Scale of a group: least squared error, or largest value", "mse", "absmax", default=None,
         unset="the recipe's, or mse",

@@ -12,6 +12,7 @@ from sabia.core.numerics.ggml_blocks import PART, encode_blocks
 from sabia.core.numerics.scales import Scales, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
 from sabia.core.ops.product import Array
+from sabia.core.quant.clipping import clipped
 from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
 from sabia.core.quant.learned import learned
 from sabia.core.quant.recipe import Recipe
@@ -64,7 +65,10 @@ def store(
         config = GptqConfig(scheme, recipe.scale, recipe.order, recipe.damping, whole)
         codes, scales = gptq(weight, hessian, config, name)
     else:
-        scales = choose_scales(weight, scheme, recipe.scale, whole)
+        if hessian is not None and method == "rtn" and clips(scheme, recipe):
+            scales = clipped(weight, hessian, scheme, whole)
+        else:
+            scales = choose_scales(weight, scheme, recipe.scale, whole)
         if hessian is not None and method == "learned":
             codes = learned(weight, hessian, scheme, scales)
         else:
@@ -88,6 +92,11 @@ def _stored(codes: np.ndarray, scales: Scales, scheme: Scheme, method: str) -> S
     else:
         parts = encode_weight(codes, scales, scheme)
     return Stored(parts, decode(codes, scales, scheme), method, scales)
+
+
+def clips(scheme: Scheme, recipe: Recipe) -> bool:
+    """Whether scales are AWQ's: in 4 bits; of 8 the search has nothing to win."""
+    return (recipe.smooth, recipe.scale) == ("awq", "mse") and scheme.searches and scheme.bits <= 4
 
 
 def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:

@@ -4,7 +4,10 @@ A layer computes the same with a norm's weights divided by s and the columns of 
 read it multiplied by s. The factors s[I] are chosen so that rounding costs less:
   awq          AWQ (Lin et al. 2023, arXiv 2306.00978): s = mean|x|^r, or this over mean|w|^(1-r),
                normalized by the root of its largest and smallest, with the r of GRID that has the
-               least squared error of ROWS of the outputs
+               least squared error of ROWS of the outputs, scales as by `absmax`. Where, with
+               scales as they are stored, it is not below WORTH of that without factors, none are
+               moved: smaller differences of this error have no effect on held-out text, or a bad
+               one. AWQ's second part is in `clipping`.
   smoothquant  SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): s = max|x|^α / max|w|^(1-α)
 The factors that are used are those of the norm after its rounding to BF16: nothing is lost by it.
 """
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 
 from sabia.core.numerics.floats import round_bfloat16
-from sabia.core.numerics.scales import choose_scales, decode, encode
+from sabia.core.numerics.scales import Method, choose_scales, decode, encode
 from sabia.core.numerics.schemes import Scheme
 from sabia.core.quant.hessians import Hessians
 from sabia.core.quant.recipe import Linear, Recipe, name_in_layer
@@ -25,6 +28,7 @@ from sabia.core.spec import ModelSpec, TensorSpec
 GRID = np.arange(20) / 20  # exponents of AWQ; 0 moves nothing
 ROWS = 128  # of each matrix, evenly spaced
 LEAST = 1e-4
+WORTH = 0.95  # of the error without factors
 Arrays = dict[str, np.ndarray]
 
 
@@ -75,7 +79,7 @@ def smooth(
         if not own or known is None:
             continue
         if recipe.smooth == "awq":
-            factors = _awq(own, values, hessians, known)
+            factors = _awq(own, values, hessians, known, recipe.scale)
         else:
             factors = _smoothquant(move, values, hessians.peaks(known), recipe.alpha)
         _apply(move, values, factors, {t.name for x in linears for t in x.tensors})
@@ -86,6 +90,7 @@ def _awq(
     values: Mapping[str, np.ndarray],
     hessians: Hessians,
     name: str,
+    method: Method,
 ) -> np.ndarray:
     """The factors [I] with the least Σ |X (W' - W)ᵀ|² over the matrices."""
     mean, h = hessians.means(name), hessians.of(name)
@@ -103,15 +108,25 @@ def _awq(
             error = sum(_error(w, factors, scheme, h) for scheme, w in parts)
             if error < least:
                 best, least = factors, error
-    return best
+    plain = np.ones_like(best)
+    before, after = (sum(_error(w, f, scheme, h, method) for scheme, w in parts)
+                     for f in (plain, best))  # fmt: skip
+    return best if after < WORTH * before else plain
 
 
-def _error(weight: np.ndarray, factors: np.ndarray, scheme: Scheme, h: torch.Tensor) -> float:
+def _error(
+    weight: np.ndarray,
+    factors: np.ndarray,
+    scheme: Scheme,
+    h: torch.Tensor,
+    method: Method = "absmax",
+) -> float:
+    """|X (W' - W)ᵀ|², up to a factor, of weight[O, I] rounded with the factors."""
     scaled = weight * factors
-    scales = choose_scales(scaled, scheme, "absmax")
+    scales = choose_scales(scaled, scheme, method)
     off = decode(encode(scaled, scales, scheme), scales, scheme) / factors - weight
     m = torch.from_numpy(off).to(h.device)
-    return float(((m @ h) * m).sum())  # |X mᵀ|², up to a factor
+    return float(((m @ h) * m).sum())
 
 
 def _smoothquant(

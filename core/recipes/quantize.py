@@ -348,7 +348,8 @@ def _quantized(
     if recipe.name in BITSANDBYTES and any(x.index is not None for x in linears):
         notes.note("experts stay bf16: bitsandbytes in transformers reads no others")
     if recipe.smooth != "none":
-        notes.note(f"{recipe.smooth}: scales of channels were moved into the matrices first")
+        less = " where this lowers their error" if recipe.smooth == "awq" else ""
+        notes.note(f"{recipe.smooth}: scales of channels were moved into the matrices first{less}")
     for line in how_rounded(made.rows):
         notes.note(line)
     usual = results[0] if results else None
