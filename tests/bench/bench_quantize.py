@@ -5,6 +5,7 @@
     python tests/bench/bench_quantize.py methods RECORDS --model DIR
     python tests/bench/bench_quantize.py bits RECORDS --model DIR …
     python tests/bench/bench_quantize.py usage TEXTS [--seeds 0 1 2]
+    python tests/bench/bench_quantize.py rewards [--seeds 0 1 2]
 
 `peers`: CHECKS holds quantize_peers.py; PYTHON is that of a virtual environment with llmcompressor.
 GPTQ W4A16 of both in turn on the same token rows: output error of all matrices (by that script) and
@@ -14,7 +15,10 @@ smoothing; learned rounding; `--bits` at the size of `mixed`. `bits`: `--bits` a
 4-bit format everywhere (groups of 32, NVFP4), to nearest and by GPTQ, for each model. `usage`: with
 TEXTS/machado/*.txt and TEXTS/shakespeare/*.txt, models trained on both languages, calibrated on
 records with 3 % English as they come, and chosen to be like a use that is half English: divergence
-on other records by language; then on Portuguese records alone. Run under `flock /tmp/bench.lock`.
+on other records by language; then on Portuguese records alone. `rewards`: a model learns sums by
+sft, and then by grpo, once without and once with training for 4 bits; the rewards on held-out sums,
+sampled with three seeds and greedy, of both models and their quantized forms. Run under
+`flock /tmp/bench.lock`.
 """
 
 import argparse
@@ -28,8 +32,9 @@ from typing import Any
 
 SABIA = [sys.executable, "-m", "sabia.cli.main", "quantize"]
 METHODS = (
-    ("w4a16", "rtn", "none"), ("w4a16", "gptq", "none"), ("w4a16", "learned", "none"),
-    ("w4a16", "rtn", "awq"), ("nvfp4a16", "rtn", "none"), ("nvfp4a16", "gptq", "none"),
+    *((name, rounding, smooth) for name in ("w4a16", "w4a16-asym", "mxfp4a16", "nvfp4a16")
+      for rounding in ("rtn", "gptq") for smooth in ("none", "awq")),
+    ("w4a16", "learned", "none"),
 )  # fmt: skip
 
 
@@ -179,6 +184,53 @@ def usage(options: argparse.Namespace) -> None:
                         print(f"  {line}", flush=True)
 
 
+REWARDED = {
+    "grpo": {"w4a16": ("--recipe", "w4a16"), "mixed": ("--recipe", "mixed"),
+             "w4a16, to nearest": ("--recipe", "w4a16", "--rounding", "rtn")},
+    "grpo for 4 bits": {"as trained": (), "mixed": ("--recipe", "mixed")},
+}  # fmt: skip
+
+
+def rewards(options: argparse.Namespace) -> None:
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            subprocess.run(
+                [sys.executable, "-m", "sabia.examples.little_web", "--seed", str(seed), "--labels",
+                 "labels.jsonl", "--sft", "sft.parquet", "--corrupt", "0.65", "--n", "32000",
+                 "--prompts", "prompts.parquet", "--eval", "sums.parquet", "--eval-n",
+                 "600"], cwd=root, check=True, capture_output=True,
+            )  # fmt: skip
+            tasks = []
+            for name in ("sums.toml", "greedy.toml"):
+                text = Path(__file__).parents[2].joinpath("examples/tasks", name).read_text("utf-8")
+                (root / name).write_text(text, "utf-8")
+                tasks += ["--task", root / name]
+            same = ("--seed", seed, "-q")
+            sabia("tokenize", root / "labels.jsonl", "-o", root / "t", "--length", "256",
+                  "--vocab-size", "512", "-q")  # fmt: skip
+            shape = "d=128,layers=4,heads=4,ffn=384"
+            sabia("pretrain", root / "t", "--shape", shape, "--steps", "40", "--batch", "16",
+                  "--lr", "2e-3", "-o", root / "base", *same)  # fmt: skip
+            sabia("sft", root / "sft.parquet", "--model", root / "base/final", "--no-pack",
+                  "--batch", "32", "--steps", options.steps, "--lr", "8e-4", "-o", root / "sft",
+                  *same)  # fmt: skip
+            for name, forms in REWARDED.items():
+                precision = ("--precision", "qat-int4") if name != "grpo" else ()
+                sabia("grpo", root / "prompts.parquet", "--model", root / "sft/final", "--steps",
+                      "80", "--prompts", "32", "--group", "16", "--lr", "2e-4", "--schedule",
+                      "wsd", "--decay", "30", "--max-new-tokens", "8", *precision, "-o",
+                      root / name, *same)  # fmt: skip
+                for form, words in forms.items():
+                    told = sabia("quantize", root / "sft.parquet", "--model", root / name / "final",
+                                 *words, *tasks, "--seed", seed, "-o", root / "q",
+                                 "--force").stderr  # fmt: skip
+                    print(f"seed {seed}, {name}, {form}:")
+                    for line in told.splitlines():
+                        if "exact_match" in line or "original →" in line:
+                            print(f"  {line.partition(': ')[2]}", flush=True)
+
+
 def sabia(*words: Any) -> subprocess.CompletedProcess[str]:
     command = [*SABIA[:-1], *map(str, words)]  # rows on stdout are no text
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
@@ -215,6 +267,10 @@ if __name__ == "__main__":
     like.add_argument("texts", type=Path)
     like.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     like.add_argument("--steps", type=int, default=150)
+    rewarded = parts.add_parser("rewards")
+    rewarded.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    rewarded.add_argument("--steps", type=int, default=1400, help="of sft")
     given = parser.parse_args()
     run = {"peers": peers, "memory": memory, "methods": methods, "bits": bits, "usage": usage}
+    run |= {"rewards": rewards}
     run[given.part](given)
