@@ -67,7 +67,8 @@ def test_micro_batches_of_pipeline_stages(count: int, expected: int) -> None:
     rows = np.arange(24 * 4).reshape(24, 4)
     stepper = SimpleNamespace(
         mesh=Mesh(pipe=2), micro_batch=0, setup=SimpleNamespace(stage_micro_batches=count),
-        _pipeline=object(), _whole_rows="a pipeline", device=torch.device("cpu"), _own_tokens=lambda name, array, _: array,
+        _pipeline=object(), _whole_rows="a pipeline", device=torch.device("cpu"),
+        _own_tokens=lambda name, array, _: array,
     )  # fmt: skip
     parts = TorchStepper._micro_batches(stepper, {"input_ids": rows})
     assert len(parts) == expected
