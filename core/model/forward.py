@@ -65,11 +65,11 @@ def hidden_and_stats(
     (torch: written in place) and segments must be None. Activations have the dtype of the
     embedding.
 
-    In torch, without a mesh along a row (core.train.computed_tokens): keys[B, S] and queries[B, T],
-    of documents that share tokens: the token of each key of the documents one after the other,
-    which segments[B, S] number, and the key that is each token's own. outputs[B, N]: the keys
-    (without `keys`: tokens) whose hidden state is returned, [B, N, D]; the last layer is computed
-    for these alone where it can be.
+    In torch, without a mesh along a row (core.train.losses.computed_tokens): keys[B, S] and
+    queries[B, T], of documents that share tokens: the token of each key of the documents one after
+    the other, which segments[B, S] number, and the key that is each token's own. outputs[B, N]: the
+    keys (without `keys`: tokens) whose hidden state is returned, [B, N, D]; the last layer is
+    computed for these alone where it can be.
     """
     if cache is not None and segments is not None:
         raise UsageError("forward: segments with a cache (expected one document per cache row)")

@@ -18,10 +18,10 @@ from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.experts_torch import DispatchPlan, dispatch
 from sabia.core.ops.product import Array, Multiply, Product, Rule
 from sabia.core.parallel.build_ops import build_ops
+from sabia.core.quant.gptq import STRIPE
 from sabia.core.quant.memory_bounds import BATCH_TOKENS
 from sabia.core.spec import ModelSpec
 
-STRIPE = 128  # columns of a Hessian that are computed together
 FIRST = (".experts.gate", ".experts.up")  # matrices of experts whose inputs are those of the layer
 
 

@@ -65,7 +65,9 @@ def store(
         config = GptqConfig(scheme, recipe.scale, recipe.order, recipe.damping, whole)
         codes, scales = gptq(weight, hessian, config, name)
     else:
-        if hessian is not None and method == "rtn" and clips(scheme, recipe):
+        # AWQ's scales, in 4 bits: of 8 their search has nothing to win
+        awq = (recipe.smooth, recipe.scale) == ("awq", "mse") and scheme.searches
+        if hessian is not None and method == "rtn" and awq and scheme.bits <= 4:
             scales = clipped(weight, hessian, scheme, whole)
         else:
             scales = choose_scales(weight, scheme, recipe.scale, whole)
@@ -92,11 +94,6 @@ def _stored(codes: np.ndarray, scales: Scales, scheme: Scheme, method: str) -> S
     else:
         parts = encode_weight(codes, scales, scheme)
     return Stored(parts, decode(codes, scales, scheme), method, scales)
-
-
-def clips(scheme: Scheme, recipe: Recipe) -> bool:
-    """Whether scales are AWQ's: in 4 bits; of 8 the search has nothing to win."""
-    return (recipe.smooth, recipe.scale) == ("awq", "mse") and scheme.searches and scheme.bits <= 4
 
 
 def weight_errors(weight: np.ndarray, decoded: np.ndarray) -> dict[str, float]:

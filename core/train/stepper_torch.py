@@ -32,9 +32,8 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
-from sabia.core.train.computed_tokens import computed_tokens, no_sharing, whole_rows
-from sabia.core.train.freed_memory import keep_freed_memory
 from sabia.core.train.guards import NO_LIMITS
+from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
 from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 from sabia.core.train.stepper import (
@@ -49,6 +48,7 @@ from sabia.core.train.stepper import (
 )
 from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards
+from sabia.kernels.runtime.freed_memory import keep_freed_memory
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]

@@ -39,8 +39,8 @@ def next_token_loss(
     """Cross-entropy (nats) of targets[B, T] given input_ids[B, T], weighted by loss_mask[B, T].
 
     Optional in the batch: segments and positions [B, T] of packed documents, the arrays of
-    core.train.computed_tokens, and source[B, S] (one-hot), for which extras hold `source_loss` and
-    `source_weight`, sums [S] of each source.
+    core.train.losses.computed_tokens, and source[B, S] (one-hot), for which extras hold
+    `source_loss` and `source_weight`, sums [S] of each source.
 
     Coefficients of terms added per unit of weight: z_loss · logsumexp(logits)² (PaLM, arXiv
     2204.02311 section 5), and balance and router_z times the statistics of core.model.moe, which

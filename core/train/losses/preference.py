@@ -104,7 +104,7 @@ def preference_loss(
     """The loss of a micro-batch as (numerator, its share of the denominator, sums).
 
     Besides the arrays of a packed batch (input_ids, targets, loss_mask, segments, positions
-    [B, T], and those of core.train.computed_tokens): sides, reference [B, D]; z (of kto) and
+    [B, T], and those of core.train.losses.computed_tokens): sides, reference [B, D]; z (of kto) and
     per_token [B, 1], constants of the whole step: per_token is pairs / tokens of chosen answers.
     loss_mask: the tokens that are predicted, or with `reward` the last token of each document.
     Sums: of rewards and log-probabilities by side, of margins and of pairs in the right order; with

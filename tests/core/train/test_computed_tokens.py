@@ -17,7 +17,7 @@ from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
 from sabia.core.spec.families import with_classifier
 from sabia.core.spec.heads import classifier_config
-from sabia.core.train.computed_tokens import computed_tokens, no_sharing, whole_rows
+from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.losses.preference import PreferenceLoss, preference_loss
 from sabia.core.train.stepper import Setup
