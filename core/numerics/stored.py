@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
 from sabia.core.numerics import nf4
-from sabia.core.numerics.compressed import PARTS, decode_weight, scheme_of, stored_scales
 from sabia.core.numerics.nf4 import Nf4
-from sabia.core.numerics.scales import Scales
-from sabia.core.numerics.schemes import Scheme
+
+if TYPE_CHECKING:
+    from sabia.core.numerics.scales import Scales
+    from sabia.core.numerics.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,16 +21,20 @@ class StoredMatrix:
     """weight[O, I] in the stored parts of a format; see `compressed`."""
 
     parts: Mapping[str, np.ndarray]
-    scheme: Scheme
+    scheme: "Scheme"
     shape: tuple[int, int]
 
     @cached_property
-    def scales(self) -> Scales:
+    def scales(self) -> "Scales":
         """The scales, with zero points for each tile."""
+        from sabia.core.numerics.compressed import stored_scales
+
         return stored_scales(self.parts, self.scheme, self.shape)
 
     def decoded(self) -> np.ndarray:
         """float32 [O, I]."""
+        from sabia.core.numerics.compressed import decode_weight
+
         return decode_weight(self.parts, self.scheme)
 
 
@@ -66,6 +71,8 @@ def stored_matrix(
 
     Raises BadData for parts that do not fit the format or the shape.
     """
+    from sabia.core.numerics.compressed import PARTS, scheme_of
+
     if config.get("quant_method") == "bitsandbytes":
         coded = nf4.read(tensors, name)
         if coded is not None and coded.shape != shape:
@@ -85,6 +92,8 @@ def stored_matrix(
 
 def part_names(name: str, config: Mapping[str, Any]) -> list[str]:
     """The names that the parts of the matrix NAME.weight may have in the files."""
+    from sabia.core.numerics.compressed import PARTS
+
     if config.get("quant_method") == "bitsandbytes":
         return [name + suffix for suffix in nf4.PARTS]
     return [f"{name.removesuffix('.weight')}.{part}" for part in PARTS]

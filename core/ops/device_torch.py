@@ -33,7 +33,6 @@ from sabia.core.ops.experts_torch import (
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
-from sabia.core.ops.stored_torch import codes_on, decoded_again
 from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
@@ -64,6 +63,12 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
 
 
+def _codes(stored: Stored, device: torch.device) -> Any:
+    from sabia.core.ops.stored_torch import codes_on
+
+    return codes_on(stored, device)
+
+
 def to_device(
     params: Mapping[str, np.ndarray], dtype: str | None = None, device: torch.device | None = None
 ) -> dict[str, Tensor]:
@@ -71,7 +76,7 @@ def to_device(
     on_device = torch.device(device) if device is not None else default_device()
     torch_dtype = None if dtype is None else _dtype(dtype)
     return {
-        key: codes_on(array, on_device)
+        key: _codes(array, on_device)
         if isinstance(array, Stored)
         else _tensor(array).to(on_device, torch_dtype)
         for key, array in params.items()
@@ -352,6 +357,8 @@ class TorchOps(Ops):
             if isinstance(matrix.weight, Tensor) or not x.requires_grad:
                 results.append(_times(x, weight, matrix.bias, plan))
                 continue
+            from sabia.core.ops.stored_torch import decoded_again
+
             with decoded_again(matrix.weight, weight):
                 results.append(_times(x, weight, matrix.bias, plan))
         return results

@@ -33,7 +33,6 @@ from functools import partial
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.numerics.schemes import served_together
 from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.quantize.definitions import (
@@ -199,6 +198,8 @@ class RoundedProducts(Rule):
         return [self._result(product, matrix, proceed) for matrix in product.matrices]
 
     def _simulated(self, matrices: tuple[Matrix, ...]) -> tuple[Matrix, ...]:
+        from sabia.core.numerics.schemes import served_together
+
         joined: dict[Any, list[Matrix]] = {}
         for matrix in matrices:
             if matrix.name in self.names:

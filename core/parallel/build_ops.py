@@ -17,7 +17,6 @@ from sabia.core.ops.backend import operations_class
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
 from sabia.core.ops.product import LowRankAdapter, Rule
-from sabia.core.ops.served_inputs import RoundedInputs, input_formats
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import axis_sizes
 from sabia.core.spec.model import ModelSpec
@@ -66,6 +65,8 @@ def ops_as_served(backend: str, spec: ModelSpec, adapters: Rule | None = None) -
     """Operations on one device that round the inputs of products as the config of a quantized model
     says; those of `load_ops` for other models. UsageError where the backend does not. adapters: a
     rule before all others, which sees inputs that are not rounded."""
+    from sabia.core.ops.served_inputs import RoundedInputs, input_formats
+
     formats = input_formats(spec)
     if formats and backend != "torch":
         label = min(form.rule.label() for form in formats.values())

@@ -27,6 +27,8 @@ Tensor = torch.Tensor
 Axes = tuple[str, ...]
 Group = dist.ProcessGroup | None
 Change = Callable[[Tensor], Tensor]
+# the axes along which operations of a mesh communicate
+OPS_GROUPS: tuple[Axes, ...] = (("fsdp",), ("expert",), ("context",), ("tensor",))
 # torch 2.13 renames these two
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

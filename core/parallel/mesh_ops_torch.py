@@ -22,6 +22,7 @@ from sabia.core.ops.exact_torch import Exact
 from sabia.core.ops.experts_torch import biased
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.parallel.collectives_torch import (
+    OPS_GROUPS,
     Group,
     Groups,
     copy_to_region,
@@ -41,7 +42,6 @@ Tensor = torch.Tensor
 LogicalAxes = tuple[str | None, ...]
 # axes that split a row or its dimensions
 WITHIN_ROWS = {axis for split in ACTIVATIONS.values() for axis in split} - set(ROW_AXES)
-OPS_GROUPS = (("fsdp",), ("expert",), ("context",), ("tensor",))
 
 
 class TensorParallel(Rule):

@@ -20,62 +20,10 @@ import torch.distributed as dist
 from sabia.core.ops.base import Stage
 from sabia.core.parallel.collectives_torch import Group, own_group
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor
 Stats = dict[str, dict[int, Tensor]]
 Sums = dict[str, Tensor]
-
-
-def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
-    """Contiguous layers per stage so that the largest stage has the fewest parameters.
-
-    Embedding and head count as part of the first and the last layer.
-    """
-    sizes = [0] * len(spec.layers)
-    for tensor in spec.tensors():
-        layer = tensor.layer
-        if layer is None:
-            layer = 0 if tensor.component == "embedding" or tensor.name == "embed_norm" else -1
-        sizes[layer] += tensor.size
-    if spec.tied and stages > 1:  # the last stage holds a copy of the embedding as its head
-        sizes[-1] += spec.tensors()[0].size
-    sums = [0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
-    # the most even division of the layers into `stages` non-empty runs, by dynamic programming:
-    # best(n, p) = min over m of max(best(m, p - 1), sums[n] - sums[m]); sums[n]: of the first n
-    count = len(sizes)
-    best = [(sums[n], [n]) for n in range(count + 1)]  # size and ends of the first n, in one run
-    for part in range(2, stages + 1):
-        longer: list[Any] = [None] * (count + 1)  # best of the first n layers, in `part` runs
-        for n in range(part, count + 1):
-            tries = ((max(best[m][0], sums[n] - sums[m]), m) for m in range(part - 1, n))
-            largest, cut = min(tries)
-            longer[n] = (largest, [*best[cut][1], n])
-        best = longer
-    ends = best[count][1]
-    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def stages_of(
-    spec: ModelSpec, table: Mapping[str, TensorSpec], layers: Sequence[range]
-) -> dict[str, tuple[int, ...]]:
-    """Tensor → the stages that hold it: one, or the first and the last for a tied embedding."""
-    last = len(layers) - 1
-    by_layer = {layer: number for number, run in enumerate(layers) for layer in run}
-    stages: dict[str, tuple[int, ...]] = {}
-    for name, tensor in table.items():
-        if tensor.layer is not None:
-            stages[name] = (by_layer[tensor.layer],)
-        elif name == "embed":
-            stages[name] = (0, last) if spec.tied and last else (0,)
-        elif name == "embed_norm":
-            stages[name] = (0,)
-        else:
-            stages[name] = (last,)
-    return stages
 
 
 class StageOutput(Exception):

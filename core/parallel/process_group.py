@@ -19,10 +19,8 @@ from typing import Any
 from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.parallel import job_environment
 from sabia.core.parallel.health import watchdog
-from sabia.core.parallel.health.shutdown import exit_code
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.world import World
-from sabia.core.sandbox.kernel import end_with_parent
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
 
 LONGEST = timedelta(days=30)  # that a process waits where others may have far more to do
@@ -51,6 +49,8 @@ def _watched(world: World, config: WatchdogConfig) -> Iterator[contextlib.ExitSt
     """Register the ranks and run the watchdog; callbacks on the stack run before it ends."""
     job_environment.keep_offline()
     if world.launcher == "torchrun" and sys.platform == "linux":
+        from sabia.core.sandbox.kernel import end_with_parent
+
         # without its agent nothing would end a rank, and a restart would run beside it
         end_with_parent(signal.SIGTERM)
     if world.size > 1:
@@ -73,6 +73,8 @@ def _unless_failed(shut_down: Callable[[], None]) -> Callable[..., None]:
         if error is None or (isinstance(error, Interrupted) and not watchdog.terminated()):
             shut_down()
         else:
+            from sabia.core.parallel.health.shutdown import exit_code
+
             # handlers run last-in first-out: this one comes before the backend's
             atexit.register(_exit_now, exit_code(error))
 

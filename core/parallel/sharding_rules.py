@@ -6,10 +6,13 @@ would cut heads, experts or widths unevenly and names the sizes that fit. A voca
 be divided (that of an open checkpoint is fixed) is whole on every device of `tensor`. The
 up-projection of a latent has no dimension of the residual stream: there fsdp splits the latent, if
 it divides that.
+
+`stage_layers` and `stages_of` divide the layers over a pipeline.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import ACTIVATIONS, ROW_AXES, WEIGHTS, Mesh
@@ -123,3 +126,53 @@ def _counts(spec: ModelSpec) -> Iterator[tuple[str, str, int]]:
         for name, size in zip(tensor.axes, tensor.shape, strict=True):
             if name in WEIGHTS and name not in (*WHOLE_IF_UNEVEN, "heads", "kv_heads"):
                 yield WEIGHTS[name], f"{name} of {tensor.name}", size
+
+
+def stage_layers(spec: ModelSpec, stages: int) -> list[range]:
+    """Contiguous layers per stage so that the largest stage has the fewest parameters.
+
+    Embedding and head count as part of the first and the last layer.
+    """
+    sizes = [0] * len(spec.layers)
+    for tensor in spec.tensors():
+        layer = tensor.layer
+        if layer is None:
+            layer = 0 if tensor.component == "embedding" or tensor.name == "embed_norm" else -1
+        sizes[layer] += tensor.size
+    if spec.tied and stages > 1:  # the last stage holds a copy of the embedding as its head
+        sizes[-1] += spec.tensors()[0].size
+    sums = [0]
+    for size in sizes:
+        sums.append(sums[-1] + size)
+    # the most even division of the layers into `stages` non-empty runs, by dynamic programming:
+    # best(n, p) = min over m of max(best(m, p - 1), sums[n] - sums[m]); sums[n]: of the first n
+    count = len(sizes)
+    best = [(sums[n], [n]) for n in range(count + 1)]  # size and ends of the first n, in one run
+    for part in range(2, stages + 1):
+        longer: list[Any] = [None] * (count + 1)  # best of the first n layers, in `part` runs
+        for n in range(part, count + 1):
+            tries = ((max(best[m][0], sums[n] - sums[m]), m) for m in range(part - 1, n))
+            largest, cut = min(tries)
+            longer[n] = (largest, [*best[cut][1], n])
+        best = longer
+    ends = best[count][1]
+    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def stages_of(
+    spec: ModelSpec, table: Mapping[str, TensorSpec], layers: Sequence[range]
+) -> dict[str, tuple[int, ...]]:
+    """Tensor → the stages that hold it: one, or the first and the last for a tied embedding."""
+    last = len(layers) - 1
+    by_layer = {layer: number for number, run in enumerate(layers) for layer in run}
+    stages: dict[str, tuple[int, ...]] = {}
+    for name, tensor in table.items():
+        if tensor.layer is not None:
+            stages[name] = (by_layer[tensor.layer],)
+        elif name == "embed":
+            stages[name] = (0, last) if spec.tied and last else (0,)
+        elif name == "embed_norm":
+            stages[name] = (0,)
+        else:
+            stages[name] = (last,)
+    return stages

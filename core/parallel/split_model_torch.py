@@ -9,9 +9,9 @@ import torch
 
 from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.collectives_torch import Groups, gathered
+from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
 from sabia.core.parallel.mesh import AXES, Mesh
-from sabia.core.parallel.mesh_ops_torch import OPS_GROUPS, MeshOps
+from sabia.core.parallel.mesh_ops_torch import MeshOps
 from sabia.core.parallel.sharding_rules import shard_slices, weight_split
 from sabia.core.parallel.world import World
 from sabia.core.spec.layers import Layer

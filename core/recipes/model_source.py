@@ -17,18 +17,15 @@ from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
 from sabia.core.model.lora import LoraConfig, base_names
 from sabia.core.model.storage import hub
-from sabia.core.model.storage.stored_weights import Stored, load_base
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
 from sabia.core.shards.endings import without_ending
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source
-from sabia.core.shards.stores.mirrors import fetched
 from sabia.core.shards.stores.objects import is_there, is_url
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.text.tokenize.vocabulary_extension import extension_of
 from sabia.core.train.stepper import LazyState
 
 Params = Mapping[str, np.ndarray]
@@ -40,6 +37,8 @@ def load_arrays(directory: str, lora: LoraConfig | None = None) -> Params:
     base = base_names(load_spec(directory), lora)
     if not base or lora is None:
         return hub.load_model(directory)[1]
+    from sabia.core.model.storage.stored_weights import Stored, load_base
+
     params = load_base(directory, base, lora.base)
     if any(isinstance(x, Stored) for x in params.values()):
         notes.note(f"--lora-base: {directory} is in NF4 already; its codes are kept")
@@ -99,6 +98,8 @@ def find_tokenizer(given: str, model: str, sources: Sequence[Source]) -> str:
     path = given or model
     tokenizer = load_tokenizer(path, "--tokenizer" if given else "--model")
     if fingerprints - {tokenizer.fingerprint}:
+        from sabia.core.text.tokenize.vocabulary_extension import extension_of
+
         recorded = "" if given else _recorded_tokenizer(by_shard)
         if recorded and extension_of(load_tokenizer(recorded), recorded, tokenizer):
             return recorded
@@ -134,6 +135,8 @@ def _tokenizer_beside(shard: str, record: Mapping[str, Any]) -> str:
     folder = f"{shard.rpartition('/')[0]}/{TOKENIZER}"
     for url in (str(record.get("tokenizer") or ""), folder, f"{without_ending(shard)}.tokenizer"):
         if is_url(url) and is_there(f"{url}/tokenizer.json"):
+            from sabia.core.shards.stores.mirrors import fetched
+
             path, expected = fetched(url), record.get("fingerprint")
             if expected is None or load_tokenizer(path).fingerprint == expected:
                 return path

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sabia.core.errors import UsageError
-from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes import training_config, training_run
-from sabia.core.recipes.embedding_extension import model_for
-from sabia.core.recipes.mixture import mix_search
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
 from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
@@ -23,9 +20,8 @@ from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_row_files
-from sabia.core.spec import extend_context, from_config, load_spec
+from sabia.core.spec import from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train import checkpoint
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.token_rows import TokenRows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
@@ -44,6 +40,8 @@ def run(job: Job, options: PretrainOptions) -> None:
         rows = read_rows(job, options, sources, rejects.add)
     task = make_task(job, options, sources, rows, tokenizer)
     if options.search_mix:
+        from sabia.core.recipes.mixture import mix_search
+
         mix_search.run(job, task, options, identity)
         return
     training_run.run(call, task, options)
@@ -64,11 +62,18 @@ def run_identity(
         )
     recorded = directory.recorded_identity()
     if not recorded and options.checkpoint_url and not job.force:
-        recorded = checkpoint.stored_identity(options.checkpoint_url)
+        from sabia.core.train.checkpoint.remote import stored_identity
+
+        recorded = stored_identity(options.checkpoint_url)
+    model = ""
+    if options.model:
+        from sabia.core.generate.model_directory import weights_fingerprint
+
+        model = weights_fingerprint(options.model)
     return {
         "command": job.command,
         "inputs": _fingerprints(sources, recorded.get("inputs")),
-        "model": weights_fingerprint(options.model) if options.model else "",
+        "model": model,
         "config": dict(load_spec(path).config) if path else {},
         "shape": options.shape,
         "tokenizer": load_tokenizer(tokenizer).fingerprint if tokenizer else "",
@@ -93,8 +98,12 @@ def make_task(
         validation = read_rows(job, options, held_out, warn_of_rejects("validation row"))
     length = max(rows.row_length, validation.row_length if validation else 0)
     if options.model:
+        from sabia.core.recipes.embedding_extension import model_for
+
         spec, load = model_for(tokenizer, options.model, training_config.lora_config(options))
         if options.context:
+            from sabia.core.spec import extend_context
+
             # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
             # before any earlier extension
             original = max((rope.original_length for rope in spec.ropes), default=0.0)

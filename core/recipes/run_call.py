@@ -22,9 +22,7 @@ import numpy as np
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
-from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.ops import kernel_report
 from sabia.core.ops.precision import Precision, precision_named
 from sabia.core.ops.precision_units import describe
@@ -354,6 +352,9 @@ def _export_model(reader: Reader, out: Path, made: Made, dtype: str) -> None:
 
 
 def _export_adapter(directory: RunDirectory, made: Made, reader: Reader, lora: LoraConfig) -> None:
+    from sabia.core.generate.model_directory import weights_fingerprint
+    from sabia.core.model.storage.peft_adapters import save_adapter
+
     spec = made.spec
     if spec.classifier is not None:
         notes.note(

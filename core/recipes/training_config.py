@@ -9,16 +9,13 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sabia.core import units
 from sabia.core.errors import UsageError
-from sabia.core.generate.model_directory import adapter_fingerprint, weights_fingerprint
 from sabia.core.model.lora import LoraConfig, targeted
-from sabia.core.model.storage import hub
-from sabia.core.model.storage.peft_adapters import base_fingerprint, start_adapter
 from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS
 from sabia.core.ops.precision import precision_named
 from sabia.core.options.table import Options
@@ -36,13 +33,15 @@ from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.train.balancing import bias_names
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.guards import GuardConfig
+from sabia.core.train.losses.next_token import Distillation
 from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.optimizer.mup import mup
 from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
 from sabia.core.train.profiling import parse_steps
-from sabia.core.train.teacher import Distillation, Teacher
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import parse_services
+
+if TYPE_CHECKING:
+    from sabia.core.train.teacher import Teacher
 
 
 def identity(options: Training) -> dict[str, Any]:
@@ -76,6 +75,8 @@ def teacher_identity(options: DistillationOptions) -> dict[str, object]:
         return {"loss": DISTILL, "teacher_share": options.teacher_share}
     if not options.teacher:
         return {}
+    from sabia.core.generate.model_directory import weights_fingerprint
+
     return {
         "teacher": weights_fingerprint(options.teacher),
         "teacher_top": options.teacher_top,
@@ -114,8 +115,11 @@ def check_teacher(options: DistillationOptions, spec: ModelSpec, length: int, me
         )
 
 
-def load_teacher(options: DistillationOptions, backend: str) -> Teacher:
+def load_teacher(options: DistillationOptions, backend: str) -> "Teacher":
     """The teacher of a run. Raises what `hub.load_model` raises."""
+    from sabia.core.model.storage import hub
+    from sabia.core.train.teacher import Teacher
+
     spec, params = hub.load_model(options.teacher)
     return Teacher(spec, params, backend, options.teacher_top)
 
@@ -174,12 +178,18 @@ def optimizer_config(options: Training, spec: ModelSpec | None = None) -> Optimi
     )
     if spec is None or not options.mup_base:
         return config
+    from sabia.core.train.optimizer.mup import mup
+
     return replace(config, lr_scales=mup(spec, options.mup_base, config).lr_scales)
 
 
 def initial_stds(options: Training, spec: ModelSpec) -> Mapping[str, float]:
     """Standard deviations of a new model's initial values if μP sets them; else {}."""
-    return mup(spec, options.mup_base, optimizer_config(options)).stds if options.mup_base else {}
+    if not options.mup_base:
+        return {}
+    from sabia.core.train.optimizer.mup import mup
+
+    return mup(spec, options.mup_base, optimizer_config(options)).stds
 
 
 def lora_config(options: Adapters) -> LoraConfig | None:
@@ -198,6 +208,9 @@ def with_adapter(options: Any) -> Any:
     """
     if not options.adapter:
         return options
+    from sabia.core.generate.model_directory import weights_fingerprint
+    from sabia.core.model.storage.peft_adapters import base_fingerprint, start_adapter
+
     spec = load_spec(options.model)
     config, _ = start_adapter(options.adapter, spec)
     base = base_fingerprint(options.adapter)
@@ -227,6 +240,8 @@ def adapter_identity(options: AdapterStart) -> dict[str, object]:
     """The entries of a run's identity; {} without an adapter to start from, or a base."""
     made: dict[str, object] = {}
     if options.adapter:
+        from sabia.core.generate.model_directory import adapter_fingerprint
+
         made["adapters"] = adapter_fingerprint(options.adapter)
     return made | ({"lora_base": options.lora_base} if options.lora_base != "none" else {})
 
@@ -237,6 +252,8 @@ def start_params(
     """The parameters of a model, with those of the adapter that training starts from."""
     if not getattr(options, "adapter", ""):
         return params
+    from sabia.core.model.storage.peft_adapters import start_adapter
+
     layers: list[Any] = [start_adapter(options.adapter, spec)[1], params]
     return ChainMap(*layers)
 

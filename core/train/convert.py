@@ -16,9 +16,7 @@ from sabia.core.errors import BadData
 from sabia.core.model.lora import A, B, LoraConfig, base_names, targeted
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.model.storage.stored_weights import load_base
 from sabia.core.numerics.floats import numpy_dtype
-from sabia.core.numerics.frozen_base import stored_base
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Reader
@@ -48,10 +46,16 @@ def export_checkpoint(
     numpy_type = numpy_dtype(dtype)
     adapted = {t.name for t in targeted(spec, lora)} if lora else set()
     base = base_names(spec, lora)
-    started = load_base(kept_from, base, lora.base) if lora and base and kept_from else {}
+    started: dict[str, Any] = {}
+    if lora and base and kept_from:
+        from sabia.core.model.storage.stored_weights import load_base
+
+        started = load_base(kept_from, base, lora.base)
 
     @lru_cache(1)
     def decoded(name: str) -> np.ndarray:
+        from sabia.core.numerics.frozen_base import stored_base
+
         assert lora is not None, "there is a base"
         return stored_base(started[name], lora.base).decoded()
 

@@ -102,7 +102,9 @@ class RunDirectory:
                 " --force starts it over"
             )
         if force or (record.get("finished") and _outdated(record)):
-            checkpoint.discard_all(checkpoint_url)
+            from sabia.core.train.checkpoint.remote import discard_all
+
+            discard_all(checkpoint_url)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for old in (*self.path.glob("metrics*.jsonl"), *self.path.glob("skipped.jsonl")):
                 old.unlink()

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from sabia.core.model.lora import LoraConfig, base_names, lora_tensors
-from sabia.core.numerics.frozen_base import BYTES_PER_PARAMETER
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.optimizer.config import OptimizerConfig, rules, state_shapes
@@ -40,7 +39,11 @@ def state_bytes(
     kept = sum(FP32 * math.prod(x) for key, x in state if key.split("/", 1)[1] not in codes)
     gradients = sum(FP32 * sizes[name] for name, rule in how.items() if rule.trained)
     of_codes = sum(sizes[name] for name in codes)
-    base = of_codes * BYTES_PER_PARAMETER[lora.base] if lora and codes else 0
+    base = 0.0
+    if lora and codes:
+        from sabia.core.numerics.frozen_base import BYTES_PER_PARAMETER
+
+        base = of_codes * BYTES_PER_PARAMETER[lora.base]
     return StateBytes(
         kept + gradients + round(base), kept, FP32 * sum(sizes[t.name] for t in adapters),
         sum(sizes.values()) - of_codes,

@@ -11,24 +11,20 @@ make the same update as one.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sabia.core.model.storage.safetensors_file import release_pages
-from sabia.core.numerics.frozen_base import stored_base
 from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
-from sabia.core.ops.stored_torch import codes_on
-from sabia.core.parallel import pipe_torch
-from sabia.core.parallel.collectives_torch import Groups
+from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.mesh_ops_torch import OPS_GROUPS
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.sharding_rules import check_fits, stage_layers, stages_of
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_torch import lazy
@@ -49,6 +45,9 @@ from sabia.core.train.stepper import (
 from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards
 from sabia.kernels.runtime.freed_memory import keep_freed_memory
+
+if TYPE_CHECKING:
+    from sabia.core.parallel.pipe_torch import Pipeline, PipelineStage
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -74,8 +73,8 @@ class TorchStepper:
         rank = self.world.rank
         self.row_part = (mesh.row_part(rank), mesh.rows)
         self.table, self.rules = setup.table(), setup.rules()
-        layers = pipe_torch.stage_layers(self.spec, mesh.pipe)
-        stages = pipe_torch.stages_of(self.spec, self.table, layers)
+        layers = stage_layers(self.spec, mesh.pipe)
+        stages = stages_of(self.spec, self.table, layers)
         self.shards = Shards(self.table, mesh, rank, stages)
         self.groups = Groups(mesh, rank, (*OPS_GROUPS, *self.shards.gradient_groups()))
         self._codes = setup.base_names()
@@ -87,9 +86,11 @@ class TorchStepper:
             keep_freed_memory()
         self.parts = init_torch(self.params, self.rules, self.shards.shapes)
         self.count = 0
-        self._pipeline: pipe_torch.Pipeline | None = None
-        self._stage: pipe_torch.PipelineStage | None = None
+        self._pipeline: Pipeline | None = None
+        self._stage: PipelineStage | None = None
         if mesh.pipe > 1:
+            from sabia.core.parallel import pipe_torch
+
             own, last = layers[self.shards.stage], self.shards.stage == mesh.pipe - 1
             self._stage = pipe_torch.PipelineStage(own, last)
             self._pipeline = pipe_torch.Pipeline(mesh, rank, self.device, self.spec.tied)
@@ -103,6 +104,9 @@ class TorchStepper:
         for name in filter(self.shards.here, self.table):
             whole: Any = params[name]
             if name in self._codes and self.setup.lora is not None:
+                from sabia.core.numerics.frozen_base import stored_base
+                from sabia.core.ops.stored_torch import codes_on
+
                 matrix = whole if isinstance(whole, Stored) else np.asarray(whole)
                 stored = stored_base(matrix, self.setup.lora.base)
                 shards[name] = codes_on(stored, default_device())

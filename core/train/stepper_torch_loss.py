@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from sabia.core.errors import UsageError
+from sabia.core.ops.base import Stage
 from sabia.core.ops.precision import Precision
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import Groups
-from sabia.core.parallel.mesh_ops_torch import ExactMeshOps, MeshOps
-from sabia.core.parallel.pipe_torch import PipelineStage
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.stepper import Setup
 from sabia.kernels.runtime.compilations import allow_compilations
@@ -23,12 +22,14 @@ class ShardedLoss:
     """`sums(params, micro-batch)` of this process's shards, tokens and stage of a pipeline."""
 
     def __init__(
-        self, setup: Setup, precision: Precision, groups: Groups, stage: PipelineStage | None
+        self, setup: Setup, precision: Precision, groups: Groups, stage: Stage | None
     ) -> None:
         self.setup, mesh = setup, groups.mesh
         self.bf16_weights = setup.bf16_weights(precision)
         sharded: Any = None
         if mesh.size > mesh.data * mesh.pipe:
+            from sabia.core.parallel.mesh_ops_torch import ExactMeshOps, MeshOps
+
             # MeshOps casts each layer's weights when it gathers them
             of_mesh = ExactMeshOps if setup.exact else MeshOps
             sharded = partial(of_mesh, setup.table(), groups, self.bf16_weights, torch.bfloat16)

@@ -6,7 +6,6 @@ Every process holds the whole teacher.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,6 @@ from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.spec.model import ModelSpec
 
 LOGIT_BYTES = 256 << 20  # of the logits that are computed together
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """The divergence of a teacher as a loss: KL(teacher ‖ model) for each token.
-
-    share: of it in the loss; the rest is the cross-entropy of the labels. top: how many of the
-    teacher's likeliest tokens are compared, 0 for all; their probabilities are divided by their
-    sum.
-    """
-
-    share: float = 1.0
-    top: int = 0
 
 
 class Teacher:

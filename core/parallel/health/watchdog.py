@@ -16,7 +16,8 @@ that explains it. `patience_s` announces a phase that may be long; the phases in
 `heartbeat.WAITING_PHASES` count as waiting for others, which distinguishes stragglers from the
 ranks that wait for them.
 
-A run of one process has no watchdog, and `enter_phase` does nothing.
+A run of one process has no watchdog, `enter_phase` does nothing, and nothing else of this package
+is imported.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sabia.core import stop
 from sabia.core.errors import SabiaError
-from sabia.core.parallel.health import rendezvous
-from sabia.core.parallel.health.heartbeat import HeartbeatTable
-from sabia.core.parallel.health.heartbeat_client import HeartbeatClient
-from sabia.core.parallel.health.monitor import RankMonitor
-from sabia.core.parallel.health.progress_tracker import ProgressTracker
-from sabia.core.parallel.health.rendezvous import RankRegistry, RankReport, RegistrationClient
-from sabia.core.parallel.health.shutdown import Termination, exit_code, terminate_process
-from sabia.core.parallel.slurm_hosts import hosts_of_ranks
 from sabia.core.parallel.world import World
+
+if TYPE_CHECKING:
+    from sabia.core.parallel.health.heartbeat import HeartbeatTable
+    from sabia.core.parallel.health.heartbeat_client import HeartbeatClient
+    from sabia.core.parallel.health.monitor import RankMonitor
+    from sabia.core.parallel.health.shutdown import Termination
 
 TERMINATION_WAIT_S = 5.0
 
@@ -63,6 +63,8 @@ class Watchdog:
     """The watchdog of one process of several; use `opened`."""
 
     def __init__(self, world: World, config: WatchdogConfig) -> None:
+        from sabia.core.parallel.health.progress_tracker import ProgressTracker
+
         self.world, self.config = world, config
         self.progress = ProgressTracker(config.interval_s)
         self.termination: Termination | None = None
@@ -71,17 +73,21 @@ class Watchdog:
 
     def start(self) -> None:
         """Register, and wait for the release of all ranks; raises Failed, Interrupted."""
+        from sabia.core.parallel.health import rendezvous
+
         world, config = self.world, self.config
         timeout_s = config.start_timeout_s or world.timeout_s
         size = {"number of processes": str(world.size)}
-        report = RankReport(
+        report = rendezvous.RankReport(
             world.rank,
             must_match={**rendezvous.versions(), **size, **config.must_match},
             settings=rendezvous.settings_fingerprint(),
         )
         token = rendezvous.job_token(world.launcher)
         if not world.leads:
-            registration = RegistrationClient(
+            from sabia.core.parallel.health.heartbeat_client import HeartbeatClient
+
+            registration = rendezvous.RegistrationClient(
                 world.host, world.port, world.size, report, token, timeout_s, stop.check
             )
             client = self._peer = HeartbeatClient(
@@ -94,9 +100,13 @@ class Watchdog:
             client.wait_for_release(timeout_s + 60)
             client.start()
             return
+        from sabia.core.parallel.health.heartbeat import HeartbeatTable
+        from sabia.core.parallel.health.monitor import RankMonitor
+        from sabia.core.parallel.slurm_hosts import hosts_of_ranks
+
         monitor = self._peer = RankMonitor(
             rendezvous.listen(world.host, world.port, world.size),
-            RankRegistry(world.size, report, hosts_of_ranks(os.environ, world.size)),
+            rendezvous.RankRegistry(world.size, report, hosts_of_ranks(os.environ, world.size)),
             token,
             heartbeats=HeartbeatTable({}, config.hang_timeout_s, config.interval_s),
             own_heartbeat=self.progress.heartbeat,
@@ -118,7 +128,8 @@ class Watchdog:
 
     def figures(self) -> dict[str, float]:
         """HeartbeatTable.figures at process 0, {} elsewhere."""
-        return self._peer.heartbeats.figures() if isinstance(self._peer, RankMonitor) else {}
+        heartbeats: HeartbeatTable | None = getattr(self._peer, "heartbeats", None)
+        return heartbeats.figures() if heartbeats else {}
 
     @contextlib.contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -133,6 +144,8 @@ class Watchdog:
                 self._terminated.wait(TERMINATION_WAIT_S)
                 cause = self.termination.error() if self.termination else error
             if self._peer:
+                from sabia.core.parallel.health.shutdown import exit_code
+
                 reason = " ".join(str(cause).split()) or repr(cause)
                 self._peer.shut_down(exit_code(cause), reason)
             if cause is error:
@@ -148,6 +161,8 @@ class Watchdog:
     def _enforce(self, termination: Termination) -> None:
         """End the process if the main thread does not."""
         if not self._closed.wait(self.config.grace_s):
+            from sabia.core.parallel.health.shutdown import terminate_process
+
             terminate_process(termination, self.world.rank, self.config.directory)
 
     def close(self) -> None:

@@ -27,7 +27,6 @@ from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash, remembered
 from sabia.core.progress import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
-from sabia.core.shards.executors.processes import run_tasks
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import NotInPlace
 from sabia.core.shards.token_rows.row_file import ADDRESSES, COLUMNS, RowFile
@@ -158,6 +157,8 @@ def make_missing(
     missing = {task[0]: task for task in tasks if not task[0].exists()}
     if not missing:
         return
+    from sabia.core.shards.executors.processes import run_tasks
+
     for path in missing:
         path.parent.mkdir(parents=True, exist_ok=True)
     with progress(len(missing), "reading token rows", "shards") as bar:

@@ -17,7 +17,6 @@ from sabia.core.train.checkpoint.interval import Interval, parse_interval
 from sabia.core.train.checkpoint.local import Checkpoint, remove_leftovers
 from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
 from sabia.core.train.checkpoint.reader import Reader
-from sabia.core.train.checkpoint.remote import discard_all, stored_identity
 from sabia.core.train.checkpoint.saver import Saver
 
 __all__ = [
@@ -26,10 +25,8 @@ __all__ = [
     "Piece",
     "Reader",
     "Saver",
-    "discard_all",
     "latest",
     "parse_interval",
     "remove_leftovers",
-    "stored_identity",
     "whole_pieces",
 ]

@@ -8,6 +8,7 @@ checkpoint is downloaded from the URL into the directory, as if it had been writ
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sabia.core import notes
 from sabia.core.errors import BadData, Failed
@@ -15,8 +16,10 @@ from sabia.core.parallel.world import World
 from sabia.core.shards.atomic import fsync_directory
 from sabia.core.train.checkpoint import local
 from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, Checkpoint
-from sabia.core.train.checkpoint.remote import Remote
 from sabia.core.train.checkpoint.writer import sync
+
+if TYPE_CHECKING:
+    from sabia.core.train.checkpoint.remote import Remote
 
 Agree = Callable[[bool], bool]
 
@@ -29,7 +32,11 @@ def latest(
     Raises BadData if there are checkpoints but none is valid, Failed if the URL does not respond.
     """
     search = _Search(directory, world or World(), agree)
-    remote = Remote(remote_url) if remote_url else None
+    remote = None
+    if remote_url:
+        from sabia.core.train.checkpoint.remote import Remote
+
+        remote = Remote(remote_url)
     local_steps, remote_steps = local.steps(directory), remote.steps() if remote else []
     for step in sorted({*local_steps, *remote_steps}, reverse=True):
         # a local checkpoint is preferred; a damaged one may be intact at the URL
@@ -61,7 +68,7 @@ class _Search:
             good = False
         return checkpoint if self.agree(good) else None
 
-    def downloaded(self, remote: Remote, step: int) -> Checkpoint | None:
+    def downloaded(self, remote: "Remote", step: int) -> Checkpoint | None:
         """The checkpoint of a step, downloaded from the URL."""
         into = local.saving_path(self.directory, step)
         if self.world.leads:
@@ -77,7 +84,7 @@ class _Search:
         self.agree(True)
         return self.local(step)
 
-    def _download(self, remote: Remote, step: int, into: Path) -> bool:
+    def _download(self, remote: "Remote", step: int, into: Path) -> bool:
         try:
             manifest, text, mark = remote.manifest(step)
             # every process downloads its share of the files

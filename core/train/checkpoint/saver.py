@@ -22,15 +22,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, Failed
 from sabia.core.parallel.world import World
 from sabia.core.train.checkpoint import file_barrier, local
 from sabia.core.train.checkpoint.pieces import Piece
-from sabia.core.train.checkpoint.remote import Remote
 from sabia.core.train.checkpoint.writer import sync, write_pieces
+
+if TYPE_CHECKING:
+    from sabia.core.train.checkpoint.remote import Remote
 
 _UPLOAD = "UPLOAD"  # a file by which the leader tells the other processes to upload
 _UPLOAD_TIMEOUT_S = 86400.0
@@ -67,7 +69,11 @@ class Saver:
     ) -> None:
         self.directory, self.world, self._barrier = directory, world or World(), barrier
         self.keep, self.keep_every, self.grace_s = keep, keep_every, grace_s
-        self.remote = Remote(remote_url) if remote_url else None
+        self.remote: Remote | None = None
+        if remote_url:
+            from sabia.core.train.checkpoint import remote
+
+            self.remote = remote.Remote(remote_url)
         self.best = 0
         self.blocking_s: float | None = None
         self.commit_s: float | None = None

@@ -7,12 +7,12 @@ differentiates only loss_sum. Bind settings with functools.partial.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.model.forward import Stats, hidden_and_stats, logits, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.teacher import Distillation
 
 Batch = Mapping[str, Array]
 Sums = tuple[Array, Array, dict[str, Array]]
@@ -22,6 +22,19 @@ Loss = Callable[[ModelSpec, Params, Batch, Ops], Sums]
 OF_TOKENS = ("positions", "segments", "keys", "queries", "outputs")
 _NEVER = -1e30  # the score of a token that is left out
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """The divergence of a teacher as a loss: KL(teacher ‖ model) for each token.
+
+    share: of it in the loss; the rest is the cross-entropy of the labels. top: how many of the
+    teacher's likeliest tokens are compared, 0 for all; their probabilities are divided by their
+    sum.
+    """
+
+    share: float = 1.0
+    top: int = 0
 
 
 def next_token_loss(

@@ -17,9 +17,9 @@ from sabia.core.quant.hessians import batches  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402
 from sabia.core.quant.recipe import Recipe, load_recipe  # noqa: E402
 from sabia.core.spec import from_config, new_config  # noqa: E402
-from sabia.core.train.losses.next_token import next_token_loss  # noqa: E402
+from sabia.core.train.losses.next_token import Distillation, next_token_loss  # noqa: E402
 from sabia.core.train.stepper_factory import make_stepper  # noqa: E402
-from sabia.core.train.teacher import Distillation, Teacher  # noqa: E402
+from sabia.core.train.teacher import Teacher  # noqa: E402
 
 OPS, SIZE = load_ops("torch"), 43
 SPEC = from_config(

@@ -16,9 +16,9 @@ from sabia.core.model import forward
 from sabia.core.model.storage import hub
 from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.losses.next_token import Distillation, next_token_loss
 from sabia.core.train.stepper_factory import make_stepper
-from sabia.core.train.teacher import Distillation, Teacher
+from sabia.core.train.teacher import Teacher
 
 VOCABULARY = 61
 
