@@ -13,19 +13,14 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, Queries, scaled, stream_norm
-from sabia.core.model.feed_forward import MLPS
+from sabia.core.model.feed_forward import MLPS, experts
 from sabia.core.model.heads import gather_tensors, head_transform
-from sabia.core.model.latent import latent_attention
 from sabia.core.model.lora import with_adapters
-from sabia.core.model.mixers import MIXERS
-from sabia.core.model.moe import experts
+from sabia.core.model.mixers import MIXERS, latent_attention
 from sabia.core.ops.axes import check_shared_axes
 from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
 from sabia.core.ops.kv_cache import KVCache
-from sabia.core.spec.delta import GatedDeltaNet
-from sabia.core.spec.experts import Experts
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import Layer
+from sabia.core.spec.layers import Experts, GatedDeltaNet, LatentAttention, Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope import Rope, inverse_frequencies
 
@@ -59,7 +54,8 @@ def hidden_and_stats(
 ) -> tuple[Array, Stats]:
     """(final normed hidden state [B, T, D] of token ids[B, T], the statistics `wanted`).
 
-    wanted: names of statistics of core.model.moe. routing[B, T, L, k]: the experts of each token in
+    wanted: names of statistics of core.model.feed_forward. routing[B, T, L, k]: the experts of each
+    token in
     the L layers with experts, numbered from 1; 0: those that the router chooses. ids, positions[B,
     T], segments[B, T] may be NumPy or backend integers. With a cache, its arrays are replaced
     (torch: written in place) and segments must be None. Activations have the dtype of the

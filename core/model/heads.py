@@ -12,8 +12,7 @@ import numpy as np
 from sabia.core.model.block import stream_norm
 from sabia.core.model.feed_forward import ACTIVATIONS
 from sabia.core.ops.base import Array, Ops, Params, dtype_name
-from sabia.core.spec.heads import Pooling
-from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.model import ModelSpec, Pooling
 
 
 def gather_tensors(params: Params, ops: Ops, *names: str) -> dict[str, Array]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sabia.core.spec.experts import Experts
+from sabia.core.spec.layers import Experts
 from sabia.core.spec.model import ModelSpec
 
 ROUTED_EXPERTS = "routed_experts"  # the field of the replies of servers

@@ -271,7 +271,7 @@ class Ops(ArrayFunctions, Protocol):
         beta: Array,
         segments: Array | None = None,
     ) -> Array:
-        """The gated delta rule over whole rows (core/spec/delta.py), its state in fp32.
+        """The gated delta rule over whole rows (core/spec/layers.py), its state in fp32.
 
         q, k[B, T, K, N], v[B, T, H, V], log_decay, beta[B, T, H] → [B, T, H, V] in v's dtype;
         head h reads q, k of head h·K // H. Does not scale or norm its inputs. The state is zero

@@ -8,9 +8,7 @@ from typing import Any
 
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
 from sabia.core.ops.product import Array
-from sabia.core.spec.experts import Experts
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import Attention
+from sabia.core.spec.layers import Attention, Experts, LatentAttention
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.attention.interface import attention_mask, choose_attention
 from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul

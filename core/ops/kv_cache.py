@@ -27,7 +27,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.ops.base import Array, Ops
-from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 
 UNBOUNDED = 2**31

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from sabia.core.options.kinds import KINDS
-from sabia.core.options.option import GROUPS, Condition, Option, flags, listed
+from sabia.core.options.option import GROUPS, KINDS, Condition, Option, flags, listed
 from sabia.core.options.resolve import variable_of
 from sabia.core.options.table import Options
 

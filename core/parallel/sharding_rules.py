@@ -16,7 +16,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import ACTIVATIONS, ROW_AXES, WEIGHTS, Mesh
-from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 

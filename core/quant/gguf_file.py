@@ -19,8 +19,7 @@ from sabia.core.quant.gguf_vocabulary import add_vocabulary
 from sabia.core.quant.recipe import Recipe, name_in_layer
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec import ModelSpec, TensorSpec
-from sabia.core.spec.experts import Experts, Router
-from sabia.core.spec.layers import Attention, GatedMlp, Layer, Norms
+from sabia.core.spec.layers import Attention, Experts, GatedMlp, Layer, Norms, Router
 from sabia.core.spec.rope import Rope, inverse_frequencies
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ import torch
 
 from sabia.core import stop
 from sabia.core.errors import BadData, UsageError
-from sabia.core.model.storage.fused_tensors import read_part
+from sabia.core.model.storage.hub import read_part
 from sabia.core.numerics import llmcompressor
 from sabia.core.numerics.compressed import input_dtype
 from sabia.core.numerics.floats import E4M3, numpy_dtype, round_bfloat16
@@ -34,7 +34,7 @@ from sabia.core.quant.recipe import Linear, Recipe, component_of, plan, stored_f
 from sabia.core.quant.rounding import Stored, errors_of, method_of, store
 from sabia.core.quant.smoothing import smooth
 from sabia.core.spec import ModelSpec
-from sabia.core.spec.experts import Experts
+from sabia.core.spec.layers import Experts
 from sabia.core.spec.tensors import FusedPart
 
 LEAST_TOKENS = 32

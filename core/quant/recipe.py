@@ -19,7 +19,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
-from sabia.core.model.storage.fused_tensors import write_parts
+from sabia.core.model.storage.hub import write_parts
 from sabia.core.numerics import nf4
 from sabia.core.numerics.compressed import stored_bytes
 from sabia.core.numerics.ggml_blocks import row_bytes

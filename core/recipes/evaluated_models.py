@@ -69,7 +69,7 @@ from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.parallel.split_model import SplitModel
 from sabia.core.recipes.eval_judging import Judging, score_missing
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
-from sabia.core.spec.count import training_flops_per_token
+from sabia.core.spec.model import training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 

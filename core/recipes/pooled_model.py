@@ -16,8 +16,7 @@ from sabia.core import stop
 from sabia.core.model.heads import pool_weights
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Array
-from sabia.core.spec.heads import Pooling
-from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.model import ModelSpec, Pooling
 
 Params = Mapping[str, np.ndarray]
 BATCH_TOKENS = 16_384

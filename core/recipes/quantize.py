@@ -47,9 +47,8 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import provenance
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
-from sabia.core.spec.count import training_flops_per_token
 from sabia.core.spec.families import TRAINED_FOR, read_config
-from sabia.core.spec.model import check_predicts
+from sabia.core.spec.model import check_predicts, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train.peak import measure_peak_flops
 

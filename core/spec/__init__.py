@@ -10,15 +10,15 @@ and the planner all read the same table, `ModelSpec.tensors()`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sabia.core.spec.count import (
+from sabia.core.spec.families import families, from_config, load_spec
+from sabia.core.spec.layers import Attention, GatedMlp, Layer
+from sabia.core.spec.model import (
+    ModelSpec,
     active_parameter_count,
     matmul_parameter_count,
     parameter_count,
     training_flops_per_token,
 )
-from sabia.core.spec.families import families, from_config, load_spec
-from sabia.core.spec.layers import Attention, GatedMlp, Layer
-from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.rope import Rope, inverse_frequencies
 from sabia.core.spec.tensors import Init, TensorSpec
 

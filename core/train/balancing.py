@@ -9,7 +9,7 @@ gates, and has no gradient: its tensors are those with `trained` False.
 from typing import Any
 
 from sabia.core.ops.product import Array
-from sabia.core.spec.experts import Experts
+from sabia.core.spec.layers import Experts
 from sabia.core.spec.model import ModelSpec
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.model.heads import pool_weights
-from sabia.core.spec.heads import Pooling
+from sabia.core.spec.model import Pooling
 from sabia.core.train.token_rows import Batch, TokenRows, read_token_rows
 
 LENGTHS = tuple(64 << n for n in range(12))

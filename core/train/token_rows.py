@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData
+from sabia.core.shards.token_rows.arrow_messages import BufferBytes
 from sabia.core.shards.token_rows.row_file import RowFile
 from sabia.core.shards.token_rows.row_writer import RowWriter
-from sabia.core.shards.token_rows.shard_bytes import BufferBytes
 
 SOURCES = 32  # losses are reported for this many sources, the last of which holds all others
 Batch = dict[str, np.ndarray]

@@ -22,8 +22,17 @@ import pyarrow as pa
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
 from sabia.core.shards.endings import is_stream
-from sabia.core.shards.folders import files_below, is_hidden, say_left_out
-from sabia.core.shards.inputs import READABLE, STDIN, form_of, from_path, open_binary, spool
+from sabia.core.shards.inputs import (
+    READABLE,
+    STDIN,
+    files_below,
+    form_of,
+    from_path,
+    is_hidden,
+    open_binary,
+    say_left_out,
+    spool,
+)
 from sabia.core.shards.job import Job
 from sabia.core.shards.json_lines import Reject, decompressed
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject, origin_of

@@ -23,7 +23,7 @@ from sparse_rows import sparse_rows
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.order import DataOrder
 from sabia.core.shards.token_rows import row_store
-from sabia.core.shards.token_rows.shard_bytes import FileBytes
+from sabia.core.shards.token_rows.arrow_messages import FileBytes
 from sabia.core.train.token_rows import TokenRows
 
 LENGTH, BATCH_ROWS = 2048, 500

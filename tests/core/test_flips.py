@@ -25,7 +25,7 @@ from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import rows_made
 from sabia.core.shards.outputs import open_file, read_metadata
-from sabia.core.shards.token_rows import shard_bytes
+from sabia.core.shards.token_rows import arrow_messages
 from sabia.core.shards.token_rows.row_store import open_row_files
 from sabia.core.shards.token_rows.row_writer import IndexedRows
 from sabia.core.text.contamination.benchmark_index import BenchmarkItem, Index
@@ -311,7 +311,7 @@ def token_rows(ending: str) -> Callable[[Path], tuple[Path, Read]]:
                 file.write(batch.slice(start, 100))
 
         def read(path: Path) -> Any:
-            shard_bytes._opened.cache_clear()
+            arrow_messages._opened.cache_clear()
             shutil.rmtree(folder.with_name("unpacked"), ignore_errors=True)
             made = TokenRows(tuple(open_row_files(
                 from_path(str(path), "tokens"), folder.with_name("unpacked"), 1, _refuse

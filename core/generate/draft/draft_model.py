@@ -14,7 +14,7 @@ from sabia.core.generate.pages import Begun
 from sabia.core.generate.runner.interface import Logits, Runner
 from sabia.core.generate.sampling import DRAFT, purpose_keys, uniforms
 from sabia.core.generate.slots import Slots, Waiting
-from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 
 

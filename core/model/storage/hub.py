@@ -4,6 +4,10 @@ Loading maps files and renames tensors by the spec's table; nothing is cast, so 
 unchanged tensors are written back byte for byte (experts are stacked when read, unstacked when
 written). A directory with a `quantization_config` is decoded by `sabia.core.numerics.compressed`.
 Saving is atomic; transformers opens the directory with no missing or unexpected tensor.
+
+Tensors that the files fuse into one are split when read, fused when written: a `FusedPart`
+(core.spec.tensors) is a strided block of a view of the file's tensor. Reading all parts of a file
+tensor and writing them back gives the same bytes, because every element belongs to one part.
 """
 
 import json
@@ -19,7 +23,6 @@ import numpy as np
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.init import init_params
-from sabia.core.model.storage.fused_tensors import read_part, write_parts
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
 from sabia.core.model.storage.size_batches import batches_by_size
@@ -28,6 +31,30 @@ from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import TRAINED_FOR, load_spec
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart, TensorSpec
+
+
+def _slices(part: FusedPart) -> tuple[slice, ...]:
+    return tuple(slice(*cut) for cut in part.cut)
+
+
+def read_part(part: FusedPart, fused: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The tensor of `shape` that `part` selects in the file's tensor; a view if possible."""
+    if fused.shape != part.shape:
+        raise BadData(f"model: {part.file} has shape {fused.shape} (expected {part.shape})")
+    return fused.reshape(part.view)[_slices(part)].transpose(part.order).reshape(shape)
+
+
+def write_parts(parts: Iterable[tuple[FusedPart, np.ndarray]]) -> np.ndarray:
+    """The file's tensor, assembled from the arrays of all its parts."""
+    fused = np.zeros(0)
+    for number, (part, array) in enumerate(parts):
+        if not number:
+            fused = np.empty(part.shape, array.dtype)
+        block = fused.reshape(part.view)[_slices(part)]
+        permuted = block.transpose(part.order)
+        permuted[...] = array.reshape(permuted.shape)
+    return fused
+
 
 __all__ = ["from_hf", "init_params", "load_model", "read_checkpoint", "save_model", "to_hf"]
 

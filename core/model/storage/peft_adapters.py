@@ -16,7 +16,7 @@ import numpy as np
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import A, B, LoraConfig, adaptable, lora_tensors, targeted
-from sabia.core.model.storage.fused_tensors import read_part
+from sabia.core.model.storage.hub import read_part
 from sabia.core.model.storage.safetensors_file import read_header, read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sabia.core.parallel.slurm_hosts import describe_ranks
+from sabia.core.parallel.world import describe_ranks
 
 WAITING_PHASES = ("reduce", "wait")
 SILENT_INTERVALS = 4  # heartbeats missed in a row until a rank counts as silent

@@ -11,7 +11,7 @@ from sabia.core.errors import Failed, Interrupted
 from sabia.core.parallel.health.connection import Connection, PeerDisconnected, WakeSocket
 from sabia.core.parallel.health.progress_tracker import ProgressTracker
 from sabia.core.parallel.health.shutdown import MAX_REASON_CHARS, RESUME_HINT, Termination
-from sabia.core.parallel.slurm_hosts import describe_ranks
+from sabia.core.parallel.world import describe_ranks
 
 
 class HeartbeatClient:

@@ -19,7 +19,7 @@ from sabia.core.parallel.health.connection import Connection, Message, PeerDisco
 from sabia.core.parallel.health.heartbeat import Heartbeat, HeartbeatTable
 from sabia.core.parallel.health.rendezvous import RankRegistry, RankReport
 from sabia.core.parallel.health.shutdown import RESUME_HINT, Termination
-from sabia.core.parallel.slurm_hosts import describe_ranks
+from sabia.core.parallel.world import describe_ranks
 
 REPORT_TIMEOUT_S = 10.0
 RECONNECT_TIMEOUT_S = 10.0  # of a process whose connection broke before the start

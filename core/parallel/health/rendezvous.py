@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, field
 
 from sabia.core.errors import Failed
 from sabia.core.parallel.health.connection import Connection, Message, PeerDisconnected
-from sabia.core.parallel.slurm_hosts import describe_ranks
+from sabia.core.parallel.world import describe_ranks
 
 PROTOCOL = 1
 PACKAGES = ("sabia", "numpy", "torch", "jax", "jaxlib")

@@ -102,7 +102,7 @@ class Watchdog:
             return
         from sabia.core.parallel.health.heartbeat import HeartbeatTable
         from sabia.core.parallel.health.monitor import RankMonitor
-        from sabia.core.parallel.slurm_hosts import hosts_of_ranks
+        from sabia.core.parallel.world import hosts_of_ranks
 
         monitor = self._peer = RankMonitor(
             rendezvous.listen(world.host, world.port, world.size),

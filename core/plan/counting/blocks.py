@@ -3,7 +3,7 @@
 A LayerHalf counts the tensors of one half by class: matrices, routed experts, vectors (norms,
 biases). `layer` joins two halves into a LayerKind. The tensors are those that core.spec declares
 (`Layer.rows`, which the trainer allocates), or shapes that a reader of a configuration states
-(counting.dialects). Equal layers become one LayerKind; counts equal those of `core.spec.count`.
+(counting.dialects). Equal layers become one LayerKind; counts equal those of `core.spec.model`.
 """
 
 import math
@@ -14,10 +14,16 @@ from typing import Any
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.spec import ModelSpec
-from sabia.core.spec.delta import GatedDeltaNet
-from sabia.core.spec.experts import Experts
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import Attention, FeedForward, GatedMlp, Layer, Mixer
+from sabia.core.spec.layers import (
+    Attention,
+    Experts,
+    FeedForward,
+    GatedDeltaNet,
+    GatedMlp,
+    LatentAttention,
+    Layer,
+    Mixer,
+)
 from sabia.core.spec.tensors import TableRow
 
 Shape = tuple[int, int]

@@ -2,7 +2,7 @@
 
 A linear product of an [out, in] matrix takes 2·out·in forward, 4·out·in backward. Attention takes
 2·score_width for each key, forward, and twice that backward. c·min(s, window) keys count; c depends
-on the convention (as in core.spec.count, whose counts these functions equal for its families):
+on the convention (as in core.spec.model, whose counts these functions equal for its families):
 
   6nd     c = 0, without recurrent states: 6·N without the input lookup
   palm    c = 1 (PaLM, arXiv 2204.02311 appendix B)
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.elementwise import Number
-from sabia.core.spec.count import Convention, attention_share
+from sabia.core.spec.model import Convention, attention_share
 
 TRAINING = 3.0  # forward and backward over forward alone
 

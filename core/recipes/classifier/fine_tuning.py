@@ -1,6 +1,6 @@
 """Training a sequence classifier: labelled documents and a model → a model that scores texts.
 
-An encoder or decoder of the model core gets a head over the labels (core.spec.heads) and is trained
+An encoder or decoder of the model core gets a head over the labels (core.spec.model) and is trained
 by core.recipes.training_run: one document per row, rows of similar length together. A tenth of the
 documents, by a hash of their id, is held out; the metrics of the finished model on these are in
 `held_out.json`.
@@ -38,7 +38,7 @@ from sabia.core.shards.order_by_length import by_length
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config, label_names
+from sabia.core.spec.model import classifier_config, label_names
 from sabia.core.text.classify.fasttext_model import is_held_out
 from sabia.core.text.score_column import label_column
 from sabia.core.text.tokenize.tokenizer import load_tokenizer

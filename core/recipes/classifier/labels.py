@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.spec.heads import Problem
+from sabia.core.spec.model import Problem
 from sabia.core.text.classify import held_out_metrics
 
 SINGLE: Problem = "single_label_classification"

@@ -20,8 +20,7 @@ from sabia.core.ops.product import Array
 from sabia.core.recipes.classifier.token_windows import TextReader, means_by_text
 from sabia.core.recipes.pooled_model import PooledModel
 from sabia.core.spec.families import load_spec
-from sabia.core.spec.heads import ClassifierHead, label_names, problem_of
-from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.model import ClassifierHead, ModelSpec, label_names, problem_of
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 

@@ -60,8 +60,7 @@ from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
-from sabia.core.spec.count import training_flops_per_token
-from sabia.core.spec.model import check_predicts
+from sabia.core.spec.model import check_predicts, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss

@@ -16,8 +16,7 @@ from sabia.core.recipes.training_run import Task
 from sabia.core.shards.token_rows.row_file import RowFile
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config
-from sabia.core.spec.model import check_predicts
+from sabia.core.spec.model import check_predicts, classifier_config
 from sabia.core.train.losses.preference import WITH_REFERENCE, PreferenceLoss, preference_loss
 from sabia.core.train.preference_objective import PreferenceObjective
 from sabia.core.train.preference_rows import PreferenceBatches, PreferenceRows

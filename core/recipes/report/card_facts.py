@@ -23,7 +23,7 @@ from sabia.core.shards.lineage.graph import Graph, Node, read_graph
 from sabia.core.shards.lineage.graph_report import row_counts
 from sabia.core.shards.lineage.outputs_found import Output, Record, upstream
 from sabia.core.spec import from_config
-from sabia.core.spec.count import active_parameter_count, parameter_count
+from sabia.core.spec.model import active_parameter_count, parameter_count
 
 TRAINERS = ("pretrain", "sft", "grpo")
 GENERATION_FLOPS = 2  # for each active parameter and sampled token: forward alone

@@ -23,7 +23,7 @@ from sabia.core.recipes.report.given_outputs import RUN_RECORD, Output
 from sabia.core.results import recorded_result
 from sabia.core.shards.order import DataOrder, Stage
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows.arrow_messages import ArrowShard
+from sabia.core.shards.token_rows.arrow_messages import ArrowShard, FileBytes
 from sabia.core.shards.token_rows.row_index import encoded, sources_of
 from sabia.core.shards.token_rows.row_store import (
     default_source,
@@ -31,7 +31,6 @@ from sabia.core.shards.token_rows.row_store import (
     index_in_place,
 )
 from sabia.core.shards.token_rows.row_writer import ENDING
-from sabia.core.shards.token_rows.shard_bytes import FileBytes
 from sabia.core.train.checkpoint import local
 from sabia.core.train.row_source import skipped_rows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder

@@ -22,8 +22,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import named_numbers, records, schemas
 from sabia.core.shards.atomic import read_json
 from sabia.core.shards.endings import is_stream
-from sabia.core.shards.folders import keys_of
-from sabia.core.shards.inputs import expand, from_path, from_stdin, open_binary, sniff
+from sabia.core.shards.inputs import expand, from_path, from_stdin, keys_of, open_binary, sniff
 from sabia.core.shards.json_lines import UNFIT, decompressed, objects, renamed
 from sabia.core.shards.layout import MANIFEST
 from sabia.core.shards.sources import Source

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sabia.core.options.kinds import FALSE
-from sabia.core.options.option import Option
+from sabia.core.options.option import FALSE, Option
 from sabia.core.options.table import Options
 
 HOW = {"jobs", "shard", "executor", "phase", "force", "dry_run", "json", "quiet", "debug", "config"}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.results import recorded_result, result_version
-from sabia.core.shards.lineage.identities import identity_of
 from sabia.core.shards.lineage.outputs_found import Output, outputs_below
+from sabia.core.shards.lineage.run_record import identity_of
 from sabia.core.shards.sources import origin_of
 
 MISSING, STALE, AFTER, CURRENT = "missing", "stale", "after", "current"

@@ -24,14 +24,19 @@ from xxhash import xxh3_64_intdigest
 
 from sabia.core import notes
 from sabia.core.errors import BadData
-from sabia.core.shards.token_rows.arrow_messages import ArrowShard, BatchLayout, NotInPlace
+from sabia.core.shards.token_rows.arrow_messages import (
+    ArrowShard,
+    BatchLayout,
+    FileBytes,
+    NotInPlace,
+    ShardBytes,
+)
 from sabia.core.shards.token_rows.row_index import (
     RowIndex,
     check_lists,
     sources_of,
     stored_index,
 )
-from sabia.core.shards.token_rows.shard_bytes import FileBytes, ShardBytes
 
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 ADDRESSES = ("document_ids", "document_offsets")  # of each document; training does not read them

@@ -28,9 +28,9 @@ from sabia.core.shards.token_rows.arrow_messages import (
     BatchLayout,
     Message,
     NotInPlace,
+    ShardBytes,
     custom_metadata,
 )
-from sabia.core.shards.token_rows.shard_bytes import ShardBytes
 
 INDEX = b"sabia.row-index"
 CHUNK = 1024  # rows; a multiple of 8

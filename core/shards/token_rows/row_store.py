@@ -28,7 +28,7 @@ from sabia.core.file_hashes import content_hash, remembered
 from sabia.core.progress import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows.arrow_messages import NotInPlace
+from sabia.core.shards.token_rows.arrow_messages import FileBytes, NotInPlace
 from sabia.core.shards.token_rows.row_file import ADDRESSES, COLUMNS, RowFile
 from sabia.core.shards.token_rows.row_index import (
     RowIndex,
@@ -37,7 +37,6 @@ from sabia.core.shards.token_rows.row_index import (
     stored_index,
 )
 from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
-from sabia.core.shards.token_rows.shard_bytes import FileBytes
 
 KEPT_DAYS = 30
 LOOK_S = 0.1  # interval at which a process looks for files that others are making

@@ -14,8 +14,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.heads import ClassifierHead, is_classifier, label_names
-from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.model import ClassifierHead, ModelSpec, is_classifier, label_names
 from sabia.core.spec.stored_names import with_stored_names
 
 # model_type → module and function that reads it, imported at its first use

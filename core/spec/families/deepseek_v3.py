@@ -7,14 +7,11 @@ and are copied unchanged.
 
 from dataclasses import replace
 
-from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama, qwen3_moe
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import GatedMlp, Layer
+from sabia.core.spec.layers import Experts, GatedMlp, LatentAttention, Layer, Router
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope import score_factor
-from sabia.core.spec.rope_fields import read_rope
+from sabia.core.spec.rope import read_rope, score_factor
 
 _ATTENTION = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj"}
 _ATTENTION |= {"kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}

@@ -11,7 +11,7 @@ from sabia.core.spec.families import composite, gemma2, llama
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope_fields import read_scaling, rope_from
+from sabia.core.spec.rope import read_scaling, rope_from
 
 NAMES = gemma2.NAMES | llama.QK_NORMS
 _LOCAL, _GLOBAL = gemma2.KINDS

@@ -6,12 +6,11 @@ MXFP4 blocks (core.numerics.published). The softmax is over the scores of the se
 
 from dataclasses import replace
 
-from sabia.core.spec.experts import ClampedSwiglu, Experts, Router
 from sabia.core.spec.families import llama
 from sabia.core.spec.families.qwen3 import KINDS
 from sabia.core.spec.families.qwen3_moe import read_router_losses
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Layer
+from sabia.core.spec.layers import ClampedSwiglu, Experts, Layer, Router
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart
 

@@ -11,7 +11,7 @@ from sabia.core.errors import UsageError
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope_fields import read_rope
+from sabia.core.spec.rope import read_rope
 from sabia.core.spec.tensors import FileTemplate
 
 LAYER = "model.layers.{layer}."

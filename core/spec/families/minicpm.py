@@ -11,8 +11,7 @@ from dataclasses import replace
 from sabia.core.errors import UsageError
 from sabia.core.spec.families import deepseek_v3, llama
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import Attention, Layer
+from sabia.core.spec.layers import Attention, LatentAttention, Layer
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileTemplate
 

@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama
 from sabia.core.spec.families.qwen3_moe import read_router_losses
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Layer
+from sabia.core.spec.layers import Experts, Layer, Router
 from sabia.core.spec.model import ModelSpec
 
 _MLP = llama.LAYER + "block_sparse_moe."

@@ -13,10 +13,9 @@ from sabia.core.errors import UsageError
 from sabia.core.spec.families import gemma3, llama
 from sabia.core.spec.families.gemma2 import KINDS
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.heads import Transform
 from sabia.core.spec.layers import Activation, Attention, GatedMlp, Layer, Norms
-from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.rope_fields import rope_from
+from sabia.core.spec.model import ModelSpec, Transform
+from sabia.core.spec.rope import rope_from
 from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 
 _LAYER = llama.LAYER

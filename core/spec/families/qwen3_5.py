@@ -6,11 +6,9 @@ stored one by one or stacked.
 
 from dataclasses import replace
 
-from sabia.core.spec.delta import GatedDeltaNet
-from sabia.core.spec.experts import Experts
 from sabia.core.spec.families import composite, llama, qwen3_hybrid
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import FeedForward
+from sabia.core.spec.layers import Experts, FeedForward, GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 

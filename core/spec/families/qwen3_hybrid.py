@@ -8,11 +8,17 @@ shared expert. Layers for multi-token prediction (`mtp.`) are kept, not trained.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sabia.core.spec.delta import GatedDeltaNet
-from sabia.core.spec.experts import Experts
 from sabia.core.spec.families import llama, qwen3_moe
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Attention, FeedForward, Layer, Mixer, Norms
+from sabia.core.spec.layers import (
+    Attention,
+    Experts,
+    FeedForward,
+    GatedDeltaNet,
+    Layer,
+    Mixer,
+    Norms,
+)
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FileTemplate, FusedPart, fused_parts
 

@@ -6,10 +6,9 @@ dense. The softmax is over all experts; with `norm_topk_prob` the selected score
 
 from dataclasses import replace
 
-from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.families import llama, qwen3
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.layers import Activation, Layer
+from sabia.core.spec.layers import Activation, Experts, Layer, Router
 from sabia.core.spec.model import ModelSpec
 
 _MLP = llama.LAYER + "mlp."

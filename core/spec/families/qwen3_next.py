@@ -1,8 +1,8 @@
 """Qwen3-Next (Qwen team, 2025): the hybrid with MoE layers and fused delta-net projections."""
 
-from sabia.core.spec.delta import GatedDeltaNet
 from sabia.core.spec.families import llama, qwen3_hybrid, qwen3_moe
 from sabia.core.spec.fields import Fields
+from sabia.core.spec.layers import GatedDeltaNet
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import FusedPart, fused_parts
 

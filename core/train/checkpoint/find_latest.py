@@ -16,7 +16,7 @@ from sabia.core.parallel.world import World
 from sabia.core.shards.atomic import fsync_directory
 from sabia.core.train.checkpoint import local
 from sabia.core.train.checkpoint.local import COMMITTED, MANIFEST, Checkpoint
-from sabia.core.train.checkpoint.writer import sync
+from sabia.core.train.checkpoint.pieces import sync
 
 if TYPE_CHECKING:
     from sabia.core.train.checkpoint.remote import Remote

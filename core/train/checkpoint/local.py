@@ -25,7 +25,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, Failed
 from sabia.core.shards.atomic import fsync_directory
-from sabia.core.train.checkpoint.writer import file_hash, text_hash
+from sabia.core.train.checkpoint.pieces import file_hash, text_hash
 
 FORMAT = 2
 MANIFEST, COMMITTED = "manifest.json", "COMMITTED"

@@ -28,8 +28,7 @@ from sabia.core import notes, units
 from sabia.core.errors import BadData, Failed
 from sabia.core.parallel.world import World
 from sabia.core.train.checkpoint import file_barrier, local
-from sabia.core.train.checkpoint.pieces import Piece
-from sabia.core.train.checkpoint.writer import sync, write_pieces
+from sabia.core.train.checkpoint.pieces import Piece, sync, write_pieces
 
 if TYPE_CHECKING:
     from sabia.core.train.checkpoint.remote import Remote

@@ -10,8 +10,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model.forward import hidden
 from sabia.core.model.heads import class_logits
 from sabia.core.ops.base import Array, Ops, Params, Remat
-from sabia.core.spec.heads import Problem
-from sabia.core.spec.model import ModelSpec
+from sabia.core.spec.model import ModelSpec, Problem
 from sabia.core.train.losses.next_token import Batch, Sums, sum_by_source
 
 

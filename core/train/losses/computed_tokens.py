@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import GatedDeltaNet
 from sabia.core.train.losses.next_token import Loss, next_token_loss
 from sabia.core.train.losses.preference import preference_loss
 from sabia.core.train.stepper import Setup

@@ -56,7 +56,8 @@ def next_token_loss(
     `source_loss` and `source_weight`, sums [S] of each source.
 
     Coefficients of terms added per unit of weight: z_loss · logsumexp(logits)² (PaLM, arXiv
-    2204.02311 section 5), and balance and router_z times the statistics of core.model.moe, which
+    2204.02311 section 5), and balance and router_z times the statistics of core.model.feed_forward,
+    which
     are per row, averaged over the layers with experts. With any of them extras hold `nll`, the
     sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
     assignments of each expert in the rows with weight.

@@ -11,7 +11,7 @@ from sabia.core.model import forward
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Matrix, Product
 from sabia.core.spec import from_config
-from sabia.core.spec.experts import Router
+from sabia.core.spec.layers import Router
 
 from .conftest import CONFIGS, compiled, perturbed
 
@@ -151,10 +151,10 @@ def stats_of(name: str, ops: Any) -> tuple[Any, dict[str, np.ndarray], dict[str,
 def test_loads_and_losses_count_real_tokens_row_by_row(
     name: str, ops: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sabia.core.model import moe
+    from sabia.core.model import feed_forward
 
     seen: list[Any] = []
-    plain = moe.add_stats
+    plain = feed_forward.add_stats
 
     def spy(router: Router, block: Any, scores: Any, chosen: Any) -> None:
         seen.append((scores, chosen))
@@ -166,7 +166,7 @@ def test_loads_and_losses_count_real_tokens_row_by_row(
         for key, values in stats_of(name, ops)[1].items():
             np.testing.assert_allclose(values, torch_stats[key], rtol=1e-5, err_msg=key)
         return
-    monkeypatch.setattr(moe, "add_stats", spy)
+    monkeypatch.setattr(feed_forward, "add_stats", spy)
     spec, stats, _ = stats_of(name, ops)
     router = spec.layers[-1].mlp.router
     scores, chosen = (x.double().numpy() if x.is_floating_point() else x.numpy() for x in seen[-1])

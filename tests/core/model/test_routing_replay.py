@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.model import forward, moe
+from sabia.core.model import feed_forward, forward
 from sabia.core.model.routing import Routing
 from sabia.core.ops.backend import load_ops
 from sabia.core.spec import ModelSpec, from_config
-from sabia.core.spec.experts import Router
+from sabia.core.spec.layers import Router
 
 from .conftest import CONFIGS, compiled, perturbed
 
@@ -85,15 +85,15 @@ def test_tokens_have_the_given_experts_with_gates_of_the_router(
 
     def by_hand(router: Router, block: Any, scores: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(moe, "_replayed", lambda block, chosen: chosen)
+            patch.setattr(feed_forward, "_replayed", lambda block, chosen: chosen)
             seen.append(plain(router, block, scores)[0].numpy())
         place = spec.expert_layers.index(block.index)
         experts = np.where(given[:, :, place] > 0, given[:, :, place] - 1, seen[-1])
         gates = gates_by_hand(router, scores.double().numpy(), experts)
         return block.ops.integers(experts, scores), scores.new_tensor(gates)
 
-    plain = moe.route
-    monkeypatch.setattr(moe, "route", by_hand)
+    plain = feed_forward.route
+    monkeypatch.setattr(feed_forward, "route", by_hand)
     np.testing.assert_allclose(x, passed(spec, params, ops)[0], atol=1e-4)
     # counts of choices that the router would not have made
     for layer, (choice, found) in enumerate(zip(seen, stats["rerouted"], strict=True)):

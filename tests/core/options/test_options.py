@@ -6,8 +6,8 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options import about
-from sabia.core.options.kinds import KINDS
 from sabia.core.options.option import (
+    KINDS,
     choice,
     integer,
     needs,

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.job_environment import keep_caches_apart, keep_offline, limit_jax_threads
-from sabia.core.parallel.process_group import join_torch
+from sabia.core.parallel.process_group import (
+    join_torch,
+    keep_caches_apart,
+    keep_offline,
+    limit_jax_threads,
+)
 from sabia.core.parallel.world import World, detect
 
 SLURM = {

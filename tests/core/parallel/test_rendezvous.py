@@ -18,13 +18,13 @@ from sabia.core.parallel.health.rendezvous import (
     settings_fingerprint,
 )
 from sabia.core.parallel.health.watchdog import Watchdog, WatchdogConfig
-from sabia.core.parallel.slurm_hosts import (
+from sabia.core.parallel.world import (
+    World,
     describe_ranks,
     expand_counts,
     expand_hosts,
     hosts_of_ranks,
 )
-from sabia.core.parallel.world import World
 
 STEP = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2],b",

@@ -19,7 +19,7 @@ from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config
+from sabia.core.spec.model import classifier_config
 from sabia.core.train.labelled_rows import labelled_rows
 from sabia.core.train.losses.classification import classification_loss, row_losses
 from sabia.core.train.stepper_factory import make_stepper

@@ -20,7 +20,7 @@ from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
 from sabia.core.recipes.grpo.sample_batch import Group, is_informative, trained_rewards
 from sabia.core.spec import from_config, new_config
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config
+from sabia.core.spec.model import classifier_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 

@@ -13,7 +13,7 @@ from sparse_rows import SCHEMA
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.outputs import FILES, STREAMS
-from sabia.core.shards.token_rows import arrow_messages, row_index, row_store, shard_bytes
+from sabia.core.shards.token_rows import arrow_messages, row_index, row_store
 from sabia.core.shards.token_rows.arrow_messages import NotInPlace
 from sabia.core.shards.token_rows.row_index import scan, stored_index
 from sabia.core.train.token_rows import read_token_rows
@@ -47,7 +47,7 @@ def test_stages_write_the_index(formats: Any, tmp_path: Path, monkeypatch: Any) 
         table = with_ids(table)
         path = str(tmp_path / f"{number}.arrow")
         write_stage(formats, path, table, int(rng.integers(1, 900)))
-        shard = shard_bytes.FileBytes(path)
+        shard = arrow_messages.FileBytes(path)
         stored, scanned = stored_index(shard), scan(shard, "web")
         assert stored is not None
         assert np.array_equal(stored.entries, scanned.entries)
@@ -84,12 +84,12 @@ def test_index_of_damaged_and_joined_streams(tmp_path: Path, monkeypatch: Any) -
     for number in range(3):
         table = with_ids(records(rng, 1500, masks=bool(number % 2)))
         write_stage(STREAMS, path := str(tmp_path / f"{number}.arrow"), table, 700)
-        assert len(stored_index(shard_bytes.FileBytes(path)).entries) >= 3
+        assert len(stored_index(arrow_messages.FileBytes(path)).entries) >= 3
         paths.append(Path(path))
     data = [path.read_bytes() for path in paths]
     joined = tmp_path / "joined.arrow"
     joined.write_bytes(data[0] + data[2])
-    shard = shard_bytes.FileBytes(str(joined))
+    shard = arrow_messages.FileBytes(str(joined))
     assert stored_index(shard) is None
     parts = [opened(path, tmp_path / "cache") for path in (paths[0], paths[2])]
     assert scan(shard, "web").tokens == sum(part.tokens for part in parts)
@@ -102,6 +102,6 @@ def test_index_of_damaged_and_joined_streams(tmp_path: Path, monkeypatch: Any) -
         changed[-at - 1] ^= 1 << int(rng.integers(8))
         joined.write_bytes(changed)
         with contextlib.suppress(BadData, ValueError):
-            index = stored_index(shard_bytes.FileBytes(str(joined)))
-            expected = stored_index(shard_bytes.FileBytes(str(paths[0])))
+            index = stored_index(arrow_messages.FileBytes(str(joined)))
+            expected = stored_index(arrow_messages.FileBytes(str(paths[0])))
             assert index is None or np.array_equal(index.entries, expected.entries)

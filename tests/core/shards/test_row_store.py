@@ -22,7 +22,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
-from sabia.core.shards.token_rows import row_store, shard_bytes
+from sabia.core.shards.token_rows import arrow_messages, row_store
 from sabia.core.shards.token_rows.row_store import fingerprint, open_row_files
 from sabia.core.text.tokenize.packing import SequentialPacker, to_batch
 from sabia.core.train.token_rows import read_token_rows
@@ -314,7 +314,7 @@ def test_a_source_from_the_folder(tmp_path: Path) -> None:
 
 
 def counting(read: list[int]) -> Any:
-    plain = shard_bytes.FileBytes.read_some
+    plain = arrow_messages.FileBytes.read_some
 
     def read_some(self: Any, position: int, size: int) -> bytes:
         read.append(size)
@@ -327,7 +327,7 @@ def test_opening_reads_a_hundredth_of_the_rows(tmp_path: Path, monkeypatch) -> N
     path = tmp_path / "rows.arrow"
     sparse_rows(path, batches=120)
     read: list[int] = []
-    monkeypatch.setattr(shard_bytes.FileBytes, "read_some", counting(read))
+    monkeypatch.setattr(arrow_messages.FileBytes, "read_some", counting(read))
     for _ in range(2):
         rows = opened(path, tmp_path / "cache")
         batch = rows.batch(np.random.default_rng(0).integers(0, len(rows), 8))
@@ -337,13 +337,13 @@ def test_opening_reads_a_hundredth_of_the_rows(tmp_path: Path, monkeypatch) -> N
 
 
 def test_few_open_files_are_kept(tmp_path: Path) -> None:
-    count = shard_bytes.OPEN_FILES + 20
+    count = arrow_messages.OPEN_FILES + 20
     for number in range(count):
         write(records(np.random.default_rng(number), 5), tmp_path / f"{number}", "stream")
     before = len(os.listdir("/proc/self/fd"))
     rows = opened(tmp_path, tmp_path / "_cache")
     assert rows.batch(np.arange(5 * count))["input_ids"].shape[0] == 5 * count
-    assert len(os.listdir("/proc/self/fd")) <= before + shard_bytes.OPEN_FILES
+    assert len(os.listdir("/proc/self/fd")) <= before + arrow_messages.OPEN_FILES
 
 
 @pytest.mark.slow
@@ -364,7 +364,7 @@ def test_flipped_bits_of_a_row_file_are_found(tmp_path: Path, capsys: Any, input
         with open(row_file, "r+b") as file:
             file.seek(at)
             file.write(bytes([whole[at] ^ 1 << int(rng.integers(8))]))
-        shard_bytes._opened.cache_clear()
+        arrow_messages._opened.cache_clear()
         if inputs == "gone":
             row_store._make = refuse_to_make
         try:

@@ -4,7 +4,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.spec import Attention, from_config, new_config, parameter_count, parse_shape
-from sabia.core.spec.delta import GatedDeltaNet
+from sabia.core.spec.layers import GatedDeltaNet
 
 
 def test_shape_text_gives_arguments() -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, writer
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, pieces
 from sabia.core.train.checkpoint import whole_pieces as whole
 from sabia.core.train.checkpoint.pieces import blocks
 
@@ -59,7 +59,7 @@ def test_files_are_plain_safetensors(tmp_path: Path) -> None:
 
 
 def test_many_files(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(writer, "FILE_BYTES", 50)
+    monkeypatch.setattr(pieces, "FILE_BYTES", 50)
     assert len(list(save(tmp_path, 1).glob("*.safetensors"))) == 4
     same(STATE, Reader(latest(tmp_path)))
 

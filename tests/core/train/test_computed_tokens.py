@@ -16,7 +16,7 @@ from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config
+from sabia.core.spec.model import classifier_config
 from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.losses.preference import PreferenceLoss, preference_loss

@@ -14,7 +14,7 @@ from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
 from sabia.core.spec.families import with_classifier
-from sabia.core.spec.heads import classifier_config
+from sabia.core.spec.model import classifier_config
 from sabia.core.train.losses import preference
 from sabia.core.train.losses.preference import Answers, PreferenceLoss, preference_loss
 from sabia.core.train.preference_rows import PreferenceBatches, PreferenceRows

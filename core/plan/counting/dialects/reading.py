@@ -11,10 +11,8 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.counting.blocks import LayerHalf, feed_block, merged, mixer_block, of_shapes
-from sabia.core.spec.experts import Experts, Router
 from sabia.core.spec.fields import Fields
-from sabia.core.spec.latent import LatentAttention
-from sabia.core.spec.layers import Attention, GatedMlp
+from sabia.core.spec.layers import Attention, Experts, GatedMlp, LatentAttention, Router
 from sabia.core.spec.rope import Rope
 
 # fmt: off

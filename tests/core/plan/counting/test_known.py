@@ -14,7 +14,7 @@ from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.counting.counts import count_model
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import adapter_params, training_flops_per_token
-from sabia.core.spec.from_scratch_moe import MOE_FAMILIES
+from sabia.core.spec.from_scratch import MOE_FAMILIES
 
 SMALL = {"hidden": 64, "layers": 6, "vocab": 101, "heads": 4, "ffn": 96}
 TEXTS = [name for name in spec.families() if name in {
