@@ -11,9 +11,8 @@ import tomllib
 from datetime import date
 from typing import Any
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData
 
-MOST_LETTERS = 1 << 20  # of a file of the user
 _DATA = os.path.join(os.path.dirname(__file__), "data")
 
 
@@ -22,24 +21,6 @@ def read_data(name: str) -> dict[str, Any]:
     """The file `name` of `data/`, parsed once; callers must not change it."""
     with open(os.path.join(_DATA, name), "rb") as file:
         return tomllib.load(file)
-
-
-def read_toml(path: str, where: str) -> dict[str, Any]:
-    """The TOML file of the user at `path`; errors begin with `where`.
-
-    Raises UsageError if it cannot be opened, BadData if it is no TOML.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_LETTERS + 1)
-        if len(text) <= MOST_LETTERS:
-            return tomllib.loads(text)
-        reason = "is longer than 1 MB"
-    except OSError as error:
-        raise UsageError(f"{where}: {error.strerror} (expected a TOML file)") from error
-    except (RecursionError, ValueError) as error:  # of UTF-8, TOML, and a zero byte in the path
-        reason = str(error)[:100]
-    raise BadData(f"{where}: {reason} (expected TOML)")
 
 
 def check_entry(

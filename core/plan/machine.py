@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.catalogue import read_toml
+from sabia.core.files import read_toml
 from sabia.core.plan.chips import Chip, chip_of_entry, load_chips
 
 FAMILIES = ("GPU", "TPU", "CPU", "chip")
@@ -39,8 +39,8 @@ class Machine:
 
 def load_machine(path: str) -> Machine:
     """The machine of the TOML file at `path`. Raises UsageError in one line."""
-    where = f"--machine: {path[:80]}"
-    return machine_of(read_toml(path, where), PurePath(path).stem, where)
+    entry = read_toml("--machine", path)
+    return machine_of(entry, PurePath(path).stem, f"--machine: {path[:80]}")
 
 
 def machine_of(entry: dict[str, Any], name: str, where: str) -> Machine:

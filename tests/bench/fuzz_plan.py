@@ -1,9 +1,11 @@
 """Random lines and damaged files for `sabia plan-cluster`: what took longest, and the memory.
 
 usage: fuzz_plan.py [LINES [FIRST_SEED]]; all lines run in this process, a seed for every hundred.
-A line with a traceback, another exit code or a long message is printed and ends the run with 1.
+A line with a traceback, another exit code, a long message or more than MOST_S of CPU is printed and
+ends the run with 1, and so does a peak of more than MOST_MB.
 """
 
+import os
 import resource
 import sys
 import tempfile
@@ -19,6 +21,8 @@ from plan_calls import called  # noqa: E402
 from plan_odd import damaged_file, near_line, odd_line  # noqa: E402
 from test_plan_odd_inputs import fault  # noqa: E402
 
+MOST_S, MOST_MB = 2, 500
+
 
 def main() -> None:
     """Run and report."""
@@ -27,6 +31,7 @@ def main() -> None:
     slowest: list[tuple[float, list[str]]] = []
     longest, faults = 0, 0
     with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
         for number in range(lines):
             if number % 100 == 0:
                 rng = Random(first + number // 100)
@@ -40,11 +45,12 @@ def main() -> None:
                 words, stdin = damaged_file(rng, Path(folder))
             before = time.process_time()
             done = called(words, stdin)
-            slowest.append((time.process_time() - before, [word[:60] for word in words]))
+            took_s = time.process_time() - before
+            slowest.append((took_s, [word[:60] for word in words]))
             slowest = sorted(slowest, key=lambda one: -one[0])[:5]
             longest = max(longest, *map(len, done.stderr.splitlines()), 0)
             codes[done.code] += 1
-            said = fault(done)
+            said = fault(done) or (f"{took_s:.1f} s of CPU" if took_s > MOST_S else "")
             if said:
                 faults += 1
                 print(first + number // 100, [w[:200] for w in words], said, flush=True)
@@ -53,7 +59,7 @@ def main() -> None:
           f"{longest} characters; {peak_mb:.0f} MB; {time.process_time():.0f} CPU s")  # fmt: skip
     for seconds, words in slowest:
         print(f"{seconds:6.2f} s  {' '.join(words)}")
-    sys.exit(faults > 0)
+    sys.exit(faults > 0 or peak_mb > MOST_MB)
 
 
 if __name__ == "__main__":

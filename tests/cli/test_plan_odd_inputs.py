@@ -17,7 +17,10 @@ def fault(done: Called) -> str:
         return f"exit code {done.code}: {done.stderr[-300:]}"
     if "internal error" in done.stderr or "Traceback" in done.stderr:
         return done.stderr[-3000:]
-    longest = max(done.stderr.splitlines(), key=len, default="")
+    lines = done.stderr.splitlines()
+    if lines and lines[-1].startswith('{"error"'):  # of --json: its parts are the message again
+        lines[-1] = json.loads(lines[-1])["error"]["message"]
+    longest = max(lines, key=len, default="")
     return f"a message of {len(longest)} characters: {longest[:300]}" if len(longest) > MOST else ""
 
 
@@ -30,13 +33,15 @@ def fuzz(seed: int, count: int, folder: Path) -> None:
             assert not said, (words, said)
 
 
-def test_random_command_lines_and_files_are_answered_or_refused(tmp_path):
+def test_random_command_lines_and_files_are_answered_or_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     fuzz(0, 25, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 101))
-def test_many_random_command_lines_and_files(seed, tmp_path):
+def test_many_random_command_lines_and_files(seed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     fuzz(seed, 34, tmp_path)
 
 
@@ -51,7 +56,8 @@ def test_many_random_command_lines_and_files(seed, tmp_path):
         ("--params 8B --region mars", "no region 'mars'"),
         ("--params 8B --stage grpo --chips 8 --group 1", "expected 2"),
         ("--params 8B --stage eval --items 0", "expected 1 or more"),
-        ("--budget /dev/zero", "longer than 1 MB"),
+        ("--budget /dev/zero", "longer than 16 MB"),
+        ("--config /dev/zero", "longer than 16 MB"),
         (f"--model {'x' * 5000}", "File name too long"),
     ],
 )

@@ -46,7 +46,8 @@ def called(words: list[str], stdin: str | None = None) -> Called:
             main()
         except SystemExit as end:
             code = int(end.code or 0)
-    return Called(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+    written = (stream.buffer.getvalue() for stream in (out, err))
+    return Called(code, *(text.decode(errors="replace") for text in written))  # rows may be binary
 
 
 def report(words: str, stdin: str | None = None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 `odd_line` has any value for any option; `near_line` has values of the kind of each option, so that
 most lines get past the reading of options; `damaged_file` is a file that was right, with one value
-replaced or some of its text lost.
+replaced or some of its text lost. Every option of the command is drawn but LEFT_OUT; lines may
+write files, so the working directory must be a temporary one.
 """
 
 import json
@@ -19,10 +20,13 @@ VALUES = ["0", "1", "-1", "1.5", "1e30", "1e-30", "nan", "inf", "", "8B", "8k", 
           "x" * 5000, "é\x00", "1,2", ",", "[]", "{}", "h100", "b200,b200", "/dev/zero", "/", "99",
           "fsdp=8", "tensor=0", "megatron", "1000000000", "0.5", "16", "2", "10m"]  # fmt: skip
 TABLE = PlanOptions.table
-OWN = {name for part in PlanOptions.__mro__ if "options.plan" in part.__module__
-       for name in vars(part)}  # fmt: skip
-LEFT_OUT = {"inputs", "out", "measure", "plot", "pretrain_args"}
-OPTIONS = [option for name, option in TABLE.items() if name in OWN - LEFT_OUT]
+# arguments; an option that shows tracebacks; and one whose work is a measurement of seconds
+LEFT_OUT = {"inputs", "debug", "measure"}
+OPTIONS = [option for name, option in TABLE.items() if name not in LEFT_OUT]
+# outputs are written below the working directory only
+FILES = ["", "-", "x" * 300, "é\x00", "new", "a/b/c", "plans.parquet", "plans.jsonl.gz",
+         "plans.arrow", "plans.csv", "charts.svg", "charts.html", "charts.png", "none/charts.svg",
+         "config.json", "config.json/charts.svg", "runs.jsonl", "."]  # fmt: skip
 # texts that mean something to an option
 TEXTS = {
     "chip": ["b200", "h100", "a100", "v5p", "v6e", "gb300", "cpu", "l40s", "h20", "tpu-v7"],
@@ -34,8 +38,10 @@ TEXTS = {
     "price": ["2", "4.4,12", "$0.5"], "provider": ["nebius", "gcp", "aws"],
     "region": ["us", "europe"], "commitment": ["1 year", "3 years"],
     "weights": ["bf16", "fp8", "nvfp4"], "api_price": ["0.5,2"], "judge_price": ["0.5,2"],
-    "budget": ["examples/pyramid.toml"], "machine": ["none.toml"], "fit": ["runs.jsonl"],
-    "model": ["config.json"],
+    "budget": [str(ROOT / "examples" / "pyramid.toml")], "machine": ["none.toml"],
+    "fit": ["runs.jsonl"],
+    "model": ["config.json"], "config": ["machine.toml", "budget.toml", "none.toml"],
+    "out": FILES, "plot": FILES, "pretrain_args": ["tokens/ --steps 5", "'", "--tokens 1B a b"],
 }  # fmt: skip
 
 
@@ -43,7 +49,7 @@ def odd_line(rng: random.Random) -> list[str]:
     """Words of a line with any values."""
     words = ["--params", "8B"] if rng.random() < 0.7 else []
     for option in rng.sample(OPTIONS, rng.randrange(1, 4)):
-        words += [option.flag, rng.choice(VALUES)]
+        words += [option.flag, rng.choice(FILES if option.name == "out" else VALUES)]
     return [*words, "--search"] if rng.random() < 0.1 else words
 
 
@@ -73,7 +79,7 @@ def _fits(option: Option, stage: str) -> bool:
 def _words(option: Option, rng: random.Random) -> list[str]:
     if option.kind == "flag":
         return [option.flag]
-    if rng.random() < 0.08:
+    if rng.random() < 0.08 and option.name != "out":
         return [option.flag, rng.choice(VALUES)]
     return [option.flag, _value(option, rng)]
 

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import memory_state
-from sabia.core.plan.device.layout import Setting
+from sabia.core.plan.device.layout import PRODUCT_BYTES, Setting
 from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
 from sabia.core.plan.device.memory_state import LayerFigures, StageCase, Term, billions
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
@@ -93,6 +93,8 @@ def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
     """Bytes per token on one device: used in the backward pass, and kept from the forward pass."""
     hidden, sequence, stack = case.model.hidden, case.workload.sequence, case.stack
     tensors = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
+    if case.layout.recompute == "full" and case.workload.precision in PRODUCT_BYTES:
+        tensors.append(KeptTensor("input", hidden, stack.narrow_input_bytes))
     used = [one for one in tensors if one.name != OUTPUT]
     lasting = [one for one in tensors if _is_kept(one.name, case)]
     local = case.layout.recompute == "selective"  # keeps results of products, before a gather

@@ -38,9 +38,11 @@ class Stack:
     the forward pass even without accumulation. casts_weights: all weights are cast at once where
     the computation has a narrower dtype. update_bytes: temporary bytes of the optimizer per updated
     element. attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
-    keeps_narrow: inputs of FP8 and FP4 products are kept in that format. drops: tensors of a layer
-    (names of memory_kept.py) that fused kernels never keep. selective_keeps: those that selective
-    recomputation keeps; empty: all but the attention matrix (arXiv 2205.05198).
+    keeps_narrow: inputs of FP8 and FP4 products are kept in that format. narrow_input_bytes: with
+    such products and full recomputation, bytes kept per element of a layer's input besides it.
+    drops: tensors of a layer (names of memory_kept.py) that fused kernels never keep.
+    selective_keeps: those that selective recomputation keeps; empty: all but the attention matrix
+    (arXiv 2205.05198).
 
     hides_data, hides_tensor, hides_pipe: collectives along data and fsdp, along tensor, and sends
     between stages overlap with computation. expert_overlap: share of the all-to-all of experts that
@@ -82,6 +84,7 @@ class Stack:
     attention_matrix: bool = False
     dropout: bool = False
     keeps_narrow: bool = False
+    narrow_input_bytes: float = 0
     drops: tuple[str, ...] = ()
     selective_keeps: tuple[str, ...] = ()
     hides_data: bool = True

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sabia.core.errors import BadData, UsageError
+from sabia.core.files import read_toml
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import compute
-from sabia.core.plan.catalogue import read_toml
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.money.bills import DAY_S, HOUR_S, cost_usd
 from sabia.core.plan.money.prices import Price, default_prices, prices_for, refused_words, usable
@@ -238,7 +238,7 @@ def read_pyramid(settings: PlanOptions, price: Price | None, today: datetime.dat
     price: of a chip-hour, from the command line.
     """
     path = settings.budget or ""
-    data = read_toml(path, f"--budget: {path[:80]}")
+    data = read_toml("--budget", path)
     _refuse_unknown(path, "file", data, FILE_KEYS)
     tables = data.get("item")
     if not isinstance(tables, list) or not tables:

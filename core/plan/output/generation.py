@@ -131,8 +131,9 @@ def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str
     """Lines and figures, with the ratio of published runs to predictions, and assumptions."""
     published = published_ratio(kind)
     lines.append(
-        f"published {published.rows} runs took {published.low:g} to {published.high:g} times the "
-        f"predicted time, median {published.middle:g} ({published.about})"
+        f"published four of five of {published.rows} runs took {published.low:.1f} to "
+        f"{published.high:.1f} times the predicted time, median {published.middle:.1f} "
+        f"({published.about}){'' if published.is_band else '; too wide to plan by'}"
     )
     if serving.assumed:
         lines.append(f"assumed   {'; '.join(serving.assumed)}")

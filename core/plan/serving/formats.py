@@ -15,6 +15,7 @@ from sabia.core.plan.counting.architecture import Architecture, LayerKind
 FILE = "serving.toml"
 CACHE_BYTES = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 STATE_BYTES = 4  # recurrent states are kept in FP32
+WIDEST = 0.45
 VECTOR_BYTES = 2  # norms and biases stay in BF16 in every format
 
 
@@ -33,13 +34,18 @@ class Format:
 
 @dataclass(frozen=True)
 class PublishedRatio:
-    """Published over predicted time of `rows` runs: minimum, median and maximum."""
+    """Published over predicted time of `rows` runs: 10th percentile, median and 90th."""
 
     low: float
     middle: float
     high: float
     rows: int
     about: str
+
+    @property
+    def is_band(self) -> bool:
+        """Whether both ends lie within WIDEST of the median; a wider one bounds nothing."""
+        return max(self.high / self.middle - 1, 1 - self.low / self.middle) <= WIDEST
 
 
 def published_ratio(kind: str) -> PublishedRatio:

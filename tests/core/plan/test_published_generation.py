@@ -19,7 +19,7 @@ def test_there_are_enough_rows_to_judge_by():
     assert {kind: len(rows) for kind, rows in KINDS.items()} == {
         "batch": 29,
         "first": 16,
-        "load": 123,
+        "load": 223,
         "grpo": 28,
     }
 

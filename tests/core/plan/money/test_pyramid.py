@@ -195,7 +195,6 @@ def test_a_price_that_is_too_old_is_not_used(tmp_path):
         ("[[item]]\nname = 'a'\nchip_hours = 1\nruns = [2, 1]", "runs"),
         ("prices = 4\n[[item]]\nname = 'a'\nchip_hours = 1", "unknown prices"),
         ("price = 0\n[[item]]\nname = 'a'\nchip_hours = 1", "more than 0"),
-        ("[[item", "expected TOML"),
     ],
 )
 def test_faulty_files_are_refused(tmp_path, text, words):
@@ -206,5 +205,7 @@ def test_faulty_files_are_refused(tmp_path, text, words):
 def test_a_missing_file_and_stray_settings_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         answer.answer(PlanOptions(budget=str(tmp_path / "none.toml")))
+    with pytest.raises(UsageError, match="expected TOML"):
+        sums(tmp_path, "[[item")
     with pytest.raises(UsageError, match="--tokens: not together with --budget"):
         answer.answer(PlanOptions(budget="x.toml", tokens=1e9))
