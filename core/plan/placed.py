@@ -15,7 +15,7 @@ from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.device.search import PlannedLayouts, search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import stack_on
+from sabia.core.plan.device.stack import find_stack, stack_on
 from sabia.core.plan.device.survey import TimedLayout, priced
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.planner import DeadlineRow, Plan
@@ -84,7 +84,7 @@ def workload_of(request: PlanRequest) -> Workload:
 def _recipe(request: PlanRequest) -> StateRecipe:
     """The state recipe that is given, else that of the software."""
     settings = request.settings
-    usual = search_rules.ABILITIES[settings.value("stack")].recipes
+    usual = find_stack(settings.value("stack")).can.recipes
     if settings.state_recipe or request.run.lora or not usual:
         return request.run.recipe
     return find_recipe(usual[0])

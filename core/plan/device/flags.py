@@ -7,7 +7,8 @@ of the token rows (`sabia tokenize --length`).
 """
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.stack import AXES
 
 REMAT = {"none": "none", "selective": "matmuls", "full": "full"}
 PRECISION = {"fp32": "fp32", "bf16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}

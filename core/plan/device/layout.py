@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.stack import Recompute, Stack
 from sabia.core.plan.elementwise import Number, choose
 from sabia.core.plan.memory import StateRecipe
-
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,11 @@ class Setting:
     def model(self) -> Architecture:
         """The model."""
         return self.workload.architecture
+
+    @property
+    def trained(self) -> bool:
+        """Whether all weights are trained, and so have gradients, not only adapters."""
+        return self.workload.adapter_params is None
 
     @property
     def tokens(self) -> Number:

@@ -197,7 +197,7 @@ def unreduced(case: StageCase, instant: str) -> Term:
     """The whole gradient of a layer, of the head at the loss, of the embedding at the end."""
     layer, (embedding, head) = case.layers.elements, _outer(case)
     size = max(case.workload.recipe.gradients, case.element)
-    if case.workload.adapter_params is not None or instant == "update":
+    if not case.trained or instant == "update":
         size = 0
     units = {"loss": head, "backward": layer, "end": embedding}
     count = units.get(instant, 0)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import Layout, Setting, Workload
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
+from sabia.core.plan.memory import ADAPTERS
 
 FEW = 1 / 8
 NEVER = 4  # a level of ZeRO above all: not split
@@ -141,7 +142,6 @@ def ways(*splits: tuple[str, Number]) -> str:
 
 
 Cuts = tuple[tuple[str, Number], ...]
-ADAPTER_BYTES = 16  # of an element of LoRA: bf16 weight and gradient, fp32 master, m and v
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,7 @@ def weight_copies(case: StageCase) -> Term:
 
 def gradients(case: StageCase) -> Term:
     """Reduced gradients of all trained parameters; those of adapters count with them."""
-    trained = case.workload.adapter_params is None
-    size = case.workload.recipe.gradients if trained else 0
+    size = case.workload.recipe.gradients * case.trained
     split = _state("gradients", case, size, 2)
     if not case.stack.keeps_whole_gradients:
         return split
@@ -210,8 +209,7 @@ def gradients(case: StageCase) -> Term:
 
 def optimizer(case: StageCase) -> Term:
     """Master weights and moments."""
-    trained = case.workload.adapter_params is None
-    return _state("optimizer", case, case.workload.recipe.optimizer if trained else 0, 1)
+    return _state("optimizer", case, case.workload.recipe.optimizer * case.trained, 1)
 
 
 def trained_elements(case: StageCase) -> Number:
@@ -252,5 +250,6 @@ def adapters(case: StageCase) -> Term:
     params, layout = case.workload.adapter_params or 0, case.layout
     zero = case.sharding if layout.zero >= 3 else 1
     over = (("tensor", layout.tensor), ("pipe", layout.pipe), ("zero", zero))
-    size = params * ADAPTER_BYTES / (layout.tensor * layout.pipe * zero)
-    return Term("adapters", size, lambda: f"{billions(params)} x {ADAPTER_BYTES} B{ways(*over)}")
+    each = ADAPTERS.bytes_per_param
+    size = params * each / (layout.tensor * layout.pipe * zero)
+    return Term("adapters", size, lambda: f"{billions(params)} x {each} B{ways(*over)}")

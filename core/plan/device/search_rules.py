@@ -1,6 +1,6 @@
 """Which layouts are valid: abilities of the training software, and divisors of the model's sizes.
 
-Abilities by name of the software's preset (data/stacks.toml):
+Abilities (`can` in data/stacks.toml) by name of the software's preset:
 
 sabia(-cpu)    core.parallel of this project: weights split along their dimensions (so fsdp divides
                the hidden size), always ZeRO-3, no interleaving; pipelines in torch only
@@ -28,81 +28,18 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.device.layout import AXES, RECOMPUTE, Layout, Recompute, Workload
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.stack import AXES, RECOMPUTE, Abilities, Stack
 from sabia.core.plan.elementwise import Number
 
 Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """Abilities of a training software.
-
-    axes: those that may be above 1. zero: ZeRO levels over fsdp. even_hidden: fsdp must divide the
-    hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages: stages
-    may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are split
-    evenly. halves: context splits a row into twice as many pieces (causal balance). recipes: its
-    state recipes, the usual one first (empty: any).
-    """
-
-    axes: tuple[str, ...] = AXES
-    zero: tuple[int, ...] = (3,)
-    recompute: tuple[Recompute, ...] = RECOMPUTE
-    interleaved: bool = False
-    experts_over_tensor: tuple[bool, ...] = (False,)
-    sequence_parallel: bool = True
-    even_hidden: bool = False
-    copied_heads: bool = False
-    loose_stages: bool = False
-    outer: int = 0
-    halves: bool = False
-    recipes: tuple[str, ...] = ()
-
-    def choices(self, field: str) -> tuple[Any, ...]:
-        """The values of a setting that is not a number of devices."""
-        if field == "sequence_parallel":
-            return (True, False) if self.sequence_parallel else (False,)
-        return tuple(getattr(self, field))
-
-
-SABIA = Abilities(
-    sequence_parallel=False, even_hidden=True, loose_stages=True, recipes=("fsdp-fp32", "lora")
-)
-TITAN = Abilities(zero=(2, 3), interleaved=True, loose_stages=True, halves=True)
-FIRST_FSDP = Abilities(axes=("data", "fsdp"), zero=(2, 3), sequence_parallel=False)
-LLAMA3 = Abilities(zero=(2,), interleaved=True, outer=2, halves=True)
-MEGATRON = replace(LLAMA3, zero=(0, 1), experts_over_tensor=(False, True), copied_heads=True)
-ABILITIES: Mapping[str, Abilities] = {
-    "sabia": SABIA,
-    "sabia-cpu": SABIA,
-    "fsdp": TITAN,
-    "fsdp-async": TITAN,
-    "fsdp-no-sync": TITAN,
-    "fsdp-2023": FIRST_FSDP,
-    "fsdp-2023-a100": FIRST_FSDP,
-    "megatron": MEGATRON,
-    "megatron-graphs": MEGATRON,
-    "megatron-2021": Abilities(
-        axes=("data", "tensor", "pipe"), zero=(0,), interleaved=True, sequence_parallel=False
-    ),
-    "llama3": LLAMA3,
-    "maxtext": Abilities(interleaved=True, even_hidden=True),
-    "zero-2021": Abilities(axes=("fsdp",), sequence_parallel=False),
-}
-
-
 def abilities_of(stack: Stack, chip: Chip) -> Abilities:
-    """The abilities of the software on this chip. Raises UsageError on an unknown software."""
-    if stack.name not in ABILITIES:
-        known = ", ".join(ABILITIES)
-        raise UsageError(
-            f"--stack: the layouts of {stack.name} are not known (expected one of {known})"
-        )
-    abilities = ABILITIES[stack.name]
+    """The abilities of the software on this chip."""
     if stack.name == "sabia" and chip.family == "TPU":  # which JAX drives
-        return replace(abilities, axes=AXES[:-1])
-    return abilities
+        return replace(stack.can, axes=AXES[:-1])
+    return stack.can
 
 
 @dataclass(frozen=True)

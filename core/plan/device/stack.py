@@ -6,18 +6,52 @@ states these facts; the constants of time are fitted by a script (data/calibrati
 """
 
 import datetime
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.chips import Chip
 
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Abilities of a training software.
+
+    axes: those that may be above 1. zero: ZeRO levels over fsdp. even_hidden: fsdp must divide the
+    hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages: stages
+    may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are split
+    evenly. halves: context splits a row into twice as many pieces (causal balance). recipes: its
+    state recipes, the usual one first (empty: any).
+    """
+
+    axes: tuple[str, ...] = AXES
+    zero: tuple[int, ...] = (3,)
+    interleaved: bool = False
+    experts_over_tensor: tuple[bool, ...] = (False,)
+    sequence_parallel: bool = True
+    even_hidden: bool = False
+    copied_heads: bool = False
+    loose_stages: bool = False
+    outer: int = 0
+    halves: bool = False
+    recipes: tuple[str, ...] = ()
+
+    def choices(self, field: str) -> tuple[Any, ...]:
+        """The values of a setting that is not a number of devices."""
+        if field == "sequence_parallel":
+            return (True, False) if self.sequence_parallel else (False,)
+        return RECOMPUTE if field == "recompute" else tuple(getattr(self, field))
+
 
 @dataclass(frozen=True)
 class Stack:
-    """Properties of a training software.
+    """Properties of a training software, and the layouts that it `can` run.
 
     logit_bytes: peak bytes of a device per logit (10: bf16 logits, fp32 softmax, fp32 gradient);
     split_logit_bytes: where tensor ranks split the vocabulary, if different. loss_chunk_bytes:
@@ -61,6 +95,7 @@ class Stack:
     """
 
     name: str
+    can: Abilities = field(default_factory=Abilities)
     logit_bytes: float = 10
     gathered_layers: int = 2
     context_bytes: float = 3.5e9
@@ -108,14 +143,20 @@ class Stack:
 @cache
 def load_stacks() -> dict[str, Stack]:
     """All presets by name. Raises BadData on a faulty entry."""
-    return {name: _stack(name, entry) for name, entry in read_data("stacks.toml").items()}
+    data = read_data("stacks.toml")
+    return {name: _stack(name, data.get(own.get("like"), {}) | own) for name, own in data.items()}
 
 
 def _stack(name: str, entry: dict[str, Any]) -> Stack:
-    known = {field.name for field in fields(Stack)} - {"name"}
+    known = {field.name for field in fields(Stack)} - {"name"} | {"like"}
     check_entry("stacks.toml", name, entry, {"source", "date"}, known)
-    lists = {key: tuple(value) for key, value in entry.items() if isinstance(value, list)}
-    return Stack(name, **(entry | lists))
+    given = _tuples(entry) | {"can": Abilities(**_tuples(entry.get("can", {})))}
+    given.pop("like", None)
+    return Stack(name, **given)
+
+
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(x) if isinstance(x, list) else x for key, x in entry.items()}
 
 
 def find_stack(name: str) -> Stack:

@@ -69,14 +69,27 @@ def group(layout: Layout, *axes: str) -> RankGroup:
     return RankGroup(math.prod(getattr(layout, axis) for axis in axes), stride)
 
 
-def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
-    """Nominal bytes per second and rank, unidirectional. Raises UsageError."""
-    inside = known(chip, "scale_up_bytes_per_s") * _links(who, chips, chip)
+def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack | None) -> Number:
+    """Nominal bytes per second and rank, unidirectional; stack: of a ring, None for one pair.
+
+    Raises UsageError.
+    """
+    inside = _inside(who, chips, chip)
     if not _any(who.leaves(chip)):
         return inside
-    cards = 1 if stack.bare_network else who.domain_ranks(chip)
+    cards = who.domain_ranks(chip) if stack and not stack.bare_network else 1
     outside = cards * known(chip, "network_bytes_per_s")
     return choose(who.leaves(chip), smaller(inside, outside), inside)
+
+
+def _inside(who: RankGroup, chips: Number, chip: Chip) -> Number:
+    """Bytes per second and rank within a domain: over all links, or those of a torus's axes."""
+    whole = known(chip, "scale_up_bytes_per_s")
+    if not chip.torus_axes:
+        return whole
+    slice_chips = smaller(chips, chip.scale_up_domain)
+    share = _log(smaller(who.ranks, slice_chips)) / larger(_log(slice_chips), 1e-9)
+    return whole * larger(1 / chip.torus_axes, smaller(1, share))
 
 
 def gather_s(size: Number, who: RankGroup, chips: Number, chip: Chip, stack: Stack) -> Number:
@@ -97,8 +110,7 @@ def exchange_s(
     if not _any(who.ranks > 1):
         return 0 * who.ranks
     near = who.domain_ranks(chip)
-    inside = known(chip, "scale_up_bytes_per_s") * _links(who, chips, chip)
-    local = size * _once(who.ranks, copies) * (near - 1) / who.ranks / inside
+    local = size * _once(who.ranks, copies) * (near - 1) / who.ranks / _inside(who, chips, chip)
     if not _any(who.leaves(chip)):
         return local
     away = size * _once(who.ranks / near, copies) * (1 - near / who.ranks)
@@ -115,20 +127,7 @@ def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
     stages = group(layout, "pipe")
     if not _any(stages.ranks > 1):
         return 0 * stages.ranks
-    inside = known(chip, "scale_up_bytes_per_s") * _links(stages, layout.chips, chip)
-    if not _any(stages.leaves(chip)):
-        return size / inside
-    outside = smaller(inside, known(chip, "network_bytes_per_s"))
-    return size / choose(stages.leaves(chip), outside, inside)
-
-
-def _links(who: RankGroup, chips: Number, chip: Chip) -> Number:
-    """Share of a chip's links that the group uses: all with a switch, those of its axes else."""
-    if not chip.torus_axes:
-        return 1
-    slice_chips = smaller(chips, chip.scale_up_domain)
-    share = _log(smaller(who.ranks, slice_chips)) / larger(_log(slice_chips), 1e-9)
-    return larger(1 / chip.torus_axes, smaller(1, share))
+    return size / bandwidth(stages, layout.chips, chip, None)
 
 
 def _log(value: Number) -> Number:

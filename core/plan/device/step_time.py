@@ -102,13 +102,16 @@ def _longest(at: Timed) -> Number:
     return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
 
 
+def _share(at: Timed) -> Number:
+    """Share of the layers in the longest stage."""
+    return choose(at.layout.pipe > 1, _longest(at) / at.model.depth, 1)
+
+
 def _launched(at: Timed) -> Number:
     """Seconds in which the host launches the kernels of the longest stage's MoE layers."""
-    model = at.workload.architecture
-    share = choose(at.layout.pipe > 1, _longest(at) / model.depth, 1)
-    routed = sum(kind.count for kind in model.layers if kind.experts)
+    routed = sum(kind.count for kind in at.model.layers if kind.experts)
     slowness = 0 if at.chip.torus_axes else at.stack.launched * at.constants.launch_s
-    return routed * share * slowness
+    return routed * _share(at) * slowness
 
 
 def _layers(at: Timed) -> dict[str, Number]:
@@ -116,10 +119,8 @@ def _layers(at: Timed) -> dict[str, Number]:
 
     Further-token layers lie on the last stage.
     """
-    model = at.workload.architecture
-    share = choose(at.layout.pipe > 1, _longest(at) / model.depth, 1)
-    weights = [(kind, kind.count * share) for kind in model.layers]
-    weights += [(kind, kind.count) for kind in model.extra]
+    weights = [(kind, kind.count * _share(at)) for kind in at.model.layers]
+    weights += [(kind, kind.count) for kind in at.model.extra]
     totals: dict[str, Number] = {}
     for kind, weight in weights:
         attention = work.attention_s(at, kind)

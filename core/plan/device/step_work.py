@@ -235,10 +235,9 @@ def _slowed(at: Timed, precision: Precision, lost: Number) -> Number:
 
 def matmul_s(at: Timed, kind: LayerKind) -> Number:
     """All products of a layer: forward, backward and recomputation."""
-    backward = 2 if at.workload.adapter_params is None else 1
     total: Number = 0
     for one in products(kind):
-        times = 1 + backward + runs_again(one.output, at.layout, at.stack)
+        times = 2 + at.trained + runs_again(one.output, at.layout, at.stack)
         total = total + times * product_s(at, one, kind.experts, kind.top_k)
     return total
 
@@ -303,7 +302,7 @@ def head_s(at: Timed) -> Number:
     one = Product(LAST, passes * model.vocab * model.hidden + model.extra_params, model.vocab)
     rows = larger(1, at.tokens)
     sides = 1 / rows + 1 / model.hidden + tensor / one.inner
-    flops = 3 * 2 * one.params * at.tokens / tensor
+    flops = (2 + at.trained) * 2 * one.params * at.tokens / tensor
     slowed = _slowed(at, "bf16", at.constants.shape * sides)
     moved = LOGIT_BYTES * at.tokens * passes * model.vocab / tensor
     return flops / sustained(at, "bf16") * slowed + moved / known(at.chip, "hbm_bytes_per_s")

@@ -8,10 +8,13 @@ then they are those of BESIROGLU. Only the end of a run counts, since the losses
 rate has decayed are too high (Hoffmann, section 3).
 
 The interval of a figure is the 10th to the 90th percentile over laws fitted to the runs drawn with
-replacement (Efron 1979); that of a loss also has the spread of the runs around the law.
+replacement (Efron 1979); that of a loss also has the spread of the runs around the law. Neither
+shows that the law itself does not hold: -d log L / d log D, which by the law falls with D, rises in
+runs of a few hundred steps (`exponents`), and forecasts for longer runs are then too high.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +62,26 @@ class FittedLaw:
         """6ND of the largest run."""
         return max(Pair(run.params, run.tokens).train_flops for run in self.runs)
 
+    @property
+    def exponents(self) -> tuple[float, float] | None:
+        """Mean of -d log L / d log D between the two shortest runs of a size, and the two longest.
+
+        None where no size has three lengths.
+        """
+        best: dict[float, dict[float, float]] = {}
+        for run in self.runs:
+            losses = best.setdefault(run.params, {})
+            losses[run.tokens] = min(run.loss, losses.get(run.tokens, math.inf))
+        pairs = [
+            (_exponent(*ends[:2]), _exponent(*ends[-2:]))
+            for ends in (sorted(losses.items()) for losses in best.values())
+            if len(ends) > 2
+        ]
+        if not pairs:
+            return None
+        first, last = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+        return first, last
+
     def interval(self, of: Callable[[ScalingLaw], float]) -> tuple[float, float]:
         """10th and 90th percentile of a figure of the law."""
         return percentiles([of(law) for law in self.resampled])
@@ -73,6 +96,10 @@ class FittedLaw:
                 for law, error in itertools.product(self.resampled, self.errors)
             ]
         )
+
+
+def _exponent(short: tuple[float, float], long: tuple[float, float]) -> float:
+    return math.log(short[1] / long[1]) / math.log(long[0] / short[0])
 
 
 def percentiles(values: Iterable[float]) -> tuple[float, float]:

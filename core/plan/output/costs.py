@@ -20,7 +20,7 @@ from sabia.core.plan.money.limit import within_limit
 from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
 from sabia.core.plan.money.scaling import BESIROGLU, Advice, Pair, advise
 from sabia.core.plan.output.report import fields
-from sabia.core.plan.output.table import columns, power_of_ten
+from sabia.core.plan.output.table import Cell, columns, power_of_ten, table_of
 from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
@@ -101,24 +101,28 @@ def offers(request: PlanRequest, plan: Plan) -> View:
     costs.sort(key=lambda pair: pair[0])
     if not costs:
         return View(f"offers    none of {plan.cluster.chip.name} on file may be used", {"rows": []})
-    rows, figures = [], []
-    for usd, price in costs:
-        terms = "spot" if price.spot else price.commitment or "by the hour"
-        rate = format_rate(price.usd_per_chip_hour)
-        seller = [str(price.provider), price.region or "-"]
-        rows.append([*seller, terms, rate, str(price.date), short_money(usd)])
-        figures.append(
-            {
-                **fields(price, "provider", "tier", "region", "spot", "commitment"),
-                "price_usd_per_chip_hour": price.usd_per_chip_hour,
-                "cost_usd": usd,
-                "cost_usd_per_day": cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
-                "source": price.source,
-                "date": price.date.isoformat() if price.date else None,
-            }
-        )
-    head = ["OFFER", "REGION", "TERMS", "CHIP-HOUR", "SEEN", "COST"]
-    return View("\n".join(columns(head, rows)), {"rows": figures})
+    figures = [
+        {
+            **fields(price, "provider", "tier", "region", "spot", "commitment"),
+            "price_usd_per_chip_hour": price.usd_per_chip_hour,
+            "cost_usd": usd,
+            "cost_usd_per_day": cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
+            "source": price.source,
+            "date": price.date.isoformat() if price.date else None,
+        }
+        for usd, price in costs
+    ]
+    return View("\n".join(table_of(OFFERS, figures)), {"rows": figures})
+
+
+OFFERS: dict[str, Cell] = {
+    "OFFER": "{provider}",
+    "REGION": lambda offer: offer["region"] or "-",
+    "TERMS": lambda offer: "spot" if offer["spot"] else offer["commitment"] or "by the hour",
+    "CHIP-HOUR": lambda offer: format_rate(offer["price_usd_per_chip_hour"]),
+    "SEEN": "{date}",
+    "COST": lambda offer: short_money(offer["cost_usd"]),
+}
 
 
 def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:

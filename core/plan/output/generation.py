@@ -12,7 +12,7 @@ from typing import Any
 from sabia.core.plan.compute import model_kind
 from sabia.core.plan.money.bills import cost_usd, short_money
 from sabia.core.plan.output.report import fields
-from sabia.core.plan.output.table import columns
+from sabia.core.plan.output.table import Cell, columns, table_of
 from sabia.core.plan.output.view import View
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving.asked import (
@@ -28,6 +28,26 @@ from sabia.core.plan.serving.formats import published_ratio
 from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
 from sabia.core.units import format_bytes, format_count, format_duration
 
+LOADS: dict[str, Cell] = {
+    "CHIPS": "{replica_chips}",
+    "SPLIT": lambda load: load["attention"] if load["replica_chips"] > 1 else "-",
+    "BATCH": "{batch:,}",
+    "STEP": lambda load: f"{load['step_s'] * 1e3:.1f} ms",
+    "PREFILL": lambda load: f"{load['prefill_s'] * 1e3:.0f} ms",
+    "TOKENS/S/CHIP": "{output_tokens_per_s_chip:,.0f}",
+    "$/M IN": "{usd_per_million_input:.3f}",
+    "$/M OUT": "{usd_per_million_output:.2f}",
+    "BOUND BY": "{bound}",
+}
+BILLS: dict[str, Cell] = {
+    "EVALUATION": "{part}",
+    "CALLS": lambda bill: format_count(bill["calls"]),
+    "TOKENS IN": lambda bill: format_count(bill["input_tokens"]),
+    "TOKENS OUT": lambda bill: format_count(bill["output_tokens"]),
+    "CHIP-HOURS": lambda bill: f"{bill['chip_hours']:,.1f}" if bill["replica_chips"] else "api",
+    "COST": lambda bill: short_money(bill["cost_usd"]),
+}
+
 
 def serve(request: PlanRequest) -> View:
     """Serve the request's model on its chip. Raises UsageError, Infeasible."""
@@ -36,22 +56,7 @@ def serve(request: PlanRequest) -> View:
     best, usd = cheapest(possible), serving.usd_per_chip_hour
     replica, name = best.replica, request.cluster.chip.name.upper()
     each = cache_bytes(replica, best.prompt + best.output)
-    head = ["CHIPS", "SPLIT", "BATCH", "STEP", "PREFILL", "TOKENS/S/CHIP", "$/M IN", "$/M OUT",
-            "BOUND BY"]  # fmt: skip
-    rows = [
-        [
-            f"{load.replica.chips}",
-            load.replica.attention if load.replica.chips > 1 else "-",
-            f"{load.batch:,}",
-            f"{load.step.seconds * 1e3:.1f} ms",
-            f"{load.first.seconds * 1e3:.0f} ms",
-            f"{load.output_tokens_per_s_chip:,.0f}",
-            f"{load.usd_per_million_input(usd):.3f}",
-            f"{load.usd_per_million_output(usd):.2f}",
-            load.step.binding,
-        ]
-        for load in possible
-    ]
+    replicas = [load_report(load, usd) for load in possible]
     split = ", attention by data," if replica.attention == "data" else ""
     verdict = (
         f"replicas of {replica.chips} {name}{split} serve {best.batch:,} concurrent requests, "
@@ -61,7 +66,7 @@ def serve(request: PlanRequest) -> View:
     )
     report = {
         "price_usd_per_chip_hour": usd,
-        "replicas": [load_report(load, usd) for load in possible],
+        "replicas": replicas,
         "best": load_report(best, usd),
     }
     cluster = {}
@@ -88,7 +93,7 @@ def serve(request: PlanRequest) -> View:
         f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
         f"{format_bytes(replica.weight_bytes)}; the KV cache of {best.prompt:,.0f} "
         f"+ {best.output:,.0f} tokens is {format_bytes(each)}",
-        *columns(head, rows),
+        *table_of(LOADS, replicas),
         *test_time,
         f"verdict   {verdict}",
     ]
@@ -170,25 +175,21 @@ def evaluate(request: PlanRequest) -> View:
     serving = ServingRequest(request)
     suite, result = evaluation(serving)
     usd, total_usd = serving.usd_per_chip_hour, result.cost_usd(serving.usd_per_chip_hour)
-    rows, parts = [], []
-    for bill in result.bills:
-        counts = fields(bill, "calls", "input_tokens", "output_tokens")
-        hours, bill_usd = bill.chip_s / 3600, bill.cost_usd(usd)
-        chip_hours = f"{hours:,.1f}" if bill.load else "api"
-        rows.append(
-            [bill.name, *map(format_count, counts.values()), chip_hours, short_money(bill_usd)]
-        )
-        replica_chips = bill.load.replica.chips if bill.load else None
-        parts.append(
-            {"part": bill.name, **counts, "chip_hours": hours, "replica_chips": replica_chips}
-            | {"cost_usd": bill_usd}
-        )
-    dearest = max(result.bills, key=lambda bill: bill.cost_usd(usd))
-    head = ["EVALUATION", "CALLS", "TOKENS IN", "TOKENS OUT", "CHIP-HOURS", "COST"]
+    parts = [
+        {
+            "part": bill.name,
+            **fields(bill, "calls", "input_tokens", "output_tokens"),
+            "chip_hours": bill.chip_s / 3600,
+            "replica_chips": bill.load.replica.chips if bill.load else None,
+            "cost_usd": bill.cost_usd(usd),
+        }
+        for bill in result.bills
+    ]
+    dearest = max(parts, key=lambda part: part["cost_usd"])
     lines = [
-        *columns(head, rows),
+        *table_of(BILLS, parts),
         f"verdict   {short_money(total_usd)} per evaluation, {result.chip_hours:,.1f} chip-hours; "
-        f"{dearest.name} cost the most",
+        f"{dearest['part']} cost the most",
     ]
     report = {
         **fields(suite, "items", "answers"),

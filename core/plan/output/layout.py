@@ -10,9 +10,9 @@ from typing import Any
 
 from sabia.core.plan import planner
 from sabia.core.plan.device.flags import pretrain_flags
-from sabia.core.plan.device.layout import AXES
 from sabia.core.plan.device.search import PlannedLayouts
 from sabia.core.plan.device.search_fixes import described
+from sabia.core.plan.device.stack import AXES
 from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.bills import HOUR_S, short_money
 from sabia.core.plan.output.table import columns

@@ -11,6 +11,7 @@ from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_count
 
+RISING = 1.2  # ratio of the exponents of long and of short runs, above which the law fails
 FAR = 1000  # times the FLOPs of the largest run, beyond which a law says little
 
 
@@ -48,6 +49,7 @@ def fit(request: PlanRequest, plan: Plan) -> View:
         "runs": len(fitted.runs),
         "exponents_fitted": fitted.free,
         "rms_error": fitted.rms_error,
+        "exponents": list(fitted.exponents or ()),
         "loss": loss,
         "loss_low": interval[0],
         "loss_high": interval[1],
@@ -64,6 +66,12 @@ def fit(request: PlanRequest, plan: Plan) -> View:
         )
         figures |= {"best_params": best.params, "best_params_low": low, "best_params_high": high,
                     "best_tokens": best.tokens}  # fmt: skip
+    first, last = fitted.exponents or (0.0, 0.0)
+    if last > RISING * first > 0:
+        lines.append(
+            f"          the loss falls faster in longer runs (tokens^-{last:.3f}, in the shortest "
+            f"^-{first:.3f}): they are too short for the law, and its losses are too high"
+        )
     if flops > FAR * fitted.largest_flops:
         lines.append(
             f"          the plan has {flops / fitted.largest_flops:,.0f} times the FLOPs of the "

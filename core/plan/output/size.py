@@ -15,7 +15,7 @@ from sabia.core.plan.money.scaling import BESIROGLU, Pair
 from sabia.core.plan.money.sizing import Budget
 from sabia.core.plan.output.own_law import interval_text, law_line
 from sabia.core.plan.output.report import SCHEMA_VERSION
-from sabia.core.plan.output.table import columns, percent, power_of_ten, span
+from sabia.core.plan.output.table import Cell, percent, power_of_ten, span, table_of
 from sabia.core.plan.request import build
 from sabia.core.units import format_bytes, format_count
 
@@ -26,6 +26,27 @@ NOT_HERE = (
     "serve_tokens", "convention", "search", "fixed_layout", "reserved", "production", "first_mfu",
     "carbon_intensity", "pue", "simulate", "base_format", "plot",
 )  # fmt: skip
+
+
+SIZE: dict[str, Cell] = {
+    "PARAMS": lambda row: format_count(row["params"], 1),
+    "TOKENS": lambda row: format_count(row["tokens"], 1),
+}
+EACH: dict[str, Cell] = {"EACH": "{tokens_per_param:,.0f}"}
+LOSS: dict[str, Cell] = {"LOSS": "{loss:.3f}"}
+SUMS: dict[str, Cell] = {
+    "DEADLINE": lambda row: span(row["deadline_s"]),
+    "FLOP": lambda row: power_of_ten(row["train_flops"]),
+    **(SIZE | EACH | LOSS),
+    "COST": lambda row: short_money(row["cost_usd"]),
+}
+CURVE: dict[str, Cell] = {
+    **(EACH | SIZE),
+    "EPOCHS": "{epochs:.1f}",
+    **LOSS,
+    "STATE": lambda row: format_bytes(row["state_bytes"]),
+    "": lambda row: "" if row["fits"] else "does not fit",
+}
 
 
 @dataclass(frozen=True)
@@ -106,40 +127,18 @@ class SizeAnswer:
     def text(self) -> str:
         """The tables."""
         cluster, prices = self.request.cluster, self.request.cluster.prices
-        head = [
-            "DEADLINE",
-            "FLOP",
-            "PARAMS",
-            "TOKENS",
-            "EACH",
-            "LOSS",
-            *(["COST"] if prices else []),
-        ]
-        rows = [
-            [span(row.deadline_s), power_of_ten(row.budget.flops), *_pair_cells(row, row.pair)]
-            + ([short_money(self._cost(row))] if prices else [])
-            for row in self.rows
-        ]
         longest = self.longest
-        unique = longest.budget.unique
-        curve_head = [
-            "EACH",
-            "PARAMS",
-            "TOKENS",
-            *(["EPOCHS"] if unique else []),
-            "LOSS",
-            "STATE",
-            "",
-        ]
+        sums = {head: cell for head, cell in SUMS.items() if prices or head != "COST"}
+        curve = {
+            head: cell for head, cell in CURVE.items() if longest.budget.unique or head != "EPOCHS"
+        }
         lines = [
             f"question  what to train on {self.chips:,} {cluster.chip.name.upper()} at "
             f"{percent(cluster.mfu)} MFU, by 6ND",
             law_line(self.fitted),
-            *columns(head, rows),
+            *table_of(sums, self.flat_rows()),
             f"sizes for {span(longest.deadline_s)}, by tokens per parameter",
-            *columns(
-                curve_head, [self._curve_cells(longest, pair) for pair in longest.budget.curve()]
-            ),
+            *table_of(curve, self.curve()),
             f"verdict   {self._verdict(longest)}",
             f"next      {self._next(longest)}",
         ]
@@ -148,15 +147,6 @@ class SizeAnswer:
     def _cost(self, row: Sized) -> float:
         price = min(price.usd_per_chip_hour for price in self.request.cluster.prices)
         return cost_usd(self.chips * row.deadline_s, price)
-
-    def _curve_cells(self, row: Sized, pair: Pair) -> list[str]:
-        budget = row.budget
-        epochs = [f"{pair.tokens / budget.unique:.1f}"] if budget.unique else []
-        state = memory.state_bytes(pair.params, self.request.run.recipe)
-        cells = [f"{pair.tokens_per_param:,.0f}", format_count(pair.params, 1)]
-        cells += [format_count(pair.tokens, 1), *epochs, f"{budget.loss(pair):.3f}"]
-        fits = pair.params <= budget.most_params
-        return [*cells, format_bytes(state), "" if fits else "does not fit"]
 
     def _verdict(self, row: Sized) -> str:
         pair, budget = row.pair, row.budget
@@ -227,14 +217,9 @@ class SizeAnswer:
             "inputs": self.settings.set_values(),
             "law": longest.budget.law.name,
             "rows": self.flat_rows(),
-            "curve": [self._figures(longest, pair) for pair in longest.budget.curve()],
+            "curve": self.curve(),
         }
 
-
-def _pair_cells(row: Sized, pair: Pair) -> list[str]:
-    return [
-        format_count(pair.params, 1),
-        format_count(pair.tokens, 1),
-        f"{pair.tokens_per_param:,.0f}",
-        f"{row.budget.loss(pair):.3f}",
-    ]
+    def curve(self) -> list[dict[str, Any]]:
+        """A record per size for the longest deadline, by tokens per parameter."""
+        return [self._figures(self.longest, pair) for pair in self.longest.budget.curve()]

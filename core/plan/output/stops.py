@@ -25,7 +25,7 @@ def stops(request: PlanRequest, plan: Plan) -> View:
     size = plan.run.checkpoint_bytes
     run = StoppedRun(model, cluster.chip, best.chips, size, best.work_s)
     lines = _lines(model, expected, plan)
-    figures = asdict(model) | asdict(expected)
+    figures = asdict(model) | asdict(expected) | fields(expected, "wall_s", "billed_s", "goodput")
     figures["wall_over_work"] = expected.wall_s / expected.work_s
     figures = {key: None if value == math.inf else value for key, value in figures.items()}
     if request.settings.simulate:

@@ -6,7 +6,8 @@ formats; every figure comes from the plan.
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from sabia.core.plan import compute, memory
 from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
@@ -17,6 +18,7 @@ from sabia.core.units import format_bytes, format_count, format_duration
 
 WIDTH = 80  # columns of a terminal, where it does not say
 LABEL = re.compile(r"[a-z][a-z ]{8} (?=\S)")
+Cell = str | Callable[[Mapping[str, Any]], str]
 
 
 def render(request: PlanRequest, plan: Plan) -> str:
@@ -56,6 +58,18 @@ def render(request: PlanRequest, plan: Plan) -> str:
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
     return "\n".join(lines)
+
+
+def table_of(cells: Mapping[str, Cell], rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Lines of a table of figures.
+
+    cells: head of a column → its text, as a format of the figures ("{chips:,}") or a function.
+    """
+    texts = [
+        [cell(row) if callable(cell) else cell.format_map(row) for cell in cells.values()]
+        for row in rows
+    ]
+    return columns(list(cells), texts)
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
-from sabia.core.plan.memory import activation_bytes
+from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN, whole_nodes
+from sabia.core.plan.memory import activation_bytes, chips_to_hold
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, cache_bytes
@@ -132,9 +132,8 @@ def training_chips(serving: ServingRequest, replica: Replica) -> int:
                 f"(expected at most {cluster.chips - 1})"
             )
         return cluster.chips - generating
-    held = math.ceil(_state_bytes(serving) / (0.9 * cluster.chip.usable_hbm_bytes))
-    node = cluster.chip.node_chips
-    chips = math.ceil(max(held, replica.chips) / node) * node
+    held = chips_to_hold(_state_bytes(serving), 0.9 * cluster.chip.usable_hbm_bytes)
+    chips = whole_nodes(max(held, replica.chips), cluster.chip.node_chips)
     serving.assumed.append(f"{chips} chips to train, which hold the state")
     return chips
 

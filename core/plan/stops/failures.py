@@ -26,7 +26,7 @@ equal.
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
@@ -34,7 +34,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.money.bills import DAY_S, cost_usd
 from sabia.core.plan.stops.job import Process
-from sabia.core.plan.stops.process import divided, expectation
+from sabia.core.plan.stops.process import Expectation, divided, expectation
 from sabia.core.save_interval import best_interval_s
 
 
@@ -141,11 +141,19 @@ class StoppedRun:
 
 
 @dataclass(frozen=True)
-class StopForecast:
-    """Expected values of a run with interruptions; seconds, bytes, shares.
+class Saving:
+    """How a cluster saves: the blocking time D, the upload time U, and the interval; seconds."""
 
-    `wall_s` is the whole run with waits, `billed_s` the time in which `billed_chips` (with spare
-    nodes) are billed, `goodput` the share of wall time that is work.
+    offload_s: float
+    upload_s: float
+    interval_s: float
+
+
+@dataclass(frozen=True)
+class StopForecast(Saving, Expectation):
+    """Expected values of a run with interruptions, and how it saves; seconds, bytes.
+
+    `billed_chips`: with spare nodes.
     """
 
     chips: int
@@ -153,24 +161,17 @@ class StopForecast:
     mean_time_between_stops_s: float
     failure_probability: float
     checkpoint_bytes: float
-    offload_s: float
-    upload_s: float
-    interval_s: float
     work_s: float
-    wall_s: float
     node_mean_time_between_failures_s: float
     host_copies: int
     host_bytes_per_chip: float
     lost_per_stop_s: float
-    failures: float
-    preemptions: float
-    cuts: float
-    billed_s: float
     billed_chips: int
-    waited_capacity_s: float
-    waited_repair_s: float
-    waited_queue_s: float
-    goodput: float
+
+    @property
+    def goodput(self) -> float:
+        """Share of wall time that is work."""
+        return self.work_s / self.wall_s
 
     @property
     def billed_chip_s(self) -> float:
@@ -194,15 +195,6 @@ def upload_seconds(
 ) -> float:
     """Time of the upload of a checkpoint, limited by the network of all chips or the bucket."""
     return size_bytes / min(chips * network_bytes_per_s, bucket_bytes_per_s)
-
-
-@dataclass(frozen=True)
-class Saving:
-    """How a cluster saves: the blocking time D, the upload time U, and the interval; seconds."""
-
-    offload_s: float
-    upload_s: float
-    interval_s: float
 
 
 def saving(run: StoppedRun) -> Saving:
@@ -290,11 +282,8 @@ def forecast(run: StoppedRun) -> StopForecast:
         host_bytes_per_chip=copies * (1 + model.peer_copies) * run.checkpoint_bytes / chips,
         lost_per_stop_s=saved.interval_s / 2 + lag_s,
         billed_chips=chips + model.spare_nodes * run.chip.node_chips,
-        goodput=work_s / expected.wall_s,
-        wall_s=expected.wall_s,
-        billed_s=expected.billed_s,
-        **asdict(saved),
-        **{key: value for key, value in asdict(expected).items() if key != "exposed_s"},
+        **vars(saved),
+        **vars(expected),
     )
 
 

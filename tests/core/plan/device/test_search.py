@@ -11,12 +11,12 @@ from plain_models import attention_layer, decoder
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.candidates import front
-from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.layout import Layout, Workload
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.stack import AXES, find_stack
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
@@ -198,8 +198,6 @@ def test_what_no_layout_has_is_refused():
         search(job, H100, stack, 8, pinned={"tensor": 6})
     with pytest.raises(UsageError, match=r"virtual=2 \(expected 1"):
         search(job, H100, stack, 8, pinned={"virtual": 2})
-    with pytest.raises(UsageError, match="the layouts of mine are not known"):
-        search(job, H100, replace(stack, name="mine"), 8)
     with pytest.raises(Infeasible, match="13 h100 have no layout"):
         search(job, H100, stack, 13)
 

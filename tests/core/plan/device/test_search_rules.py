@@ -16,9 +16,9 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.candidates import all_meshes, factorisations
-from sabia.core.plan.device.layout import AXES, Workload
-from sabia.core.plan.device.search_rules import ABILITIES, abilities_of, check_pinned, rules_of
-from sabia.core.plan.device.stack import find_stack, load_stacks
+from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.search_rules import abilities_of, check_pinned, rules_of
+from sabia.core.plan.device.stack import AXES, find_stack, load_stacks
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config
 
@@ -49,7 +49,7 @@ def test_the_trainer_takes_what_the_rules_allow_and_nothing_else(name):
         for axis in draw.sample(AXES, draw.choice([1, 2, 3])):
             sizes[axis] = draw.choice([1, 2, 3, 4, 6, 12])
         try:
-            check_pinned(job, H100, ABILITIES["sabia"], sizes)
+            check_pinned(job, H100, find_stack("sabia").can, sizes)
             allowed = True
         except UsageError:
             allowed = False
@@ -58,8 +58,7 @@ def test_the_trainer_takes_what_the_rules_allow_and_nothing_else(name):
     assert taken > 20
 
 
-def test_every_preset_has_abilities_and_tpus_no_pipelines_in_the_trainer():
-    assert {*ABILITIES} == {*load_stacks()}
+def test_the_trainer_has_no_pipelines_on_tpus():
     assert "pipe" not in abilities_of(find_stack("sabia"), find_chip("v5p")).axes
     assert "pipe" in abilities_of(find_stack("sabia"), H100).axes
     assert "pipe" in abilities_of(find_stack("maxtext"), find_chip("v5p")).axes
@@ -75,12 +74,12 @@ def test_factorisations_are_counted():
     assert factorisations(1024, 6) == math.comb(15, 5)
 
 
-@pytest.mark.parametrize("stack", sorted(ABILITIES))
+@pytest.mark.parametrize("stack", sorted(load_stacks()))
 def test_meshes_fall_by_a_reason_or_survive(stack):
     layer = attention_layer(1536, 12, 6, 128, 4608)
     sparse = with_experts(layer, 1536, 24, 2, 768)
     model = decoder("m", 1536, 4096, (replace(layer, count=2), replace(sparse, count=10)))
-    job, can = work(model, 4096, 96), ABILITIES[stack]
+    job, can = work(model, 4096, 96), find_stack(stack).can
     counts = [1, 7, 48, 96]
     meshes = all_meshes(counts, rules_of(job, H100, can), can.axes, {})
     assert meshes.total == sum(factorisations(n, len(can.axes)) for n in counts)
@@ -93,7 +92,7 @@ def test_meshes_fall_by_a_reason_or_survive(stack):
 
 def test_a_pinned_axis_keeps_its_value():
     model = decoder("m", 1536, 4096, (replace(attention_layer(1536, 12, 6, 128, 4608), count=4),))
-    job, can = work(model, 4096, 96), ABILITIES["sabia"]
+    job, can = work(model, 4096, 96), find_stack("sabia").can
     free = all_meshes([48], rules_of(job, H100, can), can.axes, {})
     for pinned in ({"tensor": 2}, {"data": 3, "fsdp": 4}, dict.fromkeys(AXES, 1) | {"fsdp": 48}):
         held = all_meshes([48], rules_of(job, H100, can), can.axes, pinned)
@@ -125,7 +124,7 @@ def test_a_pinned_axis_keeps_its_value():
 def test_what_cannot_be_is_refused_with_what_can(values, message):
     model = decoder("m", 8192, 4096, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
     with pytest.raises(UsageError) as error:
-        check_pinned(work(model, 8192, 512), H100, ABILITIES["sabia"], values)
+        check_pinned(work(model, 8192, 512), H100, find_stack("sabia").can, values)
     assert message in str(error.value)
 
 
@@ -133,21 +132,21 @@ def test_the_trainer_holds_state_in_its_own_way():
     model = decoder("m", 8192, 4096, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
     other = replace(work(model), recipe=find_recipe("adamw16"))
     with pytest.raises(UsageError, match=r"state-recipe: adamw16 .* \(expected fsdp-fp32\)"):
-        check_pinned(other, H100, ABILITIES["sabia"], {})
-    check_pinned(other, H100, ABILITIES["megatron"], {})
+        check_pinned(other, H100, find_stack("sabia").can, {})
+    check_pinned(other, H100, find_stack("megatron").can, {})
 
 
 def test_softwares_differ_in_what_they_cut():
     layer = attention_layer(8192, 64, 4, 128, 28672)
     model = decoder("m", 8192, 4096, (replace(layer, count=126),))
     job = work(model, 8192, 512)
-    check_pinned(job, H100, ABILITIES["megatron"], {"tensor": 8})  # copies key-value heads
-    check_pinned(job, H100, ABILITIES["llama3"], {"pipe": 16})  # 126 layers and both ends
-    check_pinned(job, H100, ABILITIES["megatron"], {"fsdp": 24, "zero": 1})  # flat shards
+    check_pinned(job, H100, find_stack("megatron").can, {"tensor": 8})  # copies key-value heads
+    check_pinned(job, H100, find_stack("llama3").can, {"pipe": 16})  # 126 layers and both ends
+    check_pinned(job, H100, find_stack("megatron").can, {"fsdp": 24, "zero": 1})  # flat shards
     for stack, values in (("maxtext", {"tensor": 8}), ("sabia", {"fsdp": 24})):
         with pytest.raises(UsageError, match="does not divide"):
-            check_pinned(job, H100, ABILITIES[stack], values)
+            check_pinned(job, H100, find_stack(stack).can, values)
     with pytest.raises(UsageError, match="does not divide 126 layers; use 14 or 18"):
-        check_pinned(job, H100, ABILITIES["maxtext"], {"pipe": 16})
+        check_pinned(job, H100, find_stack("maxtext").can, {"pipe": 16})
     with pytest.raises(UsageError, match="not supported by this software"):
-        check_pinned(job, H100, ABILITIES["zero-2021"], {"tensor": 2})
+        check_pinned(job, H100, find_stack("zero-2021").can, {"tensor": 2})

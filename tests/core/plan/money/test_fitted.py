@@ -24,6 +24,27 @@ def runs_of(law, noise=0.0, seed=0, sizes=SIZES, ratios=RATIOS):
     ]
 
 
+# of `sabia pretrain` on 24 to 387 steps of 2,048 tokens (tests/bench/RESULTS.md)
+SHORT = [
+    OwnRun(43_168, 48_742, 6.341), OwnRun(43_168, 97_488, 5.939), OwnRun(43_168, 196_999, 5.472),
+    OwnRun(43_168, 394_007, 5.050), OwnRun(43_168, 785_992, 4.516), OwnRun(139_584, 48_742, 5.940),
+    OwnRun(139_584, 97_488, 5.458), OwnRun(139_584, 196_999, 5.046),
+]  # fmt: skip
+
+
+def test_runs_too_short_for_the_law_are_told(tmp_path):
+    first, last = fit(SHORT).exponents
+    assert (first, last) == pytest.approx((0.1084, 0.1374), abs=1e-3)
+    exact = [OwnRun(n, d, BESIROGLU.loss(n, d)) for n in (1e7, 1e8) for d in (1e9, 4e9, 1.6e10)]
+    first, last = fit(exact).exponents
+    assert 0 < last < first
+    assert fit(SHORT[:2] + SHORT[-3:-1]).exponents is None
+    path = tmp_path / "runs.jsonl"
+    for runs, told in ((SHORT, True), (exact, False)):
+        path.write_text("".join(json.dumps(vars(run)) + "\n" for run in runs))
+        assert ("too short for the law" in call(f"--params 1B --fit {path}").stdout) is told
+
+
 @pytest.mark.parametrize("law", [TRUE, BESIROGLU, ScalingLaw("x", 0.5, 40, 3000, 0.2, 0.45)])
 def test_exact_losses_give_back_their_law(law):
     seen = fit(runs_of(law))
