@@ -332,7 +332,7 @@ def _overall(
     return {m: statistics.macro_mean([by_cell[m, t] for t in tasks]) for m in models}
 
 
-def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, Any]:
+def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, object]:
     """The summary as plain data; shares are fractions of 1, at most `shown_ids` ids of changed
     items."""
     return {

@@ -42,7 +42,7 @@ class Score:
     cluster: str = ""
     shard: str = ""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The row as a record."""
         text = None if self.detail is None else json.dumps(self.detail, ensure_ascii=False)
         return vars(self) | {"detail": text}

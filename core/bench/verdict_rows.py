@@ -51,7 +51,7 @@ class VerdictRow:
     entry: Entry
     step: int | None = None
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The row as a record."""
         entry = vars(self.entry)
         lookups = entry["lookups"]

@@ -140,7 +140,7 @@ def agreements(rows: Iterable[VerdictRow]) -> dict[tuple[str, str], Agreement]:
     return {key: one for key, one in agreed.items() if one.tables}
 
 
-def to_json(rows: Sequence[VerdictRow]) -> dict[str, Any]:
+def to_json(rows: Sequence[VerdictRow]) -> dict[str, object]:
     """The tables as plain data: `rubric_items` and `judges`; shares are fractions of 1."""
     return {
         "rubric_items": [

@@ -69,7 +69,7 @@ class ChatRequest:
     vote: int = 0
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def body(self, model: str) -> dict[str, Any]:
+    def body(self, model: str) -> dict[str, object]:
         """The JSON body; repeats differ by their seed, so that a server may cache as well."""
         body: dict[str, Any] = {
             "model": model,
@@ -115,7 +115,7 @@ class EchoRequest:
     path: ClassVar[str] = "/completions"
     prompt: str
 
-    def body(self, model: str) -> dict[str, Any]:
+    def body(self, model: str) -> dict[str, object]:
         """The JSON body."""
         asked = {"max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         return {"model": model, "prompt": self.prompt, **asked}

@@ -475,7 +475,7 @@ def _close(one: sp.Expr, two: sp.Expr, decimal: bool) -> bool | None:
     return bool(abs(first - second) <= bound * size + sp.Float(10) ** (-12 if decimal else -40))
 
 
-def compared(asked: dict[str, Any], _body: bytes) -> dict[str, Any]:
+def compared(asked: dict[str, Any], _body: bytes) -> dict[str, object]:
     """Whether the answers "text" and "reference" are equal, and why not where one is not read;
     None if it is the reference."""
     try:

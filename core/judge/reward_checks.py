@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class Traits:
         sums = [value for trait in TRAITS for value in self.follows[trait]]
         return [*sums, self.answers, self.formatted, self.break_outs]
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The figures: correlations with the reward, mean format share, number of break-outs."""
         return {
             **{f"reward_{name}": sums.correlation for name, sums in self.follows.items()},
@@ -191,7 +191,7 @@ class RewardChecks:
     window: list[list[float]] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
 
-    def add(self, numbers: Sequence[float]) -> dict[str, Any]:
+    def add(self, numbers: Sequence[float]) -> dict[str, object]:
         """Add the sums of a step (`Traits.numbers`); returns its figures."""
         self.window = [*self.window, list(numbers)][-WINDOW:]
         return Traits.from_numbers(numbers).row()

@@ -307,7 +307,7 @@ def matches(module: str, targets: Sequence[str]) -> int | None:
     return 2 if "Linear" in targets else None
 
 
-def bitsandbytes_config(schemes: Collection[Scheme], skipped: list[str]) -> dict[str, Any]:
+def bitsandbytes_config(schemes: Collection[Scheme], skipped: list[str]) -> dict[str, object]:
     """`quantization_config` as transformers writes that of 4 bits of bitsandbytes; skipped: modules
     that stay in BF16."""
     return {
@@ -327,7 +327,7 @@ def bitsandbytes_config(schemes: Collection[Scheme], skipped: list[str]) -> dict
     }
 
 
-def quantization_config(groups: dict[Scheme, list[str]], ignore: list[str]) -> dict[str, Any]:
+def quantization_config(groups: dict[Scheme, list[str]], ignore: list[str]) -> dict[str, object]:
     """`quantization_config` for modules by scheme; `ignore`: Linears that stay in BF16."""
     formats = {scheme.format for scheme in groups}
     entries = (scheme.config_group(targets) for scheme, targets in groups.items())

@@ -17,6 +17,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from sabia.core.numerics.optimizers import ArrayFunctions
 from sabia.core.ops.axes import Axes, check_sizes
 from sabia.core.ops.kernel_choice import raises_missing_backend
@@ -108,7 +110,7 @@ class Ops(ArrayFunctions, Protocol):
         these parameters and they are unchanged."""
         return params
 
-    def to_numpy(self, params: Params) -> dict[str, Any]:
+    def to_numpy(self, params: Params) -> dict[str, np.ndarray]:
         """Backend arrays → NumPy arrays of the same dtype (bfloat16 as ml_dtypes)."""
 
     def integers(self, values: object, like: Array) -> Array:

@@ -433,7 +433,7 @@ class PlanOptions(
         return type(self)(**unchanged, **{k: v for k, v in changes.items() if v is not None})
 
     @classmethod
-    def read_row(cls, row: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, Any]:
+    def read_row(cls, row: Mapping[str, Any], without: Iterable[str] = ()) -> dict[str, object]:
         """The values of a row of a list of runs; false means not given. UsageError."""
         values = cls.read_values({k: v for k, v in row.items() if k != "name" and v is not False})
         for name in values:

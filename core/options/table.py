@@ -132,7 +132,7 @@ class Options:
         """All values by name."""
         return {name: getattr(self, name) for name in self.table}
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, object]:
         """The values that affect the result, by name, for fingerprints and the identity of a run.
 
         Options that do not apply in this call are not included, nor those that earlier versions did

@@ -244,7 +244,7 @@ class Pipeline:
             return sums
         return {k: torch.zeros(s, device=self.device) for k, s in self._sums[key].items()}
 
-    def joined(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+    def joined(self, figures: Mapping[str, Any]) -> dict[str, Tensor]:
         """The figures of all stages, by name."""
         by_stage: list[Any] = [None] * self.count
         dist.all_gather_object(by_stage, dict(figures), group=self.group)

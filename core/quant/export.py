@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def export(
     return sum(array.nbytes for array in tensors.values())
 
 
-def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, Any]:
+def export_config(spec: ModelSpec, linears: Sequence[Linear]) -> dict[str, object]:
     """config.json with its quantization_config; dtype is that of the other tensors."""
     groups, ignore = _groups(linears)
     if spec.tied and "lm_head" not in ignore:

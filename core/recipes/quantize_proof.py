@@ -77,7 +77,7 @@ def load_suite(options: QuantizeOptions) -> Suite:
 
 def prove(
     job: Job, options: QuantizeOptions, suite: Suite, report: dict[str, Any], out: Path
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Evaluate both models; writes the page and the scores into `out`, and gives the record.
 
     Raises UsageError for a gate that does not fit the tasks.

@@ -277,7 +277,7 @@ def make_run(
 def manifest(
     call: RunCall, spec: ModelSpec, optimizer: OptimizerConfig, schedule: ScheduleConfig,
     precision: str, mesh: Mesh, data: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """The metadata of a run's checkpoints; `data`: what the position is a position in."""
     return {
         "model": spec_hash(spec),

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from sabia.core.train.teacher import Teacher
 
 
-def identity(options: Training) -> dict[str, Any]:
+def identity(options: Training) -> dict[str, object]:
     """The options that decide the weights, including those without effect in this run.
 
     An option that runs of earlier versions did not record is left out if it has its default.
@@ -142,7 +142,7 @@ def check_run_texts(options: RunOptions) -> None:
     parse_services(options.track)
 
 
-def optimizer_settings(options: Options) -> dict[str, Any]:
+def optimizer_settings(options: Options) -> dict[str, object]:
     """Setting → value of the given options of the optimizer. Raises UsageError."""
     values = options.values()
     settings = {name: values.get(name) for name in LIMITS}

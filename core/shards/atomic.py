@@ -179,7 +179,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return unsealed(json.loads(Path(path).read_text("utf-8")))
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(content: Mapping[str, Any]) -> dict[str, object]:
     """A JSON object with the digest of its entries."""
     return {**content, JSON_KEY: _json_digest(content)}
 

@@ -179,7 +179,7 @@ class _Work:
 
     def provenance(
         self, sources: Sequence[Source], ended: bool = True, summary: Summary | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Without inputs and fingerprint before the end of a stream."""
         prints = [source.fingerprint() for source in sources] if ended else []
         origins = [source.origin for source in sources] if ended else []
@@ -189,7 +189,7 @@ class _Work:
         made[RUN].summary = summary
         return made if ended else made | {"fingerprint": None}
 
-    def beside(self, sources: Sequence[Source], ended: bool = True) -> dict[str, Any]:
+    def beside(self, sources: Sequence[Source], ended: bool = True) -> dict[str, object]:
         """The provenance of rows that are written beside the output."""
         return self.provenance(sources, ended) | {"out": self.output}
 

@@ -247,7 +247,7 @@ def new_config(
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
     **moe: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The config.json of a new model; raises UsageError if the numbers do not fit.
 
     moe: experts, chosen, expert_ffn, shared of core.spec.from_scratch, for MoE families.

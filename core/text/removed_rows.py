@@ -98,7 +98,7 @@ def map_and_gather(job: Job, removed: str, work: Work, salt: str) -> None:
     _gathered(job, removed, work, salt)
 
 
-def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, Any]:
+def provenance_of(job: Job, sources: Sequence[Source], salt: str) -> dict[str, object]:
     """The provenance of the file of removed rows; the sources are `unified`."""
     fingerprints = [source.fingerprint() for source in sources]
     origins = [source.origin for source in sources]

@@ -87,7 +87,7 @@ class Objective(Protocol):
     def details(self, results: Results, sums: np.ndarray) -> telemetry.Row:
         """More metrics, of the steps that are logged."""
 
-    def summary(self, row: telemetry.Row) -> dict[str, Any]:
+    def summary(self, row: telemetry.Row) -> dict[str, object]:
         """The last figures of a run, from the row of its last step."""
 
     def validate(self, step: int) -> telemetry.Row:

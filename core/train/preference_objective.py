@@ -29,7 +29,7 @@ class PreferenceObjective(TokenObjective):
         """See Objective: nothing more."""
         return {}
 
-    def summary(self, row: telemetry.Row) -> dict[str, Any]:
+    def summary(self, row: telemetry.Row) -> dict[str, object]:
         """See Objective."""
         names = ("loss", "accuracy", "validation_loss", "validation_accuracy")
         return {name: row[name] for name in names if name in row}

@@ -78,7 +78,7 @@ class RowSource:
         """See Source."""
         return self.named(self.numbers(step))
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, object]:
         """See Source: the rows read so far."""
         left_out = skipped_rows(self._run) if self._run and self._records else []
         return {"data": {"rows": step * self.batch_rows}, "left_out": left_out}

@@ -14,6 +14,7 @@ import numpy as np
 
 from sabia.core.errors import BadData
 from sabia.core.model.lora import LoraConfig, base_names, lora_tensors
+from sabia.core.ops.base import Array
 from sabia.core.ops.precision import Precision, PrecisionSchedule
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.world import World
@@ -91,7 +92,7 @@ class Stepper(Protocol):
     no_sharing: str  # why prompts are computed with each answer, '' where documents share them
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> dict[str, Array]:
         """Backend arrays, fp32, current."""
 
     def step(
@@ -118,7 +119,7 @@ class Stepper(Protocol):
     def pieces(self) -> Iterator[Piece]:
         """This process's pieces of the state by the names of core.train.optimizer.config."""
 
-    def whole_params(self) -> dict[str, Any]:
+    def whole_params(self) -> dict[str, Array]:
         """All parameters, unsharded, on this process's device, current until the next step; every
         process calls it."""
 

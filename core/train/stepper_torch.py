@@ -20,6 +20,7 @@ from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.base import Array
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups
@@ -97,7 +98,7 @@ class TorchStepper:
         self._losses: dict[Precision, ShardedLoss] = {}
         self._biases = bias_names(self.spec) if setup.bias_rate else ()
 
-    def _local_shards(self, params: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def _local_shards(self, params: Mapping[str, np.ndarray]) -> dict[str, Array]:
         """This process's shards on its device, some as codes; read one by one, so that no copy
         remains."""
         shards: dict[str, Any] = {}
@@ -246,7 +247,7 @@ class TorchStepper:
         self._forget_gradients()
         return {name: gradient.cpu().numpy() / weight for name, gradient in whole.items()}
 
-    def whole_params(self) -> dict[str, Any]:
+    def whole_params(self) -> dict[str, Array]:
         """All parameters, unsharded, on this process's device; every process calls it."""
         codes = {name: self.params[name] for name in self._codes}
         tensors = {k: p.detach() for k, p in self.params.items() if k not in codes}

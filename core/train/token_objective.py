@@ -50,7 +50,7 @@ class TokenObjective:
             row["kl"] = float(result.extras["kl"] / result.weight)
         return row | _by_source("loss_by_source", result.extras, self.source.rows)
 
-    def summary(self, row: telemetry.Row) -> dict[str, Any]:
+    def summary(self, row: telemetry.Row) -> dict[str, object]:
         """See Objective."""
         return {name: row[name] for name in ("loss", "validation_loss") if name in row}
 

@@ -168,7 +168,7 @@ class FolderRecords(PageFiles):
             reject({"url": self.name}, str(error).removeprefix(f"{self.name}: "))
 
 
-def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, Any]:
+def _page(url: str, source: str, content_type: str, body: bytes) -> dict[str, object]:
     return {"url": url, "source": source, "content_type": content_type, "body": body, "cut": False}
 
 

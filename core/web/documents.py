@@ -42,7 +42,7 @@ def document(
     score: float | None,
     archived: WarcRecord | None = None,
     **meta: object,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A row for `records.to_batch(…, "document")`; `time` is when the page was fetched. The columns
     ARCHIVED are in it if the page is archived."""
     metadata = {"title": extracted["title"], "date": extracted.get("date", ""),

@@ -217,7 +217,7 @@ def _width(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def launch_options(q: Tensor, v: Tensor, kernel: str) -> dict[str, Any]:
+def launch_options(q: Tensor, v: Tensor, kernel: str) -> dict[str, int | str]:
     """Block sizes and compiler options of a kernel in `BLOCKS` for these head sizes."""
     widths = _width(q.shape[-1]), _width(v.shape[-1])
     rows, keys, warps, stages = BLOCKS[kernel][max(64, *widths)]

@@ -74,7 +74,7 @@ def _gradient_kernel(
         tl.store(pointers, d.to(scores.dtype.element_ty), mask=columns < V)
 
 
-def launch_options(scores: Tensor, cap: float, kernel: str) -> dict[str, Any]:
+def launch_options(scores: Tensor, cap: float, kernel: str) -> dict[str, int]:
     """Block size and compiler options of the kernel `loss` or `gradient`."""
     key = str(scores.dtype).removeprefix("torch.")
     block, warps = tuned_blocks(f"vocabulary_loss.{kernel}", key, scores, BLOCKS)

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -152,7 +151,7 @@ def section(made: Sequence[Apart], of_items: Sequence[Figure]) -> str:
     return page.section("Contamination", parts)
 
 
-def to_json(made: Sequence[Apart], of_items: Sequence[Figure]) -> dict[str, Any]:
+def to_json(made: Sequence[Apart], of_items: Sequence[Figure]) -> dict[str, object]:
     """Both tables as plain data."""
     return {
         "apart": [

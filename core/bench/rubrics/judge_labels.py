@@ -303,7 +303,7 @@ def section(people: People) -> list[str]:
     return [page.section("Judges and people", parts)] if parts else []
 
 
-def to_json(people: People) -> dict[str, Any]:
+def to_json(people: People) -> dict[str, object]:
     """The figures as plain data; shares are fractions of 1."""
     return {
         "judge_labels": [

@@ -178,7 +178,7 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     return sizes | {"kv_heads": mixer.kv_heads}
 
 
-def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, Any]:
+def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
     """A delta net's state for decoding: its matrices, and the last inputs of its convolution."""
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim

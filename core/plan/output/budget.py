@@ -55,7 +55,7 @@ def text(budget: Budget) -> str:
     return "\n".join(lines)
 
 
-def report(budget: Budget) -> dict[str, Any]:
+def report(budget: Budget) -> dict[str, object]:
     """The budget as a JSON object; the price is null where items have different prices."""
     rates = {price.usd_per_chip_hour for price in budget.prices}
     return {

@@ -110,7 +110,7 @@ def rejected(named: Named) -> list[str]:
     )
 
 
-def report(settings: PlanOptions, named: Named) -> dict[str, Any]:
+def report(settings: PlanOptions, named: Named) -> dict[str, object]:
     """The table as a JSON object."""
     return {
         "schema_version": SCHEMA_VERSION,

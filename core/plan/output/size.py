@@ -209,7 +209,7 @@ class SizeAnswer:
             "fits": pair.params <= row.budget.most_params,
         }
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """The JSON object."""
         longest = self.longest
         return {

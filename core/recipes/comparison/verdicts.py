@@ -147,7 +147,7 @@ class Report:
             "comparisons": [self._object(one) for one in self.comparisons],
         }
 
-    def _object(self, one: Comparison) -> dict[str, Any]:
+    def _object(self, one: Comparison) -> dict[str, object]:
         look = one.last
         hours, usd = (None, None) if not look.more else self.cost(look.more)
         return {

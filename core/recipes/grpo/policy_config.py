@@ -4,8 +4,6 @@ Server addresses, caps, micro-batches and how often to save may change when a ru
 other options decide the weights.
 """
 
-from typing import Any
-
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.judge.rewards import MODEL, parse_reward
@@ -99,7 +97,7 @@ def _phases(options: GrpoOptions) -> tuple[int, int]:
     return warmup, parse_part("--decay", options.decay, options.steps)
 
 
-def identity(options: GrpoOptions) -> dict[str, Any]:
+def identity(options: GrpoOptions) -> dict[str, object]:
     """The options that decide the weights; the model is identified by its content."""
     recorded = (name for name, option in options.table.items() if option.recorded)
     values = {name: getattr(options, name) for name in recorded}

@@ -34,7 +34,7 @@ class PolicyObjective:
         trained = sum(result.extras.get("tokens", 0.0) for result in results)
         return int(trained), int(sums[SUMS.index("computed")])
 
-    def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, Any]:
+    def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, object]:
         """See Objective."""
         return self.table.figures(results, sums, lr)
 
@@ -42,7 +42,7 @@ class PolicyObjective:
         """See Objective: the rate of sampling."""
         return {"tokens_per_s": metrics_row(0.0, sums, results)["tokens_per_s"]}
 
-    def summary(self, row: dict[str, Any]) -> dict[str, Any]:
+    def summary(self, row: dict[str, Any]) -> dict[str, object]:
         """See Objective."""
         if GREEDY in row:
             return {name: row[name] for name in (GREEDY, SAMPLED)}

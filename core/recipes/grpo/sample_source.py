@@ -243,7 +243,7 @@ class SampleSource:
         names = [prompt.id for prompt in self.sampler.schedule.of_step(step)]
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, object]:
         """See Source."""
         data = {"prompts": step * self.options.prompts, "samples": self.table.samples}
         checks = {"window": self.table.checks.window, "warned": sorted(self.table.checks.warned)}

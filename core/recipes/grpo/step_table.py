@@ -252,7 +252,9 @@ class StepTable:
                 "not saved. Train with a higher --precision, or raise --max-logprob-gap"
             )
 
-    def figures(self, results: Sequence[StepResult], sums: np.ndarray, lr: float) -> dict[str, Any]:
+    def figures(
+        self, results: Sequence[StepResult], sums: np.ndarray, lr: float
+    ) -> dict[str, object]:
         """The metrics of one more step, whose samples and reward are recorded."""
         row = metrics_row(lr, sums, results)
         if (routed := float(results[0].extras.get("routed", 0))) > 0:

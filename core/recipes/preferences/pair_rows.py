@@ -47,7 +47,7 @@ def _answers(
     return made
 
 
-def _turn(answer: str, prompt: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def _turn(answer: str, prompt: list[dict[str, str]], name: str) -> dict[str, str]:
     """The answer as a message: of a text, or of messages, which may begin with those of the prompt.
 
     Messages are a list of objects with a role, as JSON; raises BadData if they do not end with one

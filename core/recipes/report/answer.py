@@ -80,7 +80,7 @@ def _of_position(
     return about | {"document": chains.of_piece(row, piece, position, made, near)}
 
 
-def _about(row: TokenRow) -> dict[str, Any]:
+def _about(row: TokenRow) -> dict[str, object]:
     return {"shard": row.shard, "row": row.number, "id": row.id, "source": row.source}
 
 

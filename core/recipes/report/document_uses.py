@@ -65,7 +65,7 @@ def uses_of(
     return uses, [one for one in wanted if one not in known], remarks
 
 
-def _use(uses: Uses, name: str) -> dict[str, Any]:
+def _use(uses: Uses, name: str) -> dict[str, list[dict[str, Any]]]:
     return uses.setdefault(name, {"outputs": [], "rows": [], "samples": []})
 
 

@@ -7,7 +7,6 @@ They are read from score rows of `sabia eval`. Items that the documents of the t
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from sabia.core.bench.contamination import apart
 from sabia.core.bench.result_summary import Result, Summary, summarise, tabulate
@@ -34,7 +33,7 @@ class Results:
     figures: Sequence[apart.Figure]
     searched: bool
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> dict[str, object]:
         """All figures as plain data."""
         return {
             "results": [asdict(one) for one in self.summary.results],

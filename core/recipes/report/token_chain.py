@@ -56,7 +56,7 @@ class Chains:
     def of_piece(
         self, row: TokenRow, piece: Piece, position: int | None, made: Mapping[str, Any],
         tokenizers: Sequence[str],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, object]:  # fmt: skip
         """The document of a piece, with the token at a position if one is given. made: the
         provenance of the row's shard; tokenizers: directories in which the tokenizer may be."""
         if piece.document is None:

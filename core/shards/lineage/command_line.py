@@ -9,7 +9,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sabia.core.options.option import FALSE, Option
 from sabia.core.options.table import Options
@@ -22,7 +21,7 @@ OTHER_PLACES = {"out", "rejects", "state", "scratch", "cache", "row_cache", "jud
                 "checkpoint_url"}  # fmt: skip
 
 
-def call_of(options: Options) -> dict[str, Any]:
+def call_of(options: Options) -> dict[str, object]:
     """arguments: words after the name of the command; folder: where it runs; reads, writes: files
     that options name, without the inputs and the output, as absolute paths; out: the absolute path
     of the output, '' for stdout."""

@@ -122,7 +122,7 @@ class RunRecord:
     jobs: int = 1
     summary: Any = None
 
-    def stable(self) -> dict[str, Any]:
+    def stable(self) -> dict[str, object]:
         """What is the same for each run of the same call."""
         call = {name: value for name, value in self.call.items() if name != "jobs"}
         made = {
@@ -135,7 +135,7 @@ class RunRecord:
             "inputs": list(self.inputs),
         }
 
-    def ended(self, rows: int | None, beside: bool = False) -> dict[str, Any]:
+    def ended(self, rows: int | None, beside: bool = False) -> dict[str, object]:
         """The whole record of an output that is complete. beside: rows beside the output, whose CPU
         time counts for the output."""
         now, cpu, start = time.time(), cpu_seconds(), _clock.at
@@ -270,7 +270,7 @@ def keep_script(program: Sequence[str], outputs: Sequence[str], inputs: Sequence
         keep_beside(path, record.ended(None, beside=True))
 
 
-def of_process(made: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def of_process(made: Mapping[str, Any], job: Job) -> dict[str, object]:
     """The record of what a command makes that is no file of rows, at its end."""
     return run_metadata(job, {"version": version("sabia"), **made})[RUN].ended(None)
 

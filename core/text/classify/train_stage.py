@@ -234,7 +234,7 @@ def _write_lines(file: BinaryIO, labels: pa.Array, texts: pa.Array) -> tuple[int
     return pc.sum(pc.binary_length(texts)).as_py() or 0, [len(line) for line in encoded]
 
 
-def _evaluate(out: str, held: str) -> dict[str, Any]:
+def _evaluate(out: str, held: str) -> dict[str, object]:
     """Metrics of the written model on the held-out rows."""
     model = fasttext_model.load(out)
     true, languages, scores = [], [], []

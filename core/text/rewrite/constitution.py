@@ -282,7 +282,7 @@ def _too_little(first: float | None, last: float | None, least: float) -> str:
     return f"the score went from {first:.3g} to {last:.3g} (expected a gain of {least:g} or more)"
 
 
-def _row(one: Revision, scores: Pair | None, reviser: Reviser) -> dict[str, Any]:
+def _row(one: Revision, scores: Pair | None, reviser: Reviser) -> dict[str, object]:
     return {
         "id": one.record["id"],
         "prompt": one.record["messages"],

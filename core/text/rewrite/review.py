@@ -258,5 +258,5 @@ def _entries(made: Iterable[Any], originals: Iterator[tuple[str, str]]) -> Itera
                 yield entry | {name: row[name] for name in ABOUT if row.get(name) is not None}
 
 
-def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+def _turn(message: Mapping[str, Any]) -> dict[str, object]:
     return {name: value for name, value in message.items() if value is not None}

@@ -146,7 +146,7 @@ def _is_record(path: Path, record: dict[str, Any]) -> bool:
         return False
 
 
-def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, Any]:
+def _record(options: TokenizeOptions, sources: Sequence[Source]) -> dict[str, object]:
     """Everything that a trained tokenizer depends on."""
     base = load_tokenizer(options.extend, "--extend").fingerprint if options.extend else None
     training: dict[str, Any] = {name: getattr(options, name) for name in TokenizerTraining.table}

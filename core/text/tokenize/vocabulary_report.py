@@ -45,7 +45,7 @@ class VocabularyUsage:
         self.used = np.zeros(len(self.broken), np.int64)
         self.by_language: dict[str, list[int]] = {}
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, object]:
         """The report of this tokenizer."""
         special = list(self.encoder.tokenizer.special_ids)
         ordinary = len(self.used) - len(special)

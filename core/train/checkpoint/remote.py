@@ -27,7 +27,7 @@ def discard_all(url: str) -> None:
         remote.discard(step)
 
 
-def stored_identity(url: str) -> dict[str, Any]:
+def stored_identity(url: str) -> dict[str, object]:
     """The identity of the run whose checkpoints are under a URL; {} without any; raises Failed."""
     remote = Remote(url)
     for step in remote.steps():

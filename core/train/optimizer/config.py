@@ -68,7 +68,7 @@ class OptimizerConfig:
             if not (math.isfinite(scale) and scale > 0):
                 raise UsageError(f"learning-rate scale of {name}: {scale} (expected above 0)")
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The configuration as checkpoints and GRPO runs record it."""
         values = {
             long if (long := f"{self.name}_{name}") in EARLIER_RECORD else name: value

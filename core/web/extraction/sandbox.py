@@ -43,7 +43,7 @@ class Sandbox(Child):
 def _serve(memory_bytes: int) -> None:
     from sabia.core.web.extraction import extract
 
-    def answer(asked: dict[str, Any], body: bytes) -> dict[str, Any]:
+    def answer(asked: dict[str, Any], body: bytes) -> dict[str, object]:
         given = (asked[name] for name in ("type", "url", "links", "markdown"))
         return vars(extract.extract(body, *given))
 
