@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RESULTS = {
-    "crawl": 3,
+    "crawl": 4,
     "classify": 1,
     "classify train": 2,
     "classify threshold": 1,

@@ -108,9 +108,10 @@ def _sentence(text: str) -> str:
 
 def _mdoc(text: str) -> list[str]:
     """Plain sentences with `literals` as mdoc: a new line for each sentence, literals in bold."""
-    text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*(?:=\w+)?)(?![\w`])", r"`\1`", text)
-    text = text.replace("``", "`")
-    parts = text.split("`")
+    outside = r"(?<![\w-])(--[a-z][\w-]*(?:=\w+)?)(?!\w)"
+    parts = [part if n % 2 else re.sub(outside, r"`\1`", part)
+             for n, part in enumerate(text.split("`"))]  # fmt: skip
+    parts = "`".join(parts).split("`")
     parts = [
         f"\\fB{_escaped(p).replace(' ', '~~')}\\fP" if n % 2 else _escaped(p, False)
         for n, p in enumerate(parts)

@@ -86,6 +86,7 @@ def test_generated_pages_quote_what_mdoc_would_read() -> None:
         "Give \\fB\\-\\-length\\fP 8k.", "A\\eb is kept."]  # fmt: skip
     assert mdoc(".toml files") == ["\\&.toml files"]
     assert mdoc("Use `a b` now.") == ["Use \\fBa b\\fP now."]
+    assert mdoc("`x --list y` lists.") == ["\\fBx \\-\\-list y\\fP lists."]
 
 
 def example_lines() -> list[str]:

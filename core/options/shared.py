@@ -239,7 +239,7 @@ class Trainer(InputOptions, MeshOptions, Seeded, Redo, Call, group="Input and ou
     nothing if the run is complete."""
     to: str = changed(Output.to, help="Format of the metrics on stdout")
     """The metrics are written as rows when the run is complete."""
-    rejects: str | None = changed(RowOptions.rejects, unset="rejects/ in the run directory")
+    rejects: str | None = changed(RowOptions.rejects, unset="OUT.rejects/")
     """A row is rejected if it cannot be processed."""
     seed: int = Seeded.seed
     """Determines the initial weights, the order of the rows, stochastic rounding and sampling."""

@@ -68,7 +68,7 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
             schema = schema.append(pa.field("reward_by_source", named_numbers.type_of(names)))
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
-    if out.isatty() or launcher == "srun" or _is_log():
+    if job.to != "jsonl" and (out.isatty() or launcher == "srun" or _is_log()):
         from rich.console import Console
         from rich.table import Table
 

@@ -96,7 +96,8 @@ def make_plan(task: Task, options: Training, seed: int) -> Plan:
     if rows.row_length > spec.max_positions:
         raise BadData(
             f"rows of {rows.row_length} tokens (expected at most the model's context of "
-            f"{spec.max_positions}; pretrain --context extends it)"
+            f"{spec.max_positions}; sft and tokenize --length give shorter rows, pretrain "
+            "--context extends it)"
         )
     if task.loss is None:
         check_predicts(spec)

@@ -307,7 +307,9 @@ def form_of(opener: Opener) -> str:
             return "parquet"
         if head[:4] == b"\xff\xff\xff\xff" or head[:6] == b"ARROW1":
             return "arrow"
-        first = decompressed(file).read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        content, first = decompressed(file), b""
+        while not first and (block := content.read(_BLOCK_BYTES)):
+            first = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
     return "jsonl" if first in (b"{", b"[") else ""
 
 

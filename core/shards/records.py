@@ -61,7 +61,10 @@ def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[
             raise ValueError(f"no {name}")
     if rest and "meta" in schema.names:
         given = fitted.get("meta")
-        before = json.loads(given) if given else {}
+        try:
+            before = json.loads(given) if given else {}
+        except json.JSONDecodeError:  # a text
+            before = given
         merged = before | rest if isinstance(before, dict) else {"meta": before} | rest
         fitted["meta"] = json.dumps(merged, ensure_ascii=False)
     return fitted

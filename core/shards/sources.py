@@ -26,7 +26,7 @@ from sabia.core.digests import arrow_batches, is_damage, open_parquet
 from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash
 from sabia.core.shards import named_numbers, records, schemas
-from sabia.core.shards.arrow_arrays import cast
+from sabia.core.shards.arrow_arrays import cast, plain, plain_schema
 from sabia.core.shards.endings import is_stream
 from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
@@ -151,12 +151,12 @@ class Source:
         return sum(group.total_byte_size for group in groups)
 
     def stored_schema(self) -> pa.Schema:
-        """The columns and metadata of a Parquet or Arrow shard, as it has them."""
+        """The columns and metadata of a Parquet or Arrow shard, in the types of `raw`."""
         if self.form == "parquet":
             with self.open() as file:
-                return open_parquet(file, self.name).schema_arrow
+                return plain_schema(open_parquet(file, self.name).schema_arrow)
         with self.open_arrow() as (schema, _):
-            return schema
+            return plain_schema(schema)
 
     def batches(
         self,
@@ -235,7 +235,7 @@ class Source:
                 wanted = [old for old, new in zip(stored, names, strict=True) if new in wanted]
             for group in range(parquet.num_row_groups) if self.groups is None else self.groups:
                 for batch in parquet.iter_batches(rows, row_groups=[group], columns=wanted):
-                    yield from _small(self._renamed(batch))
+                    yield from _small(plain(self._renamed(batch)))
 
     def _arrow(
         self, columns: Sequence[str] | None, rows: int, _reject: Reject
@@ -246,7 +246,7 @@ class Source:
                 names = [n for n in columns or () if n in batch.schema.names]
                 kept = batch if columns is None else batch.select(names)
                 for start in range(0, kept.num_rows, rows):
-                    yield from _small(kept.slice(start, rows))
+                    yield from _small(plain(kept.slice(start, rows)))
 
     def _jsonl(
         self, columns: Sequence[str] | None, rows: int, reject: Reject

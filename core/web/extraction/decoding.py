@@ -1,9 +1,10 @@
 """Bytes of a page to text: byte order mark, HTTP header, declaration in the page, UTF-8, detection.
 
-The order is that of the HTML standard (13.2.3.1, encoding sniffing), with two deviations for real
-pages: if a declared UTF-8 is not valid UTF-8, the encoding is detected, and a page without a
-declaration is read as UTF-8 if it decodes. Labels have the meaning of the WHATWG encoding standard
-(latin-1 is windows-1252).
+The order is that of the HTML standard (13.2.3.1, encoding sniffing), with three deviations for real
+pages: if a declared UTF-8 is not valid UTF-8, the encoding is detected; a page without a
+declaration is read as UTF-8 if it decodes; and so is one that declares another encoding, where it
+is not ASCII alone, since text of other encodings is hardly ever valid UTF-8. Labels have the
+meaning of the WHATWG encoding standard (latin-1 is windows-1252).
 """
 
 import codecs
@@ -31,7 +32,7 @@ def decode(body: bytes, content_type: str) -> str:
             encoding = "utf-8"  # or the declaration could not have been read
     if encoding in ("", "utf-8", "utf8"):
         return _utf8(body, bool(encoding))
-    return _as(body, encoding)
+    return _mislabelled(body) or _as(body, encoding)
 
 
 def _label(match: re.Match[bytes]) -> str:
@@ -48,6 +49,15 @@ def _utf8(body: bytes, declared: bool) -> str:
         if few or error.start >= len(body) - 3:
             return text
     return _as(body, "")
+
+
+def _mislabelled(body: bytes) -> str:
+    """The text if it is UTF-8, up to a character cut off at the end, and not ASCII alone."""
+    try:
+        text = codecs.utf_8_decode(body, "strict", False)[0]
+    except UnicodeDecodeError:
+        return ""
+    return "" if text.isascii() else text
 
 
 def _as(body: bytes, encoding: str) -> str:

@@ -1,6 +1,8 @@
 """Rows that trainers, eval and the planner write are data sets to every reader, too."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -69,6 +71,19 @@ def test_metrics_are_a_data_set(tmp_path: Path, capfdbinary, sources: tuple[str,
     for row, name in zip(found, sources, strict=False):
         assert row["loss_by_source"] == {n: 2.0 if n == name else None for n in sorted(sources)}
     assert all(row["validation_by_source"] in (None, dict.fromkeys(sources)) for row in found)
+
+
+def test_metrics_as_json_lines_are_rows_in_a_log_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    code = (
+        "import sys; from pathlib import Path; from sabia.core.shards.job import Job;"
+        "from sabia.core.recipes.metric_rows import write_metric_rows;"
+        "write_metric_rows(Job('sft', to='jsonl'), Path(sys.argv[1]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert json.loads(shown.stdout)["loss"] == 2.0
 
 
 def test_scores_of_items_are_a_data_set(tmp_path: Path) -> None:

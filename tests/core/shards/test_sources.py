@@ -11,6 +11,7 @@ import zstandard
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import from_path
 
 ROWS = [{"text": f"página {i} – ünïcode 日本", "source": "s", "n": i, "scores": {"q": i / 2}}
@@ -178,3 +179,49 @@ def test_chat_records_from_json(tmp_path: Path) -> None:
     row = read(tmp_path / "c.jsonl", "chat").to_pylist()[0]
     assert json.loads(row["messages"][0]["tool_calls"]) == call
     assert row["kind"] == "x"
+
+
+def test_views_and_runs_are_read_as_plain_columns(tmp_path: Path) -> None:
+    views = pa.list_view(pa.string_view())
+    columns = {
+        "text": pa.array(["one", "two", "three"]).cast(pa.string_view()),
+        "names": pa.DictionaryArray.from_arrays(
+            pa.array([0, None, 1]), pa.array(["a", "b"]).cast(pa.string_view())
+        ),
+        "lists": pa.array([["x", "y"], None, ["z"]], views),
+        "nested": pa.array(
+            [{"v": [["p"], []]}, {"v": None}, None], pa.struct([("v", pa.large_list_view(views))])
+        ),
+        "runs": pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), ["r", "s"]),
+    }
+    rows = pa.table(columns)
+    with pa.ipc.new_file(tmp_path / "a.arrow", rows.schema) as file:
+        file.write_table(rows.slice(0, 2))
+        file.write_table(rows.slice(2))
+    (source,) = unified(from_path(str(tmp_path / "a.arrow"), "document"))
+    table = pa.Table.from_batches(source.batches(rows=2))
+    table.validate(full=True)
+    assert table.select(list(columns)).to_pylist() == [
+        {
+            "text": "one",
+            "names": "a",
+            "lists": ["x", "y"],
+            "nested": {"v": [["p"], []]},
+            "runs": "r",
+        },
+        {"text": "two", "names": None, "lists": None, "nested": {"v": None}, "runs": "s"},
+        {"text": "three", "names": "b", "lists": ["z"], "nested": None, "runs": "s"},
+    ]
+    assert table.take([2, 0])["text"].to_pylist() == ["three", "one"]
+
+
+def test_blank_lines_before_json_of_any_number(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * 200_000 + lines())
+    assert read(tmp_path / "a.jsonl").num_rows == len(ROWS)
+
+
+def test_meta_that_is_a_text_is_kept_beside_nested_fields(tmp_path: Path) -> None:
+    row = {"text": "a", "meta": "by hand", "tags": ["x"]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    table = read(tmp_path / "a.jsonl")
+    assert json.loads(table["meta"][0].as_py()) == {"meta": "by hand", "tags": ["x"]}

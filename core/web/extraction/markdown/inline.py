@@ -1,14 +1,14 @@
 """The source of a paragraph to Markdown: escaped text, code spans, formulas, line breaks.
 
-Formulas are read from MathML with an annotation in TeX (or `alttext`), which KaTeX writes too,
-from the scripts of MathJax 2, and from the alternative text of images whose class names TeX, as
-MediaWiki and WordPress write them.
+Formulas are read from MathML: its annotation in TeX (or `alttext`), which KaTeX writes too, else
+its elements (`mathml`); from the scripts of MathJax 2, and from the alternative text of images
+whose class names TeX, as MediaWiki and WordPress write them.
 """
 
 import re
 from collections.abc import Iterator
 
-from sabia.core.web.extraction.markdown import markup
+from sabia.core.web.extraction.markdown import markup, mathml
 from sabia.core.web.extraction.markdown.markup import MARKUP, attribute, closing, name_of, plain
 
 _CODE = frozenset(("code", "kbd", "samp", "tt"))
@@ -192,4 +192,6 @@ class _Inline:
 def _tex_of(data: bytes, match: re.Match[bytes], end: int) -> str:
     """The TeX of the `math` element whose tag is `match` and whose content ends at `end`."""
     annotation = _ANNOTATION.search(data, match.end(), end)
-    return plain(annotation[1]) if annotation else attribute(match[3], "alttext")
+    if annotation:
+        return plain(annotation[1])
+    return attribute(match[3], "alttext") or mathml.tex_of(data, match.end(), end)

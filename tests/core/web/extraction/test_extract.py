@@ -47,6 +47,8 @@ def page(body, head=""):
         ("utf-16-be", "text/html; charset=UTF-16BE", ""),
         ("utf-8-sig", "text/html; charset=latin-1", ""),
         ("utf-8", "text/html", "<meta charset=utf-16>"),
+        ("utf-8", "text/html", "<meta charset=iso-8859-1>"),
+        ("utf-8", "text/html; charset=iso-8859-1", ""),
         ("windows-1252", "text/html; charset=utf-8", ""),
     ],
 )

@@ -156,3 +156,36 @@ def test_wrong_encodings_and_cut_pages():
             found = extract.extract(body[:cut], "text/html", "http://h/", False, markdown=True)
             assert "\0" not in found.text
             found.text.encode()
+
+
+@pytest.mark.parametrize(
+    ("mathml", "tex"),
+    [
+        ("<mi>E</mi><mo>=</mo><msup><mi>c</mi><mn>2</mn></msup>", "E = c^{2}"),
+        ("<mfrac><mi>a</mi><msqrt><mi>b</mi></msqrt></mfrac>", r"\frac{a}{\sqrt{b}}"),
+        (
+            "<munderover><mo>&sum;</mo><mi>i</mi><mi>n</mi></munderover>"
+            "<msub><mi>&alpha;</mi><mi>i</mi></msub>",
+            r"\sum_{i}^{n} \alpha_{i}",
+        ),
+        (
+            "<mover><mi>x</mi><mo>→</mo></mover><mo>≤</mo><mi>sin</mi><mo>&#x2061;</mo><mi>θ</mi>",
+            r"\vec{x} \le \sin \theta",
+        ),
+        (
+            "<mfenced open='['><mtable><mtr><mtd><mn>1</mn></mtd><mtd><mi>Λ</mi></mtd></mtr>"
+            "<mtr><mtd/><mtd><mn>0</mn></mtd></mtr></mtable></mfenced>",
+            r"\left[ \begin{matrix} 1 & \Lambda \\ & 0 \end{matrix} \right)",
+        ),
+        (
+            "<mmultiscripts><mi>X</mi><mi>a</mi><mi>b</mi><mprescripts/><mi>c</mi><none/>"
+            "</mmultiscripts><mroot><mi>x</mi><mn>3</mn></mroot>",
+            r"{}_{c}{X}_{a}^{b} \sqrt[3]{x}",
+        ),
+        ("<mo>{</mo><mtext>50% se</mtext><mspace/><mi>x", r"\{ \text{50\% se} x"),
+        ("<mrow>" * 100 + "<mi>x</mi>", ""),
+    ],
+)
+def test_formulas_without_tex_are_converted(mathml, tex):
+    text = whole(f"<p>Before <math>{mathml}</math> after.</p>")
+    assert text.split("Before")[1].split("after")[0].strip() == (f"${tex}$" if tex else "")
