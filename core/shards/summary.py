@@ -54,7 +54,8 @@ class Summary:
         """Print the statistics, write them to `--stats`; Infeasible past --max-rejects."""
         parts = [f"{self.rows_in:,} rows in", f"{self.rows_out:,} out"]
         shown = sorted(item for item in self.counters.items() if "[" not in item[0])
-        parts += [f"{name} {value:,.6g}" for name, value in shown]
+        for name, value in shown:  # counts in full
+            parts.append(f"{name} {value:,{'.0f' if float(value).is_integer() else '.6g'}}")
         if self.rejected:
             parts.append(f"{self.rejected:,} rejected → {self.reject_path}")
         if self.shards_skipped:

@@ -65,7 +65,8 @@ class UrlMethod(StreamMethod):
         rows = np.flatnonzero(known)
         if len(known) and not len(rows):
             raise BadData("--method url: no document has an http(s) url")
-        notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
+        if len(rows) < len(known):
+            notes.note(f"{len(known) - len(rows):,} documents without a URL are kept")
         component = np.arange(len(known))
         component[rows] = rows[first_of_equal(keys[rows])]
         keep_rules.check_some([priority], self.options.keep)

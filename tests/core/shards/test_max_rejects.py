@@ -1,4 +1,4 @@
-"""`--max-rejects`: a gate on the share of rows that could not be used."""
+"""The summary of a stage: counts in full, and `--max-rejects`, a gate on the share of rejects."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import pytest
 from sabia.core.errors import Infeasible
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
+from sabia.core.shards.summary import Summary
 
 
 def kept(tmp_path: Path, share: float | None) -> int:
@@ -34,3 +35,10 @@ def test_a_larger_share_is_a_red_gate(tmp_path: Path, share: float) -> None:
     with pytest.raises(Infeasible, match="--max-rejects: 1 of 4 rows"):
         kept(tmp_path, share)
     assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 3
+
+
+def test_large_counts_are_printed_in_full(capsys) -> None:
+    counters = {"near duplicates": 12_345_678.0, "share kept": 1 / 3, "odd": float("nan")}
+    Summary(rows_in=1, counters=counters).report(Job("dedup"))
+    said = capsys.readouterr().err
+    assert "near duplicates 12,345,678, odd nan, share kept 0.333333 (" in said
