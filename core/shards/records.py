@@ -6,17 +6,19 @@ that cannot be converted is refused with a reason, never changed silently.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
+from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict
 
 ANSWERS = ("chosen", "rejected")
+_unread = set[str]()  # fields of messages that a note has named
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),
 }  # fmt: skip
@@ -83,11 +85,21 @@ def _value(name: str, value: object, wanted: pa.DataType) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise ValueError(f"{name} is not a list of objects")
         kinds = {field.name: field.type for field in wanted.value_type}
+        for item in value:
+            _say_unread(name, item, kinds.keys())
         return [{n: _value(n, item.get(n), kind) for n, kind in kinds.items()} for item in value]
     try:
         return pa.scalar(value, wanted).as_py()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"{name} is {value!r:.60} (expected {wanted})") from error
+
+
+def _say_unread(name: str, item: dict[str, Any], known: Set[str]) -> None:
+    """Say once of each field of a message that it is not read, such as a weight of its loss."""
+    for field in item.keys() - known - _unread:
+        if item[field] not in (None, "", [], {}):
+            _unread.add(field)
+            notes.note(f"field {field!r} of {name} is not read")
 
 
 def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:

@@ -144,3 +144,13 @@ def test_a_run_without_a_usable_row_is_bad_data(out: str, tmp_path: Path) -> Non
     (tmp_path / "b.json").write_text('{"text": "c"}')
     summary = run_map(Job(**vars(job) | {"force": True}), keep)
     assert (summary.rows_in, summary.rows_out, summary.rejected) == (3, 1, 2)
+
+
+def test_fields_of_messages_that_are_not_read_are_named_once(tmp_path: Path, capsys) -> None:
+    turn = {"role": "assistant", "content": "a", "weight": 0, "refusal": None, "audio": []}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [turn, turn]}) + "\n")
+    (source,) = from_path(str(tmp_path / "a.jsonl"), "chat")
+    assert sum(batch.num_rows for batch in source.batches()) == 1
+    said = capsys.readouterr().err
+    assert said.count("not read") == 1
+    assert "field 'weight' of messages is not read" in said
