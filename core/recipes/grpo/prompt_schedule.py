@@ -6,6 +6,7 @@ rejected with the reason, never trained on with an invented reward.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,11 +65,13 @@ def read_prompts(
                     prompts.append(_prompt(row, tokenizer, grader, longest, variables))
                 except BadData as error:
                     refuse(row, str(error))
+    counted = f"{len(reasons):,} rejected"
+    for reason, times in Counter(reasons).most_common(1):
+        counted += f"; {times:,} of them: {reason}"
     if not prompts:
-        why = f"; the first: {reasons[0]}" if reasons else ""
-        raise BadData(f"no usable prompt records ({len(reasons):,} rejected{why})")
+        raise BadData(f"no usable prompt records ({counted})")
     if reasons:
-        notes.warn(f"{len(reasons):,} prompt records rejected; the first: {reasons[0]}")
+        notes.warn(f"of the prompt records {counted}")
     return prompts
 
 

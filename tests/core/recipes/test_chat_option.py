@@ -158,8 +158,10 @@ def test_prompt_records_have_tools(models, tmp_path):
     turn = "<|im_start|>user\n1 + 1<|im_end|><|im_start|>assistant\n<no>"
     assert texts[0] == f"Today is 21 Nov 2026 00{turn}"
     assert texts[1] == texts[2] == f"Today is 21 Nov 2026 00{json.dumps([TOOL])}{turn}"
-    with pytest.raises(BadData, match="tools is not JSON"):
-        prompts(tmp_path / "q.jsonl", tokenizer, [{"id": "d", **ask, "tools": "{"}])
+    ended = ask | {"messages": [{"role": "assistant", "content": "2"}]}
+    rejected = [{"id": "c", **ended}, *({"id": name, **ask, "tools": "{"} for name in "de")]
+    with pytest.raises(BadData, match="3 rejected; 2 of them: tools is not JSON"):
+        prompts(tmp_path / "q.jsonl", tokenizer, rejected)
 
 
 def test_eval_renders_with_the_variables(models, monkeypatch):
