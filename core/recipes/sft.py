@@ -90,7 +90,8 @@ def run(job: Job, options: SftOptions) -> None:
         if not count:
             expected = {
                 "chat": "messages with an assistant's answer",
-                "preference": "a prompt and two answers",
+                "preference": "a prompt and "
+                + ("chosen, rejected or both" if options.loss == "kto" else "two answers"),
             }.get(kind, "well-formed ones")
             raise BadData(
                 f"no usable {what.removesuffix('s')}, {rejects.describe()} (expected {expected})"

@@ -39,9 +39,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     if types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, plain_type(kind.value_type), kind.ordered)
     if types.is_list(kind) or types.is_list_view(kind):
-        return pa.list_(plain_type(kind.value_type))
+        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
     if types.is_large_list(kind) or types.is_large_list_view(kind):
-        return pa.large_list(plain_type(kind.value_type))
+        return pa.large_list(kind.value_field.with_type(plain_type(kind.value_type)))
     if types.is_struct(kind):
         return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
     return _OF_VIEWS.get(kind, kind)
@@ -78,9 +78,9 @@ def _plain(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
     large = pa.types.is_large_list(kind)
     if large or pa.types.is_list(kind):
-        lengths = pc.fill_null(pc.list_value_length(column), 0)
-        ends = np.cumsum([0, *lengths.to_pylist()])
-        offsets = pa.array(ends, pa.int64() if large else pa.int32())
+        index = pa.int64() if large else pa.int32()
+        ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(column).cast(index), 0))
+        offsets = pa.concat_arrays([pa.array([0], index), ends])
         lists = pa.LargeListArray if large else pa.ListArray
         values = _plain(column.flatten(), kind.value_type)
         return lists.from_arrays(offsets, values, kind, mask=nulls)

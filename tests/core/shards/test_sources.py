@@ -11,6 +11,7 @@ import zstandard
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
+from sabia.core.shards.arrow_arrays import plain
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import from_path
 
@@ -213,6 +214,13 @@ def test_views_and_runs_are_read_as_plain_columns(tmp_path: Path) -> None:
         {"text": "three", "names": "b", "lists": ["z"], "nested": None, "runs": "s"},
     ]
     assert table.take([2, 0])["text"].to_pylist() == ["three", "one"]
+
+
+def test_plain_columns_are_left_as_they_are() -> None:
+    item = pa.field("element", pa.int32(), nullable=False)
+    kinds = [pa.list_(item), pa.large_list(item), pa.struct([pa.field("a", pa.list_(item))])]
+    batch = pa.RecordBatch.from_arrays([pa.nulls(2, kind) for kind in kinds], names=["a", "b", "c"])
+    assert plain(batch) is batch
 
 
 def test_blank_lines_before_json_of_any_number(tmp_path: Path) -> None:
