@@ -89,10 +89,13 @@ class Engine:
         return rule.names[1:] if rule else ()
 
     def placed(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters, arrays among them moved to the device."""
+        """The parameters, arrays among them moved to the device, or this process's part of them."""
         arrays = {
             name: value for name, value in params.items() if isinstance(value, np.ndarray | Stored)
         }
+        if self.split:
+            place, dtype = self.split.to_mesh, self.dtype
+            return {**params, **{name: place(name, x, dtype) for name, x in arrays.items()}}
         return {**params, **(self.ops.to_device(arrays, self.dtype) if arrays else {})}
 
     def prepared(self) -> Params:

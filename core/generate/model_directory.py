@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sabia.core.errors import UsageError
 from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage.peft_adapters import CONFIG, load_adapter
 from sabia.core.model.storage.stored_weights import load_stored
+from sabia.core.ops.product import A, Array, B
 from sabia.core.options.shared import NGRAM, Drafting
+from sabia.core.spec import load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +41,13 @@ def load_draft(
         return Draft(options.draft_tokens)
     if not Path(options.draft).is_dir():
         raise UsageError(f"--draft: {options.draft} (expected {NGRAM}, or a model directory)")
-    draft = Draft(options.draft_tokens, load_engine(options.draft, dtype, backend=backend))
+    beside: SplitModel | None = None
+    if engine.split is not None:
+        from sabia.core.parallel.split_model import Beside
+
+        beside = Beside(backend, load_spec(options.draft), engine.split)
+    made = load_engine(options.draft, dtype, backend=backend, split=beside)
+    draft = Draft(options.draft_tokens, made)
     draft.check(engine)
     return draft
 
@@ -59,29 +69,36 @@ def load_engine(
     """An `Engine` over the model and tokenizer of a Hugging Face directory.
 
     adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
-    split: the processes that hold a model whose matrices are not quantized, without adapters.
+    split: the devices that hold it together; its matrices are not quantized.
     """
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
 
     spec, params = load_stored(directory)
     tokenizer = load_tokenizer(directory)
-    if split:
-        parts = {name: split.to_mesh(name, array, dtype) for name, array in params.items()}
-        return Engine(spec, parts, tokenizer, dtype=dtype, ops=split.ops, split=split)
-    ops = ops_as_served(backend, spec, _row_adapters(spec, dtype, adapters, backend))
-    return Engine(spec, params, tokenizer, dtype=dtype, ops=ops)
+    rule = _row_adapters(spec, dtype, adapters, backend, split)
+    if split is None:
+        ops = ops_as_served(backend, spec, rule)
+    else:
+        ops = split.ops
+        ops.set_rules((*([rule] if rule else []), *ops.rules))
+    return Engine(spec, params, tokenizer, dtype=dtype, ops=ops, split=split)
 
 
 def _row_adapters(
-    spec: ModelSpec, dtype: str, directories: Mapping[str, str], backend: str
-) -> RowAdapters | None:
+    spec: ModelSpec, dtype: str, directories: Mapping[str, str], backend: str,
+    split: SplitModel | None,
+) -> RowAdapters | None:  # fmt: skip
     """The rule of adapters by name; None without any."""
     from sabia.core.ops.backend import load_ops
 
     if not directories:
         return None
     move, adapters = load_ops(backend).to_device, {}
+
+    def placed(name: str, array: np.ndarray) -> Array:
+        return split.to_mesh(name, array, dtype) if split else move({name: array}, dtype)[name]
+
     for name, directory in directories.items():
         arrays = load_adapter(directory, spec)
         absorbed = next((matrix for matrix in arrays if matrix.endswith("attn.kv_up")), None)
@@ -90,8 +107,10 @@ def _row_adapters(
                 f"adapter: {directory} changes {absorbed} of latent attention (expected a merged "
                 "model)"
             )
-        pairs = {matrix: move({"a": a, "b": b}, dtype) for matrix, (a, b) in arrays.items()}
-        adapters[name] = {matrix: (pair["a"], pair["b"]) for matrix, pair in pairs.items()}
+        adapters[name] = {
+            matrix: (placed(matrix + A, a), placed(matrix + B, b))
+            for matrix, (a, b) in arrays.items()
+        }
     if backend == "jax":
         from sabia.core.ops.row_adapters_jax import JaxRowAdapters
 

@@ -22,10 +22,10 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
 from sabia.core.ops.base import Array, Params
+from sabia.core.ops.product import A, B
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import Init, TensorSpec
 
-A, B = ".lora_a", ".lora_b"
 APART = "attn.kv_up"  # decoding of latent attention multiplies by its parts
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 Array = Any
+A, B = ".lora_a", ".lora_b"  # ends of the names of an adapter's matrices
 
 
 class Matrix(NamedTuple):

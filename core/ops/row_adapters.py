@@ -10,7 +10,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.ops.base import Ops
-from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule
+from sabia.core.ops.product import A, Array, B, Matrix, Multiply, Product, Rule
 
 Adapter = Mapping[str, tuple[Array, Array]]  # A[rank, in] and alpha/rank · B[out, rank] by matrix
 
@@ -40,20 +40,20 @@ class RowAdapters(Rule):
             adapter = self._adapters[number]
             for i, matrix in enumerate(product.matrices):
                 if matrix.name in adapter:
-                    results[i] = self._changed(
-                        results[i], product.x, number, adapter[matrix.name], proceed
-                    )
+                    pair = zip((A, B), adapter[matrix.name], strict=True)
+                    a, b = (Matrix(matrix.name + end, x.to(product.x.device)) for end, x in pair)
+                    results[i] = self._changed(results[i], product.x, number, a, b, proceed)
         return results
 
     def _changed(
-        self, y: Array, x: Array, number: int, pair: tuple[Array, Array], proceed: Multiply
+        self, y: Array, x: Array, number: int, a: Matrix, b: Matrix, proceed: Multiply
     ) -> Array:
         """The results y of inputs x, whose elements are in the order of the rows, with the change
         of the rows that have this adapter."""
         at = np.flatnonzero(self.rows == number)
         by_row = x.reshape(len(self.rows), -1, x.shape[-1])
-        (inner,) = proceed(Product(by_row[at], (Matrix("", pair[0].to(x.device)),)))
-        (change,) = proceed(Product(inner, (Matrix("", pair[1].to(x.device)),)))
+        (inner,) = proceed(Product(by_row[at], (a,)))
+        (change,) = proceed(Product(inner, (b,)))
         changed = y.reshape(len(self.rows), -1, y.shape[-1]).clone()
         changed[at] += change
         return changed.reshape(y.shape)

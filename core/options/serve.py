@@ -22,12 +22,12 @@ class ServeOptions(Call, Drafting, group="General"):
     dtype: str = choice("Number format of the weights and the cache", "float32", "bfloat16",
                         group="Model")  # fmt: skip
     backend: str = changed(Backend.backend, group="Model")
-    mesh: str = text("Devices that hold the model together: tensor=N (torch)", "tensor=N",
+    mesh: str = text("Devices that hold the model together: tensor=N", "tensor=N",
                      group="Model")  # fmt: skip
-    """Each process has one device, its share of the attention heads, MLP widths and vocabulary, and
-    the keys and values of its heads: `torchrun --nproc-per-node N -m sabia.cli.main serve --mesh
-    tensor=N …`. The first process has the endpoint; if one dies, all end. Not with `--adapter`,
-    `--draft`, `--updates` or a quantized model."""
+    """Each device has its share of the attention heads, MLP widths and vocabulary, and the keys and
+    values of its heads; a `--draft` is whole on each. torch: one process per device (`torchrun
+    --nproc-per-node N -m sabia.cli.main serve --mesh tensor=N …`), of which the first has the
+    endpoint; if one dies, all end. JAX: one process. Not with a quantized model."""
     host: str = text("Address to listen on", "ADDRESS", default="127.0.0.1", group="Endpoint")
     """Another address than loopback needs a token; see `--token-env`."""
     port: int = integer("Port to listen on; 0 takes a free one", 8000, least=0, most=65535,

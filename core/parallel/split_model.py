@@ -9,17 +9,21 @@ Generation, in torch and over data and tensor alone: processes along `tensor` de
 each with its own heads of keys and values, and the first of them draws the tokens.
 """
 
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from sabia.core.errors import UsageError
 from sabia.core.ops.base import Ops
+from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
+from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
 AXES = ("data", "fsdp", "expert", "tensor")
 GENERATION_AXES = ("data", "tensor")
+_CACHED = {"kv_heads", "key_heads", "value_heads"}  # of which caches have arrays
 
 
 class SplitModel(Protocol):
@@ -32,7 +36,10 @@ class SplitModel(Protocol):
     leads: bool  # among the processes that compute the same items
 
     def to_mesh(self, name: str, whole: object, dtype: str) -> Any:
-        """What this process holds of a NumPy array of the model."""
+        """What this process holds of a NumPy array of the model, or of an adapter of it."""
+
+    def copied(self, whole: object, dtype: str) -> Any:
+        """An array that every device has whole, from NumPy or as it is stored."""
 
     def agreed(self, value: object) -> Any:
         """The value that the leading process gives; every process of the same items calls it."""
@@ -40,8 +47,46 @@ class SplitModel(Protocol):
     def whole_vocabulary(self, logits: object) -> Any:
         """Logits[..., V] of this process's part of the vocabulary."""
 
+    def of_cache(self, layers: object) -> Any:
+        """In JAX the layers of a cache, each device with its heads; in torch they are already."""
+
     def compiled(self, function: object) -> Any:
         """In JAX `jax.jit` of a function whose results every process reads; in torch the same."""
+
+
+def cached_part(spec: ModelSpec, ways: int) -> ModelSpec:
+    """The model with one of `ways` equal parts of the heads that are cached."""
+    layers = list[Layer]()
+    for layer in spec.layers:
+        mixer: Any = layer.mixer
+        names = {field.name for field in fields(mixer)} & _CACHED
+        parts = {name: getattr(mixer, name) // ways for name in names}
+        layers.append(replace(layer, mixer=replace(mixer, **parts)))
+    return replace(spec, layers=tuple(layers))
+
+
+class Beside:
+    """A smaller model that every device has whole, beside one that is split over them; it draws the
+    same tokens on all."""
+
+    rows, part = 1, (0, 1)
+
+    def __init__(self, backend: str, spec: ModelSpec, split: SplitModel) -> None:
+        self.ops, self.cached = ops_as_served(backend, spec), spec
+        self.leads, self.copied, self.compiled = split.leads, split.copied, split.compiled
+        self.agreed = split.agreed
+
+    def to_mesh(self, name: str, whole: object, dtype: str) -> Any:
+        """See SplitModel."""
+        return self.copied(whole, dtype)
+
+    def whole_vocabulary(self, logits: object) -> Any:
+        """See SplitModel."""
+        return logits
+
+    def of_cache(self, layers: object) -> Any:
+        """See SplitModel."""
+        return layers
 
 
 def split_model(backend: str, spec: ModelSpec, mesh: Mesh, world: World) -> SplitModel:

@@ -1,6 +1,7 @@
 """A model over the devices of a JAX mesh; see core.parallel.split_model."""
 
 import pickle
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.ops.device_jax import to_device
+from sabia.core.ops.kv_cache import cache_shapes
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
 from sabia.core.parallel.sharding_rules import weight_split
+from sabia.core.parallel.split_model import cached_part
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 
@@ -29,9 +32,24 @@ class JaxSplit:
             name: NamedSharding(self.devices, partition(weight_split(tensor, mesh)))
             for name, tensor in table.items()
         }
+        self.whole = NamedSharding(self.devices, PartitionSpec())
         self.ops = build_ops("jax", spec, mesh=partial(MeshOps, table, mesh, self.devices))
-        self.cached = spec
+        self.cached = cached_part(spec, mesh.tensor)
+        shapes = (cache_shapes(one, 1, 1, "float32") for one in (spec, self.cached))
+        self.of_caches = [
+            {name: self._split(layer[name][0], part[name][0]) for name in layer}
+            for layer, part in zip(*shapes, strict=True)
+        ]
         self.rows, self.leads, self.size = mesh.rows, world.leads, world.size
+
+    def _split(self, whole: Sequence[int], part: Sequence[int]) -> NamedSharding:
+        pairs = zip(whole, part, strict=True)
+        axes = ("tensor" if size != own else None for size, own in pairs)
+        return NamedSharding(self.devices, PartitionSpec(*axes))
+
+    def of_cache(self, layers: object) -> Any:
+        """The layers of a cache, each device with its heads."""
+        return jax.device_put(layers, self.of_caches)
 
     def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
@@ -39,7 +57,13 @@ class JaxSplit:
         def piece(index: object) -> Any:
             return to_device({name: np.asarray(whole[index])}, dtype)[name]
 
+        if name not in self.shardings:
+            return self.copied(whole, dtype)
         return jax.make_array_from_callback(whole.shape, self.shardings[name], piece)
+
+    def copied(self, whole: Any, dtype: str) -> Any:
+        """See SplitModel."""
+        return jax.device_put(to_device({"": whole}, dtype)[""], self.whole)
 
     def agreed(self, value: object) -> Any:
         """See SplitModel."""
@@ -59,4 +83,4 @@ class JaxSplit:
 
     def compiled(self, function: Any) -> Any:
         """See SplitModel."""
-        return jax.jit(function, out_shardings=NamedSharding(self.devices, PartitionSpec()))
+        return jax.jit(function, out_shardings=self.whole)

@@ -1,35 +1,23 @@
 """A model over the processes of a torch mesh; see core.parallel.split_model."""
 
-from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
 from sabia.core.parallel.mesh import AXES, Mesh
 from sabia.core.parallel.mesh_ops_torch import MeshOps
 from sabia.core.parallel.sharding_rules import shard_slices, weight_split
+from sabia.core.parallel.split_model import cached_part
 from sabia.core.parallel.world import World
-from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
 TOGETHER = tuple(axis for axis in AXES if axis != "data")  # of processes with the same items
-_CACHED = {"kv_heads", "key_heads", "value_heads"}  # of which caches have arrays
-
-
-def cached_part(spec: ModelSpec, ways: int) -> ModelSpec:
-    """The model with one of `ways` equal parts of the heads that are cached."""
-    layers = list[Layer]()
-    for layer in spec.layers:
-        mixer: Any = layer.mixer
-        names = {field.name for field in fields(mixer)} & _CACHED
-        parts = {name: getattr(mixer, name) // ways for name in names}
-        layers.append(replace(layer, mixer=replace(mixer, **parts)))
-    return replace(spec, layers=tuple(layers))
 
 
 class TorchSplit:
@@ -39,7 +27,8 @@ class TorchSplit:
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, world: World) -> None:
         self.mesh, self.rank, self.vocabulary = mesh, world.rank, spec.vocab_size
-        table = {tensor.name: tensor for tensor in spec.tensors()}
+        every = (*spec.tensors(), *lora_tensors(spec, LoraConfig(1)))  # of adapters of any rank
+        table = {tensor.name: tensor for tensor in every}
         self.splits = {name: weight_split(tensor, mesh) for name, tensor in table.items()}
         self.groups = Groups(mesh, world.rank, (*OPS_GROUPS, TOGETHER))
         self.ops = build_ops("torch", spec, mesh=partial(MeshOps, table, self.groups))
@@ -52,6 +41,10 @@ class TorchSplit:
         """See SplitModel."""
         cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
         return load_ops("torch").to_device({name: np.ascontiguousarray(cut)}, dtype)[name]
+
+    def copied(self, whole: Any, dtype: str) -> Any:
+        """See SplitModel."""
+        return load_ops("torch").to_device({"": whole}, dtype)[""]
 
     def agreed(self, value: object) -> Any:
         """See SplitModel."""
@@ -66,6 +59,10 @@ class TorchSplit:
         if logits.shape[-1] == self.vocabulary:
             return logits
         return gathered(logits, logits.ndim - 1, self.groups.along("tensor"))
+
+    def of_cache(self, layers: object) -> Any:
+        """See SplitModel."""
+        return layers
 
     def compiled(self, function: object) -> Any:
         """See SplitModel."""

@@ -1,14 +1,13 @@
-"""`sabia serve`: load a model and serve it, with `--mesh` by several processes.
+"""`sabia serve`: load a model and serve it, with `--mesh` by several devices.
 
 Under torch each process along `tensor` holds its part of the model and makes the same steps; the
-first one has the endpoint.
+first one has the endpoint. JAX has one process, with all devices.
 """
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sabia.core import notes, stop, units
 from sabia.core.errors import Interrupted, UsageError
@@ -17,9 +16,8 @@ from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
 from sabia.core.parallel.split_model import SplitModel
-from sabia.core.serve.followers import follow, packed, served_session
+from sabia.core.serve.followers import Others, follow, packed, served_session
 from sabia.core.serve.http_server import ENDED, serve
-from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.shards.job import Job
 from sabia.core.spec import load_spec
 
@@ -39,14 +37,14 @@ def run(job: Job, options: ServeOptions) -> None:
     from sabia.core.parallel.world import detect
     from sabia.core.recipes.run_call import joined
 
-    others = [axis for axis in parse_mesh(options.mesh) if axis != "tensor"]
-    if others or options.backend == "jax":
-        what = f"axis {others[0]}" if others else "--backend jax"
-        raise UsageError(f"--mesh: {options.mesh}: {what} (expected tensor=N with torch)")
-    for name in ("adapter", "draft", "updates"):
-        if getattr(options, name):
-            raise UsageError(f"--{name}: not with --mesh {options.mesh}")
+    if others := [axis for axis in parse_mesh(options.mesh) if axis != "tensor"]:
+        raise UsageError(f"--mesh: {options.mesh}: axis {others[0]} (expected tensor=N)")
     spec, world = load_spec(options.model), detect()
+    if options.backend == "jax" and world.size > 1:
+        raise UsageError(
+            f"--mesh: {options.mesh}: {world.size} processes of JAX (expected one, which has all "
+            "devices)"
+        )
     if spec.config.get("quantization_config"):
         raise UsageError(
             f"--mesh: {options.model} is quantized, and its stored matrices are not split"
@@ -54,35 +52,35 @@ def run(job: Job, options: ServeOptions) -> None:
     equal = {"options": json.dumps(options.recorded(), default=str), "model": str(spec.config)}
     config = WatchdogConfig(equal, hang_timeout_s=process_group.LONGEST.total_seconds())
     with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:
-        split = split_model("torch", spec, mesh, world) if mesh.size > 1 else None
-        give = process_group.broadcaster() if split else None
-        serve_model(options, split, give, world.leads)
+        split = split_model(options.backend, spec, mesh, world) if mesh.size > 1 else None
+        if world.size == 1:
+            serve_model(options, split)
+            return
+        give = process_group.broadcaster()
+
+        def agree(error: str) -> str:
+            return next(filter(None, process_group.gather_objects(world, error)), "")
+
+        if world.leads:
+            serve_model(options, split, Others(lambda message: give(packed(message)), agree))
+        engine, context, samples = opened(options, split)
+        with stop.polling("serve"):
+            follow(engine, served_session(engine, samples, context), lambda: give(None), agree)
+        raise Interrupted(ENDED)
 
 
 def serve_model(
-    options: ServeOptions, split: SplitModel | None = None,
-    give: Callable[[object], Any] | None = None, leads: bool = True,
-) -> None:  # fmt: skip
-    """Serve a model of this process, or a part of it: split; give: the first process's objects to
-    the others; leads: whether this process has the endpoint."""
+    options: ServeOptions, split: SplitModel | None = None, others: Others | None = None
+) -> None:
+    """Serve a model, of which split and others hold parts."""
     token = os.environ.get(options.token_env, "")
     if options.host not in LOOPBACK and not token:
         raise UsageError(
             f"--host: {options.host} can be reached by others (expected a token of clients in the "
             f"environment variable {options.token_env})"
         )
-    name = options.name or Path(options.model).resolve().name
-    adapters = adapter_directories(options.adapter, name)
-    engine = load_engine(options.model, options.dtype, adapters, options.backend, split)
-    engine.draft = load_draft(options, engine, options.dtype, options.backend)
-    if options.cache_memory is not None:
-        engine.cache_bytes = options.cache_memory
-    context, samples = sizes(engine, options)
-    if give is not None and not leads:
-        formats = ResponseFormats(engine.tokenizer, engine.spec.vocab_size)
-        with stop.polling("serve"):
-            follow(served_session(engine, samples, context), lambda: give(None), formats)
-        raise Interrupted(ENDED)
+    engine, context, samples = opened(options, split)
+    name = served_name(options)
     memory = samples * engine.row_bytes(context)
 
     def ready(port: int) -> None:
@@ -97,8 +95,22 @@ def serve_model(
     if updates is not None and not updates.is_dir():
         raise UsageError(f"--updates: {updates} is not a directory")
     address = options.host, options.port
-    share = None if give is None else lambda changes: give(packed(changes))
-    serve(engine, name, address, context, samples, options.queue, token, ready, updates, share)
+    serve(engine, name, address, context, samples, options.queue, token, ready, updates, others)
+
+
+def served_name(options: ServeOptions) -> str:
+    """The name of the model in requests."""
+    return options.name or Path(options.model).resolve().name
+
+
+def opened(options: ServeOptions, split: SplitModel | None) -> tuple[Engine, int, int]:
+    """The engine of the options, with the context and the samples of its session."""
+    adapters = adapter_directories(options.adapter, served_name(options))
+    engine = load_engine(options.model, options.dtype, adapters, options.backend, split)
+    engine.draft = load_draft(options, engine, options.dtype, options.backend)
+    if options.cache_memory is not None:
+        engine.cache_bytes = options.cache_memory
+    return engine, *sizes(engine, options)
 
 
 def adapter_directories(given: Sequence[str], model: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.model.routing import Routing
 from sabia.core.serve.exposition import exposition
-from sabia.core.serve.followers import Share, served_session
+from sabia.core.serve.followers import Others, served_session
 from sabia.core.serve.protocol import (
     Asked,
     Limits,
@@ -42,11 +42,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class Server:
     """Answers requests for one model. queue: requests that may wait. updates: the folder from
-    which clients may load other weights; None forbids it. share: see EngineThread."""
+    which clients may load other weights; None forbids it. others: see EngineThread."""
 
     def __init__(self, engine: Engine, name: str, context: int, samples: int, queue: int,
                  token: str = "", updates: Path | None = None,
-                 share: Share | None = None) -> None:  # fmt: skip
+                 others: Others | None = None) -> None:  # fmt: skip
         self.engine, self.name, self.token = engine, name, token
         spec = engine.spec
         given = engine.adapters, Routing.of(spec) is not None
@@ -60,7 +60,7 @@ class Server:
         self._seconds = RETRY_S  # of an answer, smoothed
         self._failure = ""
         session = served_session(engine, samples, context)
-        self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed, share)
+        self.thread = EngineThread(session, asyncio.get_running_loop(), self._failed, others)
         self._updates: WeightUpdates | None = None
         if updates:
             self._updates = WeightUpdates(engine, self.thread, updates, self._body)
@@ -265,13 +265,13 @@ async def _events(work: Work, samples: int) -> AsyncIterator[Progress | Done]:
 def serve(
     engine: Engine, name: str, address: tuple[str, int], context: int, samples: int, queue: int,
     token: str, ready: Callable[[int], None], updates: Path | None = None,
-    share: Share | None = None,
+    others: Others | None = None,
 ) -> None:  # fmt: skip
     """Serve a model until a stop signal. Raises Interrupted after it, Failed after an error of the
     engine, and UsageError for an address that cannot be used."""
 
     async def run() -> None:
-        server = Server(engine, name, context, samples, queue, token, updates, share)
+        server = Server(engine, name, context, samples, queue, token, updates, others)
         await server.run(*address, ready)
 
     with stop.polling("serve"):

@@ -65,21 +65,27 @@ class WeightUpdates:
                     f"version: {version} (expected more than {self._version}, that of the present "
                     f"weights, and at most {LAST_VERSION})", "version",
                 )  # fmt: skip
-            params = await asyncio.to_thread(self._read, path)
-            await self._thread.replace(params, version)
+            directory = self._within(path)
+            self._thread.announce(directory)
+            params = await asyncio.to_thread(self._read, directory, path)
+            if error := await self._thread.replace(params, version):
+                raise Rejected(_unreadable(path, error), "path")
             self._version = version
         return web.json_response({"version": version})
 
-    def _read(self, path: str) -> dict[str, Any]:
-        """The parameters of a directory, on the device. Raises Rejected."""
+    def _within(self, path: str) -> Path:
+        """The directory at a path. Raises Rejected."""
         directory = (self._folder / path).resolve()
         if not directory.is_relative_to(self._folder):
             raise Rejected(f"path: {path} is not within the folder of --updates", "path", 403)
+        return directory
+
+    def _read(self, directory: Path, path: str) -> dict[str, Any]:
+        """The parameters of the directory at a path, on the device. Raises Rejected."""
         try:
             spec, arrays = load_stored(directory)
         except (SabiaError, OSError, ValueError) as error:
-            line = " ".join(str(error).split())[:300]
-            raise Rejected(f"path: {path} cannot be read ({line})", "path") from None
+            raise Rejected(_unreadable(path, str(error)), "path") from None
         for key, ours in self._engine.spec.config.items():
             theirs = spec.config.get(key)
             if key not in COSMETIC and theirs != ours:
@@ -88,6 +94,10 @@ class WeightUpdates:
                     f"{_short(ours)})", "path",
                 )  # fmt: skip
         return self._engine.placed(arrays)
+
+
+def _unreadable(path: str, error: str) -> str:
+    return f"path: {path} cannot be read ({' '.join(error.split())[:300]})"
 
 
 def _short(value: object) -> str:

@@ -9,12 +9,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sabia.core import notes
 from sabia.core.generate.requests import Ended, Ranked, Request
 from sabia.core.generate.session import Session
-from sabia.core.serve.followers import Change, Share
+from sabia.core.serve.followers import Announced, Change, Others, Replaced
 
 
 @dataclass(frozen=True)
@@ -72,20 +73,20 @@ class Load:
 
 
 class EngineThread(threading.Thread):
-    """Runs a session. `on_failure` is called in the event loop after an error of the engine; share,
-    where other processes follow, before each step and at the end."""
+    """Runs a session. `on_failure` is called in the event loop after an error of the engine.
+    others: the processes that follow, if there are any."""
 
     def __init__(
         self, session: Session, loop: asyncio.AbstractEventLoop,
-        on_failure: Callable[[str], None], share: Share | None = None,
+        on_failure: Callable[[str], None], others: Others | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name="engine", daemon=True)
         self.load = Load()
         self._session, self._loop, self._on_failure = session, loop, on_failure
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._jobs: dict[int, Work] = {}  # by ticket
         self._open: set[Work] = set()  # of the event loop
-        self._share, self._changes = share, list[Change]()  # since the last step
+        self._others, self._changes = others, list[Change]()  # since the last step
         self._running, self._paused = True, False
         self._submitted = 0  # requests, counted in the event loop
         self._added = 0  # of them, those that the thread has given to the session
@@ -112,7 +113,7 @@ class EngineThread(threading.Thread):
         """Refuse the jobs of which nothing has been computed."""
         self._inbox.put(self._refuse)
 
-    def pause(self) -> "asyncio.Future[None]":
+    def pause(self) -> "asyncio.Future[str]":
         """Make no steps until `resume`; requests wait, and those in flight keep their state. Done
         when the present step has ended."""
         return self._between_steps(lambda: self._pause(True))
@@ -121,16 +122,31 @@ class EngineThread(threading.Thread):
         """Go on after `pause`."""
         self._inbox.put(lambda: self._pause(False))
 
-    def replace(self, params: dict[str, Any], version: int) -> "asyncio.Future[None]":
-        """Replace the weights; done when all later tokens are of `version`."""
-        return self._between_steps(lambda: self._session.replace(params, version))
+    def announce(self, directory: Path) -> None:
+        """Let the processes that follow read these weights, for `replace`."""
+        if self._others:
+            send = self._others.send
+            self._inbox.put(lambda: send(Announced(directory)))
 
-    def _between_steps(self, act: Callable[[], None]) -> "asyncio.Future[None]":
+    def replace(self, params: dict[str, Any], version: int) -> "asyncio.Future[str]":
+        """Replace the weights; done when all later tokens are of `version`, or with the error of a
+        process that could not read them."""
+        return self._between_steps(lambda: self._replace(params, version))
+
+    def _replace(self, params: dict[str, Any], version: int) -> str:
+        error = ""
+        if self._others:
+            self._others.send(Replaced(version))
+            error = self._others.agree("")
+        if not error:
+            self._session.replace(params, version)
+        return error
+
+    def _between_steps(self, act: Callable[[], str]) -> "asyncio.Future[str]":
         done = self._loop.create_future()
 
         def now() -> None:
-            act()
-            self._loop.call_soon_threadsafe(_settle, done)
+            self._loop.call_soon_threadsafe(_settle, done, act())
 
         self._inbox.put(now)
         return done
@@ -145,8 +161,8 @@ class EngineThread(threading.Thread):
             with self._session.runner.computing():
                 while self._running:
                     self._step()
-            if self._share:
-                self._share(None)
+            if self._others:
+                self._others.send(None)
         except Exception as error:  # of any kind: the clients must not wait for ever
             line = str(error).strip().partition("\n")[0]
             message = f"the engine failed: {type(error).__name__}: {line}"
@@ -167,8 +183,8 @@ class EngineThread(threading.Thread):
                 break
         if not self._running:
             return
-        if self._share:
-            self._share(self._changes)
+        if self._others:
+            self._others.send(self._changes)
         self._changes = []
         ended = self._session.step()
         self._count_now()
@@ -207,8 +223,9 @@ class EngineThread(threading.Thread):
                 failure = Failure("the server is shutting down", refused=True)
                 self._loop.call_soon_threadsafe(work.events.put_nowait, failure)
 
-    def _pause(self, paused: bool) -> None:
+    def _pause(self, paused: bool) -> str:
         self._paused = paused
+        return ""
 
     def _stop(self) -> None:
         self._running = False
@@ -244,9 +261,9 @@ class EngineThread(threading.Thread):
         return events
 
 
-def _settle(done: "asyncio.Future[None]") -> None:
+def _settle(done: "asyncio.Future[str]", result: str) -> None:
     if not done.done():  # its caller may have gone
-        done.set_result(None)
+        done.set_result(result)
 
 
 def _deliver(events: Sequence[tuple[Work, Event]]) -> None:

@@ -21,6 +21,7 @@ from sabia.core.generate.runner.runner_torch import TorchRunner
 from sabia.core.generate.session import Session
 from sabia.core.generate.slots import Waiting
 from sabia.core.ops.kv_cache import KVCache
+from sabia.core.serve.followers import Others
 from sabia.core.serve.http_server import Server
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
@@ -125,10 +126,12 @@ async def serving(
     queue: int = 1000,
     token: str = "",
     updates: Path | None = None,
+    others: Others | None = None,
 ) -> AsyncIterator[tuple[Server, Client]]:
     """A running server and its client."""
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server = Server(engine, NAME, engine.spec.max_positions, samples, queue, token, updates)
+    sizes = engine.spec.max_positions, samples, queue
+    server = Server(engine, NAME, *sizes, token, updates, others)
     task = asyncio.create_task(server.run("127.0.0.1", 0, ready.set_result))
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:

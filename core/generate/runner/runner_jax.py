@@ -219,7 +219,13 @@ class JaxRunner:
         self._adapters = np.zeros(capacity, np.int64)  # of each row
         self._ahead: list[dict[str, Array]] = []  # the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
-        self._pages = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
+        empty = KVCache.pages(model.spec, pages, PAGE, states, model.ops, self._dtype, embed)
+        self._pages = KVCache(self._placed(empty.layers))
+
+    def _placed(self, layers: list[dict[str, Array]]) -> list[dict[str, Array]]:
+        """The layers of a cache on the devices that hold the model."""
+        split: Any = self.model.split
+        return split.of_cache(layers) if split else layers
 
     @property
     def _programs(self) -> _Programs:
@@ -271,7 +277,8 @@ class JaxRunner:
         if (numbers < OUTSIDE).any():
             return _load(self._pages, numbers, states)
         shapes = (len(numbers), numbers.shape[1] * PAGE)
-        return KVCache.create(self.model.spec, *shapes, self.model.ops, self._dtype).layers
+        made = KVCache.create(self.model.spec, *shapes, self.model.ops, self._dtype)
+        return self._placed(made.layers)
 
     def _run(
         self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray,
@@ -455,7 +462,7 @@ class JaxRunner:
             ]
         self._size = has_rows, has_positions
         rings = ring_layers(spec, has_positions, self._slack)
-        self._cache = KVCache(layers, rings=rings, slack=self._slack)
+        self._cache = KVCache(self._placed(layers), rings=rings, slack=self._slack)
 
 
 def _tokens(counts: np.ndarray) -> int:

@@ -228,7 +228,8 @@ class TorchRunner:
         draft = theirs, self._tensor(proposed.tokens), self._tensor(proposed.uniform)
         columns = Columns(params, self._device)
         *made, kept = verify(logits[self._tensor(which)], columns, uniform, bias, *draft)
-        return Drawn(*(x.cpu().numpy() for x in made)), kept.cpu().numpy()
+        checked = Drawn(*(x.cpu().numpy() for x in made)), kept.cpu().numpy()
+        return checked if self.model.split is None else self.model.split.agreed(checked)
 
     def likeliest(self, logits: Tensor, which: np.ndarray, count: int) -> list[Ranked]:
         """See Runner.likeliest."""
