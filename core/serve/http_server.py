@@ -21,6 +21,7 @@ from sabia.core.model.routing import Routing
 from sabia.core.serve.exposition import exposition
 from sabia.core.serve.followers import Others, served_session
 from sabia.core.serve.protocol import (
+    NO_MODEL,
     Asked,
     Limits,
     Rejected,
@@ -120,7 +121,7 @@ class Server:
             return response
         except Rejected as error:
             status = error.status
-            body = error_body(str(error), status, error.parameter)
+            body = error_body(str(error), status, error.parameter, error.code)
             return web.json_response(body, status=status)
         except web.HTTPException as error:
             status = error.status
@@ -145,7 +146,8 @@ class Server:
         given = request.headers.get("Authorization", "")
         expected = f"Bearer {self.token}"
         if self.token and not hmac.compare_digest(given.encode(), expected.encode()):
-            raise Rejected("the token is missing or wrong (Authorization: Bearer TOKEN)", "", 401)
+            message = "the token is missing or wrong (Authorization: Bearer TOKEN)"
+            raise Rejected(message, "", 401, "invalid_api_key")
 
     async def _health(self, _: web.Request) -> web.Response:
         status = 503 if self._ending.is_set() or self._failure else 200
@@ -163,7 +165,7 @@ class Server:
         for model in self._listed():
             if model["id"] == name:
                 return web.json_response(model)
-        raise Rejected(f"model: {name!r:.80} is not served", "model", 404)
+        raise Rejected(f"model: {name!r:.80} is not served", "model", 404, NO_MODEL)
 
     def _listed(self) -> list[Json]:
         """The model and its adapters."""

@@ -10,6 +10,7 @@ Source: https://platform.openai.com/docs/api-reference (chat/create, completions
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -38,16 +39,20 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 # numbers of a request to the engine, with their defaults
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0,
             "frequency_penalty": 0.0}  # fmt: skip
+NO_MODEL, TOO_LONG = "model_not_found", "context_length_exceeded"  # codes of errors
 TEXT = {"type": "text"}  # the response_format that asks for nothing
 T = TypeVar("T")
 
 
 class Rejected(Exception):
-    """A request that is answered with an error. status: of HTTP; parameter: that is wrong."""
+    """A request that is answered with an error. status: of HTTP; parameter: that is wrong; code: of
+    the API, '' for none."""
 
-    def __init__(self, message: str, parameter: str = "", status: int = 400) -> None:
+    def __init__(
+        self, message: str, parameter: str = "", status: int = 400, code: str = ""
+    ) -> None:
         super().__init__(message)
-        self.parameter, self.status = parameter, status
+        self.parameter, self.status, self.code = parameter, status, code
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class Body:
 
     def __init__(self, raw: bytes) -> None:
         try:
-            values = json.loads(raw)
+            values = json.loads(raw, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
             raise Rejected(f"the body is not JSON ({error})") from None
         if not isinstance(values, dict):
@@ -108,7 +113,9 @@ class Body:
     def take(self, name: str, kind: type[T], default: T) -> T:
         """The value of a parameter; raises Rejected for another type."""
         value = self.left.pop(name, default)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not abs(value) <= sys.float_info.max:
+                raise Rejected(f"{name}: {_short(value)} (expected a finite number)", name)
             return float(value)  # type: ignore[return-value]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Rejected(f"{name}: {_short(value)} (expected {_names[kind]})", name)
@@ -130,6 +137,11 @@ class Body:
             raise Rejected(f"{name}: {_short(value)} is not supported (expected {only})", name)
 
 
+def _no_number(text: str) -> None:
+    """Refuse what Python's JSON has beside numbers: NaN and infinities."""
+    raise ValueError(f"{text} is no number")
+
+
 _names: Mapping[type, str] = {
     str: "a string", int: "an integer", float: "a number", bool: "true or false",
     dict: "an object", list: "an array",
@@ -143,7 +155,7 @@ def parse_chat(
     body = Body(raw)
     adapter = _adapter(body, model, limits)
     body.needs("messages")
-    tools = body.take("tools", list, [])
+    tools = _tools(body.take("tools", list, []))
     if body.left.get("tool_choice") == "none":
         body.left.pop("tool_choice")
         tools = []
@@ -163,11 +175,13 @@ def parse_chat(
     if alternatives and not wanted:
         raise Rejected("top_logprobs: needs logprobs: true", "top_logprobs")
     name = "max_completion_tokens" if "max_completion_tokens" in body.left else "max_tokens"
+    if name in body.left and body.left.keys() >= {"max_tokens", "max_completion_tokens"}:
+        raise Rejected("max_tokens: is not supported beside max_completion_tokens", "max_tokens")
     left = limits.context - len(prompt)
     if left < 1:
         raise Rejected(
             f"messages: {len(prompt)} tokens do not fit the context of {limits.context} tokens "
-            "with a completion", "messages",
+            "with a completion", "messages", code=TOO_LONG,
         )  # fmt: skip
     most = body.take(name, int, left)
     if most < 1:
@@ -268,7 +282,9 @@ def _asked(
         try:
             request.check(limits.vocabulary, limits.context)
         except UsageError as error:
-            raise Rejected(str(error).removeprefix("generate: ")) from None
+            too_long = len(request.prompt) + request.max_new_tokens > limits.context
+            message, code = str(error).removeprefix("generate: "), TOO_LONG if too_long else ""
+            raise Rejected(message, code=code) from None
     return Asked(
         requests, texts, turn, alternatives, stream, stream_usage, token_ids, echo, most == 0
     )
@@ -317,8 +333,22 @@ def _adapter(body: Body, model: str, limits: Limits) -> str:
     name = body.take("model", str, "")
     if name != model and name not in limits.adapters:
         expected = " or ".join([model, *limits.adapters])
-        raise Rejected(f"model: {_short(name)} is not served (expected {expected})", "model", 404)
+        message = f"model: {_short(name)} is not served (expected {expected})"
+        raise Rejected(message, "model", 404, NO_MODEL)
     return "" if name == model else name
+
+
+def _tools(values: list[Any]) -> list[dict[str, Any]]:
+    """Functions with a name and a schema of their arguments."""
+    for number, tool in enumerate(values):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type") != "function":
+            raise Rejected(f"tools: tool {number} is no function", "tools")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise Rejected(f"tools: tool {number} has no name", "tools")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise Rejected(f"tools: the parameters of tool {number} are no object", "tools")
+    return values
 
 
 def _messages(values: list[Any]) -> list[dict[str, Any]]:

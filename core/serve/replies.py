@@ -60,7 +60,8 @@ class Reply:
         return None if choice is None else self.chunk([choice])
 
     def chunk(self, choices: Sequence[Json], **more: object) -> Json:
-        """An object of a stream."""
+        """An object of a stream. Where its last one has the usage, that of the others is null."""
+        more = {"usage": None, **more} if self.asked.stream_usage else more
         name = "chat.completion.chunk" if self.asked.turn else self._object
         return {**self._head, "object": name, "choices": list(choices), **more}
 
@@ -252,8 +253,8 @@ def _called(call: Json) -> Json:
             "function": {"name": function["name"], "arguments": arguments}}  # fmt: skip
 
 
-def error_body(message: str, status: int, parameter: str = "") -> Json:
+def error_body(message: str, status: int, parameter: str = "", code: str = "") -> Json:
     """The body of an error."""
     kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": parameter or None,
-                      "code": "model_not_found" if status == 404 else None}}  # fmt: skip
+                      "code": code or None}}  # fmt: skip

@@ -350,7 +350,7 @@ def test_processes_that_hold_the_model_together_give_the_same_replies(
                 assert logs == pytest.approx(others, abs=1e-4)
     assert equal >= 0.98 * sum(len(reply["choices"]) for _, reply in given)  # others: near ties
     split.url = split.url.removesuffix("/v1")
-    assert split.post("/update_weights", {"path": "little"}) == (200, {"version": 1})
+    assert split.post("/update_weights", {"path": "little", "model": None}) == (200, {"version": 1})
     again = {**bodies[0], "return_token_ids": True}
     status, reply = split.post("/v1/completions", again)
     assert status == 200 and {*reply["choices"][0]["weight_versions"]} == {1}

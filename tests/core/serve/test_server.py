@@ -139,6 +139,7 @@ def test_streams_add_up_to_whole_replies(engine: Engine) -> None:
             )
             *pieces, last = pieces
             assert last["usage"] == whole["usage"] and last["choices"] == []
+            assert {one["usage"] for one in pieces} == {None}
             seen += np.array([len(pieces), len(whole["choices"])])
             for choice in whole["choices"]:
                 mine = [p["choices"][0] for p in pieces]
@@ -229,6 +230,12 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a " * 200}]}, 400, "messages"),
     (CHAT, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, 400,
      "top_logprobs"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2,
+            "max_completion_tokens": 2}, 400, "max_tokens"),
+    *[(CHAT, {"messages": [{"role": "user", "content": "a"}], "tools": [tool]}, 400, "tools")
+      for tool in ("a", {"type": "function"}, {"type": "function", "function": {"name": 1}},
+                   {"function": {"name": "a"}},
+                   {"type": "function", "function": {"name": "a", "parameters": "b"}})],
     *[(CHAT, {"messages": [{"role": "user", "content": "a"}], "response_format": form}, 400,
        "response_format") for form in (
         {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}},
@@ -252,10 +259,16 @@ def test_what_cannot_be_honoured_is_refused_by_name(engine: Engine) -> None:
             error = reply["error"]
             assert (given, error["param"] or "") == (status, parameter), (body, error)
             assert "\n" not in error["message"] and error["message"]
-        for raw in (b"{", b"[1]", b"[" * 100_000, b"\xff"):
+        for raw in (b"{", b"[1]", b"[" * 100_000, b"\xff", b'{"temperature": NaN}'):
             headers = {"Content-Type": "application/json"}
             async with client.session.post(client.url + PLAIN, data=raw, headers=headers) as reply:
                 assert reply.status == 400 and "JSON" in (await reply.json())["error"]["message"]
+        data = f'{{"model": "{NAME}", "prompt": "a", "temperature": 1e999}}'
+        async with client.session.post(client.url + PLAIN, data=data, headers=headers) as reply:
+            assert (await reply.json())["error"]["param"] == "temperature"
+        for path, max_tokens, code in ((PLAIN, 4096, "context_length_exceeded"), ("/x", 1, None)):
+            _, reply = await client.post(path, {"prompt": "a", "max_tokens": max_tokens})
+            assert reply["error"]["code"] == code
         async with client.session.post(client.url + PLAIN, data=b"{}") as reply:
             assert reply.status == 415
         large = {"prompt": "a" * (9 << 20)}
