@@ -9,7 +9,6 @@ Generation, in torch and over data and tensor alone: processes along `tensor` de
 each with its own heads of keys and values, and the first of them draws the tokens.
 """
 
-from dataclasses import fields, replace
 from typing import Any, Protocol
 
 from sabia.core.errors import UsageError
@@ -18,12 +17,10 @@ from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.parallel.world import World
-from sabia.core.spec.layers import Layer
 from sabia.core.spec.model import ModelSpec
 
 AXES = ("data", "fsdp", "expert", "tensor")
 GENERATION_AXES = ("data", "tensor")
-_CACHED = {"kv_heads", "key_heads", "value_heads"}  # of which caches have arrays
 
 
 class SplitModel(Protocol):
@@ -52,17 +49,6 @@ class SplitModel(Protocol):
 
     def compiled(self, function: object) -> Any:
         """In JAX `jax.jit` of a function whose results every process reads; in torch the same."""
-
-
-def cached_part(spec: ModelSpec, ways: int) -> ModelSpec:
-    """The model with one of `ways` equal parts of the heads that are cached."""
-    layers = list[Layer]()
-    for layer in spec.layers:
-        mixer: Any = layer.mixer
-        names = {field.name for field in fields(mixer)} & _CACHED
-        parts = {name: getattr(mixer, name) // ways for name in names}
-        layers.append(replace(layer, mixer=replace(mixer, **parts)))
-    return replace(spec, layers=tuple(layers))
 
 
 class Beside:
