@@ -9,12 +9,8 @@ import torch
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
-<<<<<<< HEAD
-from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
-=======
 from sabia.core.parallel.cached_heads import cached_part
-from sabia.core.parallel.collectives_torch import Groups, gathered
->>>>>>> 54cd97d1 (parallel: the heads that a device caches in a file of their own)
+from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
 from sabia.core.parallel.mesh import AXES, Mesh
 from sabia.core.parallel.mesh_ops_torch import MeshOps
 from sabia.core.parallel.sharding_rules import shard_slices, weight_split
