@@ -94,8 +94,8 @@ class Engine:
             name: value for name, value in params.items() if isinstance(value, np.ndarray | Stored)
         }
         if self.split:
-            place, dtype = self.split.to_mesh, self.dtype
-            return {**params, **{name: place(name, x, dtype) for name, x in arrays.items()}}
+            parts = {n: self.split.to_mesh(n, x, self.dtype) for n, x in arrays.items()}
+            return {**params, **parts}
         return {**params, **(self.ops.to_device(arrays, self.dtype) if arrays else {})}
 
     def prepared(self) -> Params:
