@@ -44,7 +44,7 @@ from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
 from sabia.kernels.quality.interface import measure
 from sabia.kernels.row_functions.interface import (
-    exp_sums,
+    log_sums,
     rms_norm,
     rms_norm_gradient,
     rotate,
@@ -162,7 +162,7 @@ def _row_functions() -> None:
         silu_product(x[0], x[0], x[0], _N)
         silu_product_gradient(x[0], x[0], x[0], x[0], x[0], _N)
         rotate(x[None, None], cos, cos, 1.0, x[None, None], _N)
-        exp_sums(x, one, 0.0, one, _N)
+        log_sums(x, 0.0, one, _N)
         softmax_gradient(x, one, np.zeros(1, np.int64), one, one, 0.0, _N)
 
 

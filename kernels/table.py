@@ -69,7 +69,7 @@ KERNELS: Mapping[str, Kernel] = {
                 "silu_product",
                 "silu_product_gradient",
                 "rotate",
-                "exp_sums",
+                "log_sums",
                 "softmax_gradient",
             ),
             _TEXT,

@@ -57,12 +57,10 @@ def rotate(
     _engine(engine).rotate(x, cos, sin, sign, y)
 
 
-def exp_sums(
-    scores: np.ndarray, largest: np.ndarray, cap: float, sums: np.ndarray, engine: str = "numba"
-) -> None:
-    """float32 sums[R] = Σ over V of e^(z - largest[R]) with z = scores[R, V], or cap · tanh(scores
-    / cap) where cap is not 0; `largest` is the largest z of a row, float32."""
-    _engine(engine).exp_sums(scores, largest, cap, sums)
+def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray, engine: str = "numba") -> None:
+    """float32 lse[R] = log Σ over V of e^z with z = scores[R, V], or cap · tanh(scores / cap) where
+    cap is not 0."""
+    _engine(engine).log_sums(scores, cap, lse)
 
 
 def softmax_gradient(
@@ -70,5 +68,5 @@ def softmax_gradient(
     minus: np.ndarray, cap: float, engine: str = "numba",
 ) -> None:  # fmt: skip
     """scores[R, V] ← (factor · e^(z - lse) - minus · onehot(target)) · dz/dscores, with the z of
-    `exp_sums`; targets[R] are int64, lse, factor and minus[R] float32."""
+    `log_sums`; targets[R] are int64, lse, factor and minus[R] float32."""
     _engine(engine).softmax_gradient(scores, lse, targets, factor, minus, cap)

@@ -117,19 +117,38 @@ def _share(x):
     return share if x >= 0 else -share
 
 
+@numba.extending.intrinsic
+def _order(_context, x):
+    """An int32 for each float32, in the same order; or that float32 for an int32."""
+
+    def made(_context, builder, _signature, arguments):
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(arguments[0], i32)
+        low = builder.and_(builder.ashr(bits, ir.Constant(i32, 31)), ir.Constant(i32, 0x7FFFFFFF))
+        given = ir.FloatType() if x == types.int32 else i32
+        return builder.bitcast(builder.xor(bits, low), given)
+
+    return (types.float32 if x == types.int32 else types.int32)(x), made
+
+
 @jit
-def exp_sums(scores, largest, cap, sums):
-    """See the interface."""
+def log_sums(scores, cap, lse):
+    """See the interface; the largest score is found among integers, which vectorizes."""
     cap = F(cap)
     for row in range(scores.shape[0]):
-        values, top, total = scores[row], largest[row], F(0)
+        values, most, total = scores[row], np.int32(-(2**31)), F(0)
+        for j in range(values.shape[0]):
+            most = max(most, _order(wide(values[j])))
+        top = _order(most)
+        if cap != 0:
+            top = cap * _share(top / cap)
         if cap == 0:
             for j in range(values.shape[0]):
                 total += exp(wide(values[j]) - top)
         else:
             for j in range(values.shape[0]):
                 total += exp(cap * _share(wide(values[j]) / cap) - top)
-        sums[row] = total
+        lse[row] = top + np.log(total)
 
 
 @jit

@@ -65,11 +65,12 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.n
     _put(y, _wide(x) * cos + turned * sin * np.float32(sign))
 
 
-def exp_sums(scores: np.ndarray, largest: np.ndarray, cap: float, sums: np.ndarray) -> None:
+def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray) -> None:
     """See the interface."""
     z = _wide(scores)
     z = np.tanh(z / cap) * cap if cap else z
-    sums[:] = np.exp(z - largest[:, None]).sum(-1)
+    top = z.max(-1)
+    lse[:] = top + np.log(np.exp(z - top[:, None]).sum(-1))
 
 
 def softmax_gradient(

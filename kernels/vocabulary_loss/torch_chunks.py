@@ -16,11 +16,11 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils.checkpoint import checkpoint
 
-from sabia.kernels.row_functions.interface import exp_sums, softmax_gradient
+from sabia.kernels.row_functions.interface import log_sums, softmax_gradient
 from sabia.kernels.row_functions.torch_arrays import serves
 from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.autograd_context import Context
-from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, times
+from sabia.kernels.runtime.torch_fp32 import HAS_AMX, computed_in_fp32, times
 
 Tensor = torch.Tensor
 CPU_BLOCK_BYTES = 8 << 20
@@ -75,9 +75,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if serves(raw):
                 picked = raw.gather(1, target_column[part])[:, 0]
                 target_score[part] = _capped(picked.float(), cap)
-                largest, sums = _capped(raw.amax(-1).float(), cap), lse[part]
-                exp_sums(numbers(raw), numbers(largest), cap or 0.0, numbers(sums))
-                sums.log_().add_(largest)
+                log_sums(numbers(raw), cap or 0.0, numbers(lse[part]))
                 continue
             for block in _blocks(part.start, part.stop, rows):
                 z = raw[block.start - part.start : block.stop - part.start].float()
@@ -140,9 +138,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total + left·right; the sum of several products is fp32."""
     if total is None:
-        return left @ right
+        return _product(left, right)
     total = total.float()
-    return total.addmm_(left, right) if right.dtype == total.dtype else total.add_(left @ right)
+    if right.dtype == total.dtype:
+        return total.addmm_(left, right)
+    return total.add_(_product(left, right))
+
+
+def _product(scores: Tensor, rows: Tensor) -> Tensor:
+    """scores[V, N], a transposed matrix, · rows[N, D]; AMX needs the rows of its left operand one
+    after the other, and D is smaller than V."""
+    if HAS_AMX and rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
+        return (rows.t().contiguous() @ scores.t()).t().contiguous()
+    return scores @ rows
 
 
 def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:
