@@ -59,7 +59,7 @@ def hidden_and_stats(
     the L layers with experts, numbered from 1; 0: those that the router chooses. ids, positions[B,
     T], segments[B, T] may be NumPy or backend integers. With a cache, its arrays are replaced
     (torch: written in place) and segments must be None. Activations have the dtype of the
-    embedding.
+    embedding, or that which `ops` names.
 
     In torch, without a mesh along a row (core.train.losses.computed_tokens): keys[B, S] and
     queries[B, T], of documents that share tokens: the token of each key of the documents one after
@@ -135,6 +135,7 @@ def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
     """The residual stream [B, T, D] of token ids[B, T] before the first layer."""
     table = gather_tensors(params, ops, "embed")["embed"]
     x = ops.embedding(table, ops.integers(ids, table))  # [B, T, D]
+    x = x if ops.activations is None else ops.cast(x, ops.activations)
     if spec.embed_scale != 1.0:
         x = x * ops.full((), spec.embed_scale, x)  # rounded to x's dtype, as in the original code
     if spec.embed_norm:

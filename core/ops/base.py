@@ -56,12 +56,14 @@ class Ops(ArrayFunctions, Protocol):
 
     rules: the links of the chain before the backend's `kernel`, in order. stage: a part of the
     layers. sizes: axis name → the sizes that an activation may have there (for checks).
+    activations: dtype of the residual stream, None: of the embedding.
     """
 
     name: str
     exact: bool = False  # whether a token's results depend on its own inputs alone, to the last bit
     requested: Mapping[str, str | None]  # operation → the implementation that the user named
     stage: Stage | None
+    activations: str | None = None
     rules: tuple[Rule, ...]
     sizes: Mapping[str, frozenset[int]]
     multiply: Multiply  # all results of a product: the chain of rules and kernel

@@ -36,11 +36,11 @@ def build_ops(
 ) -> Ops:
     """Operations of `torch` or `jax`.
 
-    precision: rounds the products of the matrices of `spec` (needed with it); seed: of its random
-    bits. mesh: a class of operations over a mesh (core.parallel.mesh_ops_torch or _jax) with its
-    arguments bound; None: one device. stage: a part of the layers. adapters: for parameters that
-    hold LoRA matrices. record: a rule that sees every product of the model first. exact: those of
-    core.ops.exact_torch (a mesh has its own).
+    precision: rounds the products of the matrices of `spec` (needed with it) and the rows of the
+    embedding; seed: of its random bits. mesh: a class of operations over a mesh
+    (core.parallel.mesh_ops_torch or _jax) with its arguments bound; None: one device. stage: a part
+    of the layers. adapters: for parameters that hold LoRA matrices. record: a rule that sees every
+    product of the model first. exact: those of core.ops.exact_torch (a mesh has its own).
     """
     one_device = operations_class(backend)
     if exact and mesh is None:
@@ -51,6 +51,7 @@ def build_ops(
     if spec is not None:
         over = Mesh() if backend == "jax" else getattr(ops, "mesh", Mesh())  # JAX arrays are whole
         ops.sizes = axis_sizes(spec, over)
+    ops.activations = None if precision is None else precision.compute
     chain = (
         record,
         None if adapters is None else LowRankAdapter(adapters.scale),

@@ -168,11 +168,15 @@ class Setup:
         return () if self.lora is None else lora_tensors(self.spec, self.lora)
 
     def bf16_weights(self, precision: Precision) -> frozenset[str]:
-        """Tensors that the computation reads in BF16; the others (norms, biases) stay fp32."""
+        """Tensors that the computation reads in BF16; the others (norms, biases) stay fp32.
+
+        So does the embedding, whose rows are rounded when they are read: its gradient is a sum over
+        all tokens of an id, which in BF16 stops growing after some hundred.
+        """
         if precision.compute == "float32":
             return frozenset()
         weights = {name for name, t in self.table().items() if t.dtype_class == "weight"}
-        return frozenset(weights - self.base_names())
+        return frozenset(weights - self.base_names() - {"embed"})
 
     def base_names(self) -> frozenset[str]:
         """Tensors that are held as codes."""

@@ -105,6 +105,7 @@ def make_run(path: Path, finished: bool) -> tuple[RunDirectory, dict[str, str]]:
 def test_a_finished_run_of_earlier_results_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(RESULTS, "pretrain", 1)
     run, identity = make_run(tmp_path, finished=True)
     record = read_json(run.record)
     assert record.pop("result") == 1
@@ -120,6 +121,7 @@ def test_a_finished_run_of_earlier_results_starts_over(
 def test_an_unfinished_run_of_earlier_results_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setitem(RESULTS, "pretrain", 1)
     run, identity = make_run(tmp_path, finished=False)
     monkeypatch.setitem(RESULTS, "pretrain", 2)
     run.begin(identity, force=False)

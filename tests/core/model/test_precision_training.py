@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from sabia.core.model import forward
+from sabia.core.model.storage.hub import init_params
 from sabia.core.ops import precision as p
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.stepper_factory import make_stepper
 
 torch = pytest.importorskip("torch")
 SHAPE = {"hidden": 64, "layers": 2, "vocab": 128, "heads": 4, "kv_heads": 2, "head_dim": 16}
@@ -100,3 +103,17 @@ def _rounded_weight(weight: torch.Tensor) -> torch.Tensor:
 
     values, scale = rounded(weight, NVFP4.recipe.weight)
     return values * scale
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_gradient_of_a_frequent_token_is_a_sum_in_fp32(backend: str, tied: bool) -> None:
+    spec = from_config(new_config("llama", **SHAPE, ffn=160, context=2048, tied=tied))
+    ids = np.full((1, 1500), 5, np.int32)
+    rows = {"input_ids": ids, "targets": ids + 2, "loss_mask": np.ones(ids.shape, "f4")}
+    narrow, wide = (
+        make_stepper(backend, spec, init_params(spec, 0), next_token_loss, precision=precision)
+        for precision in ("bf16", "fp32")
+    )
+    found, true = (step.gradients(rows)["embed"][5] for step in (narrow, wide))
+    assert np.linalg.norm(found - true) <= 0.05 * np.linalg.norm(true)
