@@ -24,7 +24,7 @@ from sabia.core.ops.experts_torch import DispatchPlan, biased, per_token
 from sabia.core.ops.packed_torch import products, takes
 from sabia.core.ops.product import Matrix, Product
 from sabia.kernels.attention.torch_rows import attention, row_mask
-from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, onednn_linear, times
+from sabia.kernels.runtime.torch_fp32 import HAS_AMX, computed_in_fp32, onednn_linear, times
 
 Tensor = torch.Tensor
 LOSS_BYTES = 64 << 20  # logits of a chunk
@@ -51,8 +51,14 @@ class _Linear(torch.autograd.Function):
         return None if dx is None else dx.to(kept), None if dw is None else dw.to(kept)
 
 
+def _in_fp32(x: Tensor) -> bool:
+    """Whether products are computed in fp32: with AMX, a row's bits of those in BF16 depend on the
+    number of rows."""
+    return computed_in_fp32(x) or (HAS_AMX and x.dtype == torch.bfloat16)
+
+
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    if computed_in_fp32(x):
+    if _in_fp32(x):
         return onednn_linear(x.float(), weight.float()).to(x.dtype)
     return onednn_linear(x, weight)
 
@@ -142,7 +148,8 @@ class Exact(TorchOps):
         x, matrices, plan = product
         if plan is not None:
             return [_of_experts(x, matrix, plan) for matrix in matrices]
-        if takes(x, matrices, plan) and all(len(matrix.weight) > 1 for matrix in matrices):
+        packed = takes(x, matrices, plan) and not _in_fp32(x)
+        if packed and all(len(matrix.weight) > 1 for matrix in matrices):
             rows, bare = _two(x), [matrix._replace(bias=None) for matrix in matrices]
             results = products(rows, bare)
             if rows.shape[:-1] != x.shape[:-1]:
