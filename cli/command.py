@@ -49,7 +49,7 @@ def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[
     as_json = bool(flags.get("json"))
     notes.configure(name, bool(flags.get("quiet")), as_json)
     try:
-        from sabia.core.options.resolve import check_environment, resolve
+        from sabia.core.options.table import check_environment, resolve
 
         check_environment(command.options, name, calls, os.environ)
         options = resolve(command.options, name, flags, os.environ)
@@ -112,7 +112,7 @@ def make_job(name: str, options: Call) -> Job:
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}
     if "shard" in values:
         fields["shard"] = chosen_shard(shard)
-    from sabia.core.shards.lineage.command_line import call_of
+    from sabia.core.shards.lineage.run_record import call_of
 
     return Job(command=name, call=call_of(options), **fields)
 

@@ -14,7 +14,7 @@ import pytest
 from sabia.cli.adapter import typer_command
 from sabia.cli.registry import COMMANDS, all_calls, called, find
 from sabia.core.options import about
-from sabia.core.options.resolve import resolve
+from sabia.core.options.table import resolve
 
 MAN = Path(__file__).parent.parent / "man"
 PAGES = ["sabia", *(f"sabia-{name}" for name in COMMANDS)]

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from sabia.core.options.option import GROUPS, KINDS, Condition, Option, flags, listed
-from sabia.core.options.resolve import variable_of
-from sabia.core.options.table import Options
+from sabia.core.options.table import Options, variable_of
 
 HELP = ("-h, --help", "Print the common options (-h), all (--help), or JSON (--help=json)")
 

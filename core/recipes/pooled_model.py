@@ -3,7 +3,7 @@
 Rows are batched in order of length, as many as fit into BATCH_TOKENS, so that little is computed
 on padding. Where each new shape is compiled, there are few shapes. The vector of a row does not
 depend on the other rows of its batch. A row's tokens are weighted by a pooling
-(core.model.heads.pool_weights).
+(core.model.forward.pool_weights).
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core import stop
-from sabia.core.model.heads import pool_weights
+from sabia.core.model.forward import pool_weights
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Array
 from sabia.core.spec.model import ModelSpec, Pooling

@@ -34,7 +34,6 @@ from sabia.core.parallel.world import World, detect
 from sabia.core.recipes import training_config
 from sabia.core.recipes.machine.peaks import find_peaks
 from sabia.core.recipes.metric_rows import write_metric_rows
-from sabia.core.shards.dry_run import planned
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.spec import ModelSpec
@@ -178,6 +177,8 @@ def show_plan(
     exported: bytes of `final/` (0: the run writes neither it nor checkpoints). options: with
     precision, keep_checkpoints and peak_flops, where the command has it.
     """
+    from sabia.core.shards.dry_run import planned
+
     given = getattr(options, "peak_flops", None)
     peak = given or measure_peak_flops(job.backend, options.precision)
     planned(

@@ -1,7 +1,7 @@
 """Token rows with labels, one document per row, and the batches that classifiers are trained on.
 
 A batch is as long as its longest row; if each new shape must be compiled, as the smallest of
-LENGTHS that fits. Rows begin with their document, as pooling expects (core.model.heads).
+LENGTHS that fits. Rows begin with their document, as pooling expects (core.model.forward).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.model.heads import pool_weights
+from sabia.core.model.forward import pool_weights
 from sabia.core.spec.model import Pooling
 from sabia.core.train.token_rows import Batch, TokenRows, read_token_rows
 

@@ -28,7 +28,6 @@ from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import check_fits, stage_layers, stages_of
 from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
-from sabia.core.train.checkpoint.pieces_torch import lazy
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes
@@ -44,7 +43,7 @@ from sabia.core.train.stepper import (
     piece_reader,
 )
 from sabia.core.train.stepper_torch_loss import ShardedLoss
-from sabia.core.train.stepper_torch_shards import Shards
+from sabia.core.train.stepper_torch_shards import Shards, lazy
 from sabia.kernels.runtime.freed_memory import keep_freed_memory
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ fsdp and expert where they do not split the tensor, context always. (A tensor sp
 summed by its reduce-scatter; one split by expert saw all tokens that were sent to its experts;
 processes along tensor compute the same gradient.) Gradients are all-reduced in flat buckets of at
 most BUCKET_BYTES.
+
+`lazy`: for a checkpoint, the rows of a shard are copied to the host block by block.
 """
 
 from collections.abc import Mapping
@@ -12,11 +14,26 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.model.storage.size_batches import batches_by_size
+from sabia.core.numerics.floats import numpy_dtype
+from sabia.core.ops.base import dtype_name
+from sabia.core.ops.device_torch import host_array
 from sabia.core.parallel.collectives_torch import Axes, Group, Groups, gathered, own_part
 from sabia.core.parallel.mesh import TOKEN_AXES, Mesh
 from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
+
+
+def lazy(tensor: torch.Tensor) -> LazyArray:
+    """A tensor as an array whose rows are copied to the host when they are read."""
+    tensor = tensor.detach()
+
+    def fetch(start: int, stop: int) -> np.ndarray:
+        return host_array(tensor[start:stop] if tensor.dim() else tensor)
+
+    return LazyArray(tuple(tensor.shape), numpy_dtype(dtype_name(tensor)), fetch)
+
 
 Tensor = torch.Tensor
 BUCKET_BYTES = 64 << 20

@@ -17,8 +17,7 @@ from sabia.cli.registry import SUBCOMMANDS, all_calls, find
 from sabia.core.errors import UsageError
 from sabia.core.options import about
 from sabia.core.options.option import GROUPS, Option
-from sabia.core.options.resolve import resolve
-from sabia.core.options.table import Options
+from sabia.core.options.table import Options, resolve
 
 CALLS = all_calls()
 SABIA = Command()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.heads import pool_weights
+from sabia.core.model.forward import pool_weights
 from sabia.core.model.init import init_params
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train.losses.classification import classification_loss

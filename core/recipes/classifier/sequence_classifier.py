@@ -12,8 +12,7 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
-from sabia.core.model.forward import hidden
-from sabia.core.model.heads import class_logits
+from sabia.core.model.forward import class_logits, hidden
 from sabia.core.model.storage import hub
 from sabia.core.ops.base import Params
 from sabia.core.ops.product import Array

@@ -9,7 +9,7 @@ backend-neutral names: `param/NAME`, the optimizer's `m/NAME` and the like, `cou
     newest = latest(directory, "s3://bucket/run") # newest valid one, local or remote, or None
     Reader(newest).read("param/embed", offset=(0, 512), shape=(32000, 256))
 
-`pieces_torch` and `pieces_jax` split a backend's arrays into pieces.
+`pieces_jax` and core.train.stepper_torch_shards make lazy arrays of a backend's.
 """
 
 from sabia.core.train.checkpoint.find_latest import latest

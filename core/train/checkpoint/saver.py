@@ -10,12 +10,18 @@ not uploaded, but `close` uploads the last one. An error in the background is ra
 `poll` or `save`. Nothing is deleted before a newer checkpoint is committed and, with a URL,
 uploaded. Processes share the directory (see `local`); `barrier` is called once per save, in the
 calling thread.
+
+The processes meet by small files, without collectives: a checkpoint is saved in a thread while the
+main thread trains, and a collective in that thread could be interleaved with those of the steps.
+Each process writes a note with a name and its rank; the leader waits for all notes. A process that
+fails writes the reason, so that the leader does not wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,11 +33,52 @@ from typing import TYPE_CHECKING, Any
 from sabia.core import notes, units
 from sabia.core.errors import BadData, Failed
 from sabia.core.parallel.world import World
-from sabia.core.train.checkpoint import file_barrier, local
+from sabia.core.train.checkpoint import local
 from sabia.core.train.checkpoint.pieces import Piece, sync, write_pieces
 
 if TYPE_CHECKING:
     from sabia.core.train.checkpoint.remote import Remote
+
+_POLL_S, _SLOWEST_POLL_S = 0.01, 0.5
+
+
+def write_note(
+    directory: Path, kind: str, rank: int, content: object = None, error: str = ""
+) -> None:
+    """Write the note `kind` of process `rank`: its content, or why the process failed."""
+    waiting = directory / f".{kind}-{rank:05d}.tmp"
+    waiting.write_text(json.dumps({"said": content, "error": error}))
+    # atomic, so that a note is never read half-written
+    os.replace(waiting, directory / _name(kind, rank))
+
+
+def read_notes(directory: Path, kind: str, world: World, timeout_s: float) -> list[Any]:
+    """Wait for the notes of all processes but the first; removes them, returns them by rank.
+
+    Raises Failed if one of them failed or has written no note in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    return [_wait(directory / _name(kind, r), r, deadline, timeout_s) for r in range(1, world.size)]
+
+
+def _wait(path: Path, rank: int, deadline: float, timeout_s: float) -> Any:
+    pause = _POLL_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise Failed(f"checkpoint: process {rank} has not answered within {timeout_s:.0f} s")
+        time.sleep(pause)
+        # poll with exponential backoff
+        pause = min(pause * 1.5, _SLOWEST_POLL_S)
+    note = json.loads(path.read_text())
+    path.unlink()
+    if note["error"]:
+        raise Failed(f"checkpoint: process {rank} failed: {note['error']}")
+    return note["said"]
+
+
+def _name(kind: str, rank: int) -> str:
+    return f"{kind}-{rank:05d}.json"
+
 
 _UPLOAD = "UPLOAD"  # a file by which the leader tells the other processes to upload
 _UPLOAD_TIMEOUT_S = 86400.0
@@ -186,7 +233,7 @@ class Saver:
             if self.world.leads:
                 self._commit_all(saving, job)
             else:
-                file_barrier.write_note(saving, "entry", self.world.rank, job.entry)
+                write_note(saving, "entry", self.world.rank, job.entry)
         self.commit_s = time.monotonic() - started_at
         took = (self.blocking_s or 0.0) + self.commit_s
         if self.grace_s and took > self.grace_s and self.world.leads:
@@ -197,7 +244,7 @@ class Saver:
             )
 
     def _commit_all(self, saving: Path, job: _Job) -> None:
-        others = file_barrier.read_notes(saving, "entry", self.world, self.world.timeout_s)
+        others = read_notes(saving, "entry", self.world, self.world.timeout_s)
         (saving / _UPLOAD).unlink(missing_ok=True)
         local.commit(self.directory, job.step, [job.entry, *others], job.meta)
         steps = local.steps(self.directory)
@@ -225,9 +272,9 @@ class Saver:
                 _report_failure(path, "uploaded", self.world.rank, error)
             raise
         if not self.world.leads:
-            file_barrier.write_note(path, "uploaded", self.world.rank)
+            write_note(path, "uploaded", self.world.rank)
             return
-        file_barrier.read_notes(path, "uploaded", self.world, _UPLOAD_TIMEOUT_S)
+        read_notes(path, "uploaded", self.world, _UPLOAD_TIMEOUT_S)
         self.remote.commit(job.step, path)
         self._upload_s = time.monotonic() - self._upload_started
         # delete the checkpoints that are not needed any more
@@ -267,4 +314,4 @@ class Saver:
 def _report_failure(directory: Path, kind: str, rank: int, error: BaseException) -> None:
     """Report a failure to the leader; if this fails too, the leader's wait times out."""
     with contextlib.suppress(OSError):
-        file_barrier.write_note(directory, kind, rank, error=f"{type(error).__name__}: {error}")
+        write_note(directory, kind, rank, error=f"{type(error).__name__}: {error}")

@@ -1,14 +1,13 @@
 """The losses of sequence classifiers: cross-entropy, binary cross-entropy per label, squared error.
 
 A batch has labels[B, L] fp32 (a distribution over labels; 0 or 1 each; numbers), weights of its
-rows as loss_mask[B, 1], and pool[B, T] (core.model.heads). Returns sums, as
+rows as loss_mask[B, 1], and pool[B, T] (core.model.forward). Returns sums, as
 core.train.losses.next_token does. Their quotient is the weighted mean over rows of transformers
 (and of torch with class weights).
 """
 
 from sabia.core.errors import UsageError
-from sabia.core.model.forward import hidden
-from sabia.core.model.heads import class_logits
+from sabia.core.model.forward import class_logits, hidden
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec, Problem
 from sabia.core.train.losses.next_token import Batch, Sums, sum_by_source

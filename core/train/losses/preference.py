@@ -19,8 +19,7 @@ chosen answers of the step; a coefficient adds it to the other losses.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sabia.core.model.forward import hidden, token_losses
-from sabia.core.model.heads import gather_tensors
+from sabia.core.model.forward import gather_tensors, hidden, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import OF_TOKENS, Batch, Sums, sum_by_source

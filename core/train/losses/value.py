@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.heads import gather_tensors
+from sabia.core.model.forward import gather_tensors
 from sabia.core.ops.base import Array, Ops, Params
 from sabia.core.options.grpo import ValueOptions
 from sabia.core.spec.model import ModelSpec

@@ -9,7 +9,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.model import forward
-from sabia.core.model.heads import class_logits, pool_weights
+from sabia.core.model.forward import class_logits, pool_weights
 from sabia.core.model.storage import hub
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.spec import ModelSpec, from_config, parameter_count

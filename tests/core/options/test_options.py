@@ -17,8 +17,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
-from sabia.core.options.resolve import resolve
-from sabia.core.options.table import Options
+from sabia.core.options.table import Options, resolve
 
 
 class Paths(Options, group="Input and output"):

@@ -246,7 +246,7 @@ def test_a_url_without_its_package_names_it(monkeypatch) -> None:
 ])  # fmt: skip
 def test_a_misspelt_variable_is_reported(variable: str, near: str) -> None:
     from sabia.core.options.classify import ClassifyOptions
-    from sabia.core.options.resolve import check_environment
+    from sabia.core.options.table import check_environment
 
     calls = ["classify", "classify train", "dedup"]
     with pytest.raises(UsageError, match=rf"\${variable}: sabia classify has no .*{near}"):

@@ -64,7 +64,7 @@ def test_jax_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool"])
 def test_torch_dtypes(tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch")
-    from sabia.core.train.checkpoint.pieces_torch import lazy
+    from sabia.core.train.stepper_torch_shards import lazy
 
     tensor = (torch.arange(12).reshape(3, 4) % 5).to(getattr(torch, kind))
     with Saver(tmp_path) as saver:
@@ -81,7 +81,7 @@ def test_torch_dtypes(tmp_path: Path, kind: str) -> None:
 def test_torch_step_may_go_on(tmp_path: Path) -> None:
     """Tensors on a CPU share their memory with NumPy; what is saved is of before the step."""
     torch = pytest.importorskip("torch")
-    from sabia.core.train.checkpoint.pieces_torch import lazy
+    from sabia.core.train.stepper_torch_shards import lazy
 
     tensor = torch.ones(1 << 20)
     with Saver(tmp_path) as saver:

@@ -15,7 +15,7 @@ from waiting import HANG_S, until
 from sabia.core.errors import Failed
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.parallel.world import World
-from sabia.core.train.checkpoint import Piece, Reader, Saver, file_barrier, latest, local
+from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, saver
 from sabia.core.train.checkpoint import saver as saver_module
 from sabia.core.train.checkpoint import whole_pieces as whole
 
@@ -214,7 +214,7 @@ def test_failure_of_one_process_reaches_the_leader(tmp_path: Path) -> None:
 
 def test_process_that_never_answers_ends_the_waiting(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="process 1 has not answered within 0 s"):
-        file_barrier.read_notes(tmp_path, "entry", World(0, 2), 0.05)
+        saver.read_notes(tmp_path, "entry", World(0, 2), 0.05)
 
 
 def test_latest_shares_the_checking(tmp_path: Path, monkeypatch) -> None:
