@@ -6,6 +6,7 @@ Records have a column response, completion, text or answer, and the item's id in
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 from sabia.core import notes
 from sabia.core.bench.checks.instruction_checks import check_scores
 from sabia.core.bench.conversation.served_reasoning import closings, reasoning_of
-from sabia.core.bench.items import Item, Message, render
+from sabia.core.bench.items import Item, Message, listed, render
 from sabia.core.bench.kept_results import KeptResults
 from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
+    Match,
     exact_matches,
     label_statistics,
     word_f1,
@@ -38,7 +40,7 @@ from sabia.core.parallel.split_model import SplitModel
 from sabia.core.progress import progress
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
-TEXT_COLUMNS = ("response", "completion", "text", "answer")
+TEXT_COLUMNS = ("response", "completion", "output", "text", "answer")
 ID_COLUMNS = ("id", "item_id", "prompt_id")
 QUESTION_CHARACTERS = 500
 UNCLOSED = "the text ends inside of the reasoning"
@@ -245,6 +247,8 @@ def read_answers(
             continue
         named = [column for column in TEXT_COLUMNS if column in row]
         text = next((row[column] for column in named if row[column] is not None), None)
+        if isinstance(text, list) and len(text) == 1:
+            (text,) = text
         if not named:
             known = ", ".join(TEXT_COLUMNS)
             raise BadData(f"answers {name}, row {number}: no column of {known}")
@@ -316,7 +320,8 @@ def with_earlier(pairs: Sequence[tuple[Item, Answer]]) -> list[tuple[Item, Answe
 
 def _item_id(task: Task, row: Mapping[str, Any], number: int) -> str:
     if "{" in task.id:
-        return render(task.id, row)
+        with suppress(BadData):  # a record that has the id, and not what it is made of
+            return render(task.id, row)
     for name in (task.id, *ID_COLUMNS):
         if row.get(name) is not None:
             return str(row[name])
@@ -357,6 +362,18 @@ def detail_of(item: Item, answer: Answer, more: Mapping[str, Any]) -> dict[str, 
     return detail
 
 
+def _references(task: Task, item: Item) -> list[str]:
+    """The right answers to an item. BadData."""
+    if not task.references:
+        return [str(item.answer)]
+    return [str(text) for text in listed(task.references, item.fields)]
+
+
+def _best(matches: Sequence[Match]) -> Match:
+    """The match with the best score; one without a verdict unless another is right."""
+    return max(matches, key=lambda one: (one.score == 1, one.score is None))
+
+
 def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) -> list[Score]:
     """Score rows of exact_match."""
     rows: list[Score] = []
@@ -366,14 +383,18 @@ def score_exact(task: Task, model: str, pairs: Sequence[tuple[Item, Answer]]) ->
             detail = detail_of(item, answer, more)
             rows += scores_of(model, task.name, item.id, answer.sample, values, detail)
         return rows
-    matches = exact_matches(task, [(answer.text, str(item.answer)) for item, answer in pairs])
-    for (item, answer), match in zip(pairs, matches, strict=True):
+    wanted = [_references(task, item) for item, _ in pairs]
+    every = [(answer.text, text) for (_, answer), texts in zip(pairs, wanted, strict=True)
+             for text in texts]  # fmt: skip
+    matches = iter(exact_matches(task, every))
+    for (item, answer), texts in zip(pairs, wanted, strict=True):
+        match = _best([next(matches) for _ in texts])
         details = {"extracted": match.extracted, "answer": item.answer}
         details |= {"reason": match.reason} if match.reason else {}
         detail = detail_of(item, answer, details)
         values = {NO_VERDICT: 1.0} if match.score is None else {"exact_match": match.score}
         if match.score is not None and task.metric == "f1":
-            values["f1"] = word_f1(task, match.extracted, str(item.answer))
+            values["f1"] = max(word_f1(task, match.extracted, text) for text in texts)
         if match.score is not None and task.metric in METRICS_OF_LABELS:
             values |= label_statistics(task, match.extracted, str(item.answer))
         rows += scores_of(model, task.name, item.id, answer.sample, values, detail)

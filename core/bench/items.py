@@ -265,14 +265,14 @@ def render(template: str, row: Row) -> str:
     """A template with the columns of a row; raises BadData for an undefined name."""
     try:
         return str(_template(template).render(**names_of(row)))
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ArithmeticError) as error:
         raise BadData(f"template {template!r:.60}: {error}") from error
 
 
 def _evaluated(expression: str, row: Row) -> Any:
     try:
         result = compiled(expression)(**names_of(row))
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ArithmeticError) as error:
         raise BadData(f"template {expression!r:.60}: {error}") from error
     parts = result.values() if isinstance(result, Mapping) else ()
     for part in (result, *parts):

@@ -165,10 +165,16 @@ def _without_punctuation(text: str) -> str:
     return " ".join(kept.split())
 
 
+def _without_articles(text: str) -> str:
+    """Without the articles of Portuguese, as PoETa and MKQA compare answers."""
+    return " ".join(re.sub(r"\b(?:o|a|os|as|um|uma|uns|umas)\b", " ", text).split())
+
+
 _NORMALIZERS: dict[str, Callable[[str], str]] = {
     "case": str.casefold,
     "punctuation": _without_punctuation,
     "accents": _without_accents,
+    "articles": _without_articles,
     "digit_groups": lambda text: re.sub(r"(?<=\d)[,\u00a0\u202f](?=\d{3}(?!\d))", "", text),
 }
 

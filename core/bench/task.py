@@ -22,7 +22,7 @@ from sabia.core.shards.stores import mirrors
 
 Kind = Literal["multiple_choice", "exact_match", "rubric", "perplexity", "loglikelihood"]
 KINDS = ("multiple_choice", "exact_match", "rubric", "perplexity")
-NORMALIZERS = ("case", "punctuation", "accents", "digit_groups")
+NORMALIZERS = ("case", "punctuation", "accents", "articles", "digit_groups")
 SAMPLERS = ("first", "random", "sequence")
 SCORINGS = ("items", "points", "pairs")
 GRADED = ("turns", "conversation")
@@ -48,8 +48,9 @@ KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("turns", "graded", "tools", "max_steps"), _GENERATED),
     **dict.fromkeys(("lookup", "lookup_key", "lookup_text", "lookup_about"), _GENERATED),
     **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
-    **dict.fromkeys(("checks", "check_arguments", "labels"), ("exact_match",)),
+    **dict.fromkeys(("checks", "check_arguments", "labels", "references"), ("exact_match",)),
     **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
+    **dict.fromkeys(("group", "chance"), ("multiple_choice", "exact_match")),
     "choices": ("multiple_choice",),
     "answer": ("multiple_choice", "exact_match"),
     "text": ("perplexity",),
@@ -64,14 +65,19 @@ class Task:
     through the chat template (always so for messages). target: template of the answer of a shot.
     data: a file, a pattern of names, or FOLDER/@SPLIT, a split of a data set by the names of its
     files. source: where the data come from, for messages. rows: column or template of the list of
-    rows in a JSON file that is one object.
+    rows in each object that is read, or names of columns with dots between them: lists in the
+    elements of lists, whose rows have the values of all of these.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
-    capability: tasks of the same one are also reported together. cluster: column or template of
+    capability: tasks of the same one are also reported together. group: tasks of the same one are
+    also reported with the mean of (value - chance) / (1 - chance), where chance is the value of
+    guessing. cluster: column or template of
     what items have in common (a text, an author), so that they are not independent. split: a
     held-out task has its scorings counted. paraphrase: column or template of other wordings of the
     question (one, or a list), and canary: a text with a code that all files of the data have, for
     eval --min-k.
 
+    references: column or template of a list of right answers; that with the best score counts, and
+    `answer` is the one that examples show.
     shots_sampler: `random` draws the examples of an item by its id, without the item; `sequence`
     shuffles the rows and then draws the examples of each item in turn, by one generator of the seed
     42 (+ --seed), as lm-evaluation-harness did before 0.4. shots_where: what examples must satisfy,
@@ -105,6 +111,8 @@ class Task:
     id: str = "id"
     description: str = ""
     capability: str = ""
+    group: str = ""
+    chance: float = 0.0
     cluster: str = ""
     split: str = "development"
     joined: str = ""
@@ -129,6 +137,7 @@ class Task:
     choices: tuple[str, ...] | str = ""
     answer: str = "answer"
     target: str = ""
+    references: str = ""
     shots: int = 0
     shots_data: str = ""
     shots_sampler: str = "first"
@@ -276,6 +285,8 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
         raise UsageError(f"{where}: pairs compare one answer to an item, without turns and samples")
     if (task.metric == "win_rate") != (task.scoring == "pairs") and task.metric:
         raise UsageError(f"{where}: metric {task.metric} and scoring {task.scoring} do not fit")
+    if not 0 <= task.chance < 1:
+        raise UsageError(f"{where}: chance = {task.chance} (expected 0 or more, below 1)")
     for key in ("limit", "shots"):
         if getattr(task, key) < 0:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
@@ -315,6 +326,8 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("lookup_text", bool(task.lookup), "with lookup"),
         ("lookup_about", bool(task.lookup), "with lookup"),
         ("joined_on", bool(task.joined), "with joined"),
+        ("references", not task.checks and not task.labels, "without checks and labels"),
+        ("chance", bool(task.group), "with group"),
     ):
         if key in given and not acts:
             raise UsageError(f"{where}: {key} has no effect (it acts {needed})")

@@ -97,10 +97,11 @@ class EvalOptions(
     `--json` has the results of YAML tasks also as lm-evaluation-harness writes them, in `lm_eval`
     by model. The names are `bluex`, `capabilities`, `capitu`, `enem`, `gpqa`, `gsm8k`, `harmbench`,
     `healthbench_br`, `humaneval`, `ifeval`, `magis_bench`, `marca`, `math`, `mbpp`, `mmlu_pro`,
-    `oab_bench`, `pcdt_qa`, `poeta` (40 of the 44 tasks of PoETa v2), `ruler` (13), `tiebe` and
-    `xstest`: definitions that come with sabia, without data; give the authors' file or folder by
-    `--data`, and without it learn which. One of several goes by its own name, as `ruler_vt`. Those
-    of `poeta` ask and score as their authors do, from a clone of PoETaV2/PoETaV2 with the data.
+    `oab_bench`, `pcdt_qa`, `poeta` (the 44 tasks of PoETa v2, and their normalised mean), `prosa`,
+    `ruler` (13), `tiebe` and `xstest`: definitions that come with sabia, without data; give the
+    authors' file or folder by `--data`, and without it learn which. One of several goes by its own
+    name, as `ruler_vt`. Those of `poeta` ask and score as their authors do, from a clone of
+    PoETaV2/PoETaV2 with the data.
     `capabilities` (function calls, maths, and a code in a long context, for models with a chat
     template) has its data."""
     data: tuple[str, ...] = several("Data of a task", "TASK=PATH", only=TASKS, recorded=False)

@@ -24,7 +24,7 @@ from sabia.core.bench.contamination import apart
 from sabia.core.bench.contamination.memorization import memory_rows
 from sabia.core.bench.gate import Check, Scores, failed, judge
 from sabia.core.bench.gate_file import Gate, load_gate
-from sabia.core.bench.harness.groups import Group, group_results
+from sabia.core.bench.harness.groups import Group, group_results, normalised_results
 from sabia.core.bench.harness.results_json import harness_json
 from sabia.core.bench.items import Item, part_of, units_of
 from sabia.core.bench.metrics import NO_ANSWER, NO_VERDICT
@@ -122,7 +122,8 @@ def run(job: Job, options: EvalOptions) -> None:
     capabilities = {task.name: task.capability for task in tasks if task.capability}
     headlines = {task.name: task.metric for task in tasks if task.metric}
     summary = summarise(scores, headlines, capabilities)
-    summary = replace(summary, groups=tuple(group_results(groups, summary)))
+    means = [*group_results(groups, summary), *normalised_results(tasks, summary)]
+    summary = replace(summary, groups=tuple(means))
     # rows are not printed on a terminal, and not where the JSON report goes
     printable = not job.to_stdout or not (job.json or sys.stdout.isatty())
     if old is None and (options.model or options.answers) and printable:

@@ -9,7 +9,7 @@ items unless `weight_by_size` is false, for each filter, as in lm-evaluation-har
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from sabia.core.bench.harness.scores import named
 from sabia.core.bench.harness.yaml_file import is_yaml, read_yaml
 from sabia.core.bench.result_summary import GroupResult, Result, Summary, unit_key
 from sabia.core.bench.statistics import Interval
+from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
 
 KEYS = ("group", "group_alias", "task", "aggregate_metric_list", "metadata", "tag")
+NORMALISED = "normalised"
 METRIC_KEYS = ("metric", "filter_list", "aggregation", "weight_by_size")
 
 
@@ -229,6 +231,34 @@ def group_results(groups: Sequence[Group], summary: Summary) -> list[GroupResult
     return made
 
 
+def normalised_results(tasks: Sequence[Task], summary: Summary) -> list[GroupResult]:
+    """The mean over the tasks of each group of TOML tasks of how far their headline values are from
+    that of guessing to 1, as PoETa's normalised preferred metric."""
+    made = []
+    for group in dict.fromkeys(task.group for task in tasks if task.group):
+        of = [task for task in tasks if task.group == group and task.name in summary.tasks]
+        for model in summary.models:
+            found = [(task, summary.result(model, task.name)) for task in of]
+            parts = [(task.chance, part) for task, part in found if part is not None]
+            if len(parts) < len(found) or not parts:
+                notes.warn(f"group {group}: {model} has {len(parts)} of {len(found)} tasks")
+                continue
+            scaled = [replace(part, interval=_beyond(part.interval, chance))
+                      for chance, part in parts]  # fmt: skip
+            made.append(
+                GroupResult(
+                    group, model, NORMALISED, NORMALISED, "none", _mean(scaled, False, False),
+                    tuple(part for _, part in parts), False,
+                )
+            )  # fmt: skip
+    return made
+
+
+def _beyond(of: Interval, chance: float) -> Interval:
+    value, low, high = ((x - chance) / (1 - chance) for x in (of.value, of.low, of.high))
+    return Interval(value, low, high, of.method)
+
+
 def _filters(metric: str, group: Group, results: Mapping[tuple[str, str], Any]) -> list[str]:
     plain = named(metric, "none")
     present = set()
@@ -239,7 +269,7 @@ def _filters(metric: str, group: Group, results: Mapping[tuple[str, str], Any]) 
     return sorted(present) or ["none"]
 
 
-def _mean(parts: Sequence[Result], by_size: bool) -> Interval:
+def _mean(parts: Sequence[Result], by_size: bool, of_shares: bool = True) -> Interval:
     weights = [float(part.items) if by_size else 1.0 for part in parts]
     whole = sum(weights) or math.nan
     shares = [weight / whole for weight in weights]
@@ -248,6 +278,6 @@ def _mean(parts: Sequence[Result], by_size: bool) -> Interval:
         sum((w * part.interval.half_width) ** 2 for w, part in zip(shares, parts, strict=True))
     )
     low, high = mean - half, mean + half
-    if all(unit_key(part.metric) == "share" for part in parts):
+    if of_shares and all(unit_key(part.metric) == "share" for part in parts):
         low, high = max(0.0, low), min(1.0, high)
     return Interval(mean, low, high, "weighted_mean" if by_size else "macro_mean")

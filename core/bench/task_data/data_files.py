@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,8 @@ _SPLIT = re.compile(r"(.*)/@(\w+)")
 
 
 def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
-    """Rows of a Parquet, CSV, JSON (an array, or one object) or JSON lines file (also .gz, .zst).
+    """Rows of a Parquet, CSV, XML, JSON (an array, or one object) or JSON lines file (also .gz,
+    .zst).
 
     `named` says what names the file: an option, or a key of a task.
     """
@@ -35,7 +37,10 @@ def read_rows(path: Path, named: str) -> list[dict[str, Any]]:
             return file.read().to_pylist()
     with path.open("rb") as file:
         try:
-            text = decompressed(file).read().decode("utf-8-sig")
+            content = decompressed(file).read()
+            if path.suffix == ".xml":
+                return _xml_rows(path, content)
+            text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadData(f"{path}: not UTF-8 ({error})") from error
         except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
@@ -67,6 +72,24 @@ def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
     except csv.Error as error:
         raise BadData(f"{path}: corrupt or cut short: line {table.line_num}: {error}") from error
     return rows
+
+
+def _xml_rows(path: Path, content: bytes) -> list[dict[str, Any]]:
+    """The elements below the root: their attributes, and by their names the texts of the elements
+    in them, or lists of such rows where these have elements themselves; the name of the file
+    without its ending is `file`."""
+    try:
+        root = ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        raise BadData(f"{path}: not XML ({error})") from error
+    return [{"file": path.stem} | _element(element) for element in root]
+
+
+def _element(element: ElementTree.Element) -> dict[str, Any]:
+    row: dict[str, Any] = {**element.attrib}
+    for part in element:
+        row[part.tag] = [_element(one) for one in part] if len(part) else part.text or ""
+    return row if len(element) else row | {"text": element.text or ""}
 
 
 def files_of(path: Path) -> list[Path]:

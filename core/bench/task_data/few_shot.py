@@ -143,8 +143,14 @@ def _rows_of(task: Task, name: str, where: str) -> list[dict[str, Any]]:
 
 
 def _listed(task: Task, whole: Row, file: Path) -> Sequence[Any]:
+    path = [task.rows] if "{" in task.rows or task.rows in whole else task.rows.split(".")
     try:
-        rows = listed(task.rows, whole)
+        rows: list[Any] = [whole]
+        for name in path:
+            outer = [{} if row is whole else row for row in rows]
+            inner = [[] if row.get(name) == [] else listed(name, row) for row in rows]
+            rows = [{**o, **one} if isinstance(one, dict) else one
+                    for o, every in zip(outer, inner, strict=True) for one in every]  # fmt: skip
     except BadData as error:
         raise BadData(f"{task.name}: {file}: rows: {error}") from error
     if not all(isinstance(row, dict) for row in rows):

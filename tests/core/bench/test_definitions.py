@@ -240,6 +240,39 @@ def test_a_checklist_of_several_lists_is_a_rubric(tmp_path: Path) -> None:
     assert [item.text for item in rubric.items] == ["It's A", '"B"', "<C>"]
 
 
+def test_the_last_turn_of_a_conversation_is_judged_by_what_is_left_of_its_checklist(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    turns = [{"role": "user", "content": "Oi"}, {"role": "assistant", "content": "Olá"},
+             {"role": "user", "content": "Poema?"}]  # fmt: skip
+    row = {"conversation_hash": "h", "category": "c", "conversation_input": turns, "num_turns": 2,
+           "checklist": "1. Rimes?\n2. Is \"long\"?\n3. Is it?", "question_excluded": False,
+           "checklist_filtered": "1. Rimes?\n2. Is \"long\"?", "last_query": "Poema?",
+           "checklist_filtered_indices": [0, 1]}  # fmt: skip
+    rows = [row, row | {"conversation_hash": "none", "checklist_filtered": "",
+                        "question_excluded": True}]  # fmt: skip
+    written_rows(tmp_path, "question.jsonl", rows)
+    given = written_rows(tmp_path, "a.jsonl", [{"conversation_hash": "h", "output": ["Verso."]}])
+    asked: list[str] = []
+
+    def judge(text: str) -> str:
+        asked.append(text)
+        texts = {"1": "Rimes?", "2": 'Is "long"?'}
+        verdicts = [{"item": name, "evidence": "", "met": name == "1"}
+                    for name, asks in texts.items() if asks in text]  # fmt: skip
+        return json.dumps({"verdicts": verdicts})
+
+    with openai_stub.Stub(judge) as stub:
+        stage("eval", task=("prosa",), data=(f"prosa={tmp_path}",), json=True,
+              answers=(str(given),), judge_url=(stub.url,), judge_model="j",
+              judge_cache=str(tmp_path / "cache"))  # fmt: skip
+    (head,) = (r for r in json.loads(capsys.readouterr().out)["results"] if r["headline"])
+    assert (head["metric"], head["value_share"], head["items"]) == ("share", 0.5, 1)
+    for part in ("Olá", "Poema?", "Verso.", "Rimes?", 'Is "long"?'):
+        assert any(part in text for text in asked)
+    assert not any("Is it?" in text or "1. Rimes" in text for text in asked)
+
+
 def test_an_examination_is_graded_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = tmp_path / "reference_answer"
     folder.mkdir()
@@ -341,7 +374,7 @@ def test_published_questions_are_put_to_a_model(
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:
-    assert len(definitions()) == 21
+    assert len(definitions()) == 22
     for name in definitions().keys() - {"capabilities"}:
         with pytest.raises(UsageError, match=f"--data {name}=PATH: .* of .*, or a folder with it"):
             load_tasks([name])
