@@ -110,6 +110,12 @@ def agresti_coull(share: float, n: float, z: float, method: str = "agresti_coull
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half), method)
 
 
+def of_answers(share: float, n: int) -> Interval:
+    """The interval of a share of n yes/no items. Its quantile is larger by 3/4n, so that it covers
+    shares from .02 to .98 in 93.5 % or more of the samples from n = 15 on (without: 92.3 %)."""
+    return agresti_coull(share, n, z_value() * (1 + 0.75 / n))
+
+
 def share_interval(share: float, parts: np.ndarray, binary: bool, method: str) -> Interval:
     """The interval of a share that differs from the true one by the mean of parts[C] of independent
     clusters, whose sum is 0; as many answers are independent at least."""
@@ -180,7 +186,7 @@ def mean_interval(
     grouped = count < len(x)
     binary = bool(((x == 0) | (x == 1)).all())
     if binary and not grouped:
-        return agresti_coull(mean, len(x), z_value())
+        return of_answers(mean, len(x))
     ending = "_clustered" if grouped else ""
     if count == 1:
         low, high = (0.0, 1.0) if share or binary else (-math.inf, math.inf)

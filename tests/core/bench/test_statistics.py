@@ -19,8 +19,11 @@ def test_agresti_coull_by_hand_and_around_wilson() -> None:
         assert 0 <= ours.low <= wilson.low + 1e-12 and wilson.high <= ours.high + 1e-12 <= 1 + 1e-12
         assert ours.low <= ours.value <= ours.high
     # (3 + 1.9207) / (10 + 3.8415) = 0.3555, ± 1.96 sqrt(0.3555 · 0.6445 / 13.8415)
-    by_hand = s.mean_interval(np.repeat([1.0, 0.0], [3, 7]))
+    by_hand = s.agresti_coull(0.3, 10, s.z_value())
     assert (by_hand.low, by_hand.high) == pytest.approx((0.1033, 0.6077), abs=2e-4)
+    # z = 1.96 (1 + .075) = 2.107: (3 + 2.2196) / (10 + 4.4393) = 0.3615, ± 2.107 · 0.12643
+    by_hand = s.mean_interval(np.repeat([1.0, 0.0], [3, 7]))
+    assert (by_hand.low, by_hand.high) == pytest.approx((0.0951, 0.6279), abs=2e-4)
 
 
 def test_student_t_against_scipy() -> None:

@@ -31,7 +31,7 @@ def test_values_intervals_and_pairs() -> None:
     found = summarise([*answers("a", A), *answers("b", B)])
     a, b = found.result("a", "sums"), found.result("b", "sums")
     assert (a.interval.value, b.interval.value) == (0.7, 0.4)
-    assert a.interval == statistics.agresti_coull(0.7, 10, statistics.z_value())
+    assert a.interval == statistics.of_answers(0.7, 10)
     (pair,) = found.comparisons
     assert (pair.paired.regressed, pair.paired.fixed) == (4, 1)
     assert pair.worse == ("i1", "i2", "i6", "i9") and pair.better == ("i3",)
