@@ -116,7 +116,7 @@ def generate(
     if prompt_limit < 1:
         raise UsageError(
             f"{task.name}: max_new_tokens {task.max_new_tokens} do not fit the model's context of "
-            f"{context}"
+            f"{context} (expected at most {max(context - 1, 0)}, in a copy of the task file)"
         )
     given = {**variables, "tools": [*tools]} if tools else variables
     encoded = [prompt_ids(item, tokenizer, given) for item in items]

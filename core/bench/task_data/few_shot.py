@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+from sabia.core import notes
 from sabia.core.bench.items import (
     Item,
     Message,
@@ -58,6 +59,9 @@ def load_items(task: Task, limit: int = 0, seed: int = 0) -> list[Item]:
             raise BadData(f"{task.name}: {reason}")
         ids.add(item.id)
     items = items[:cut] if limit or task.limit else items
+    if doubtful := [item.id for item in items if len(set(item.choices)) < len(item.choices)]:
+        what = f"{len(doubtful)} of {len(items)} items have equal options"
+        notes.warn(f"{task.name}: {what}, of which only the first can be chosen ({doubtful[0]})")
     if not items:
         raise BadData(f"{task.name}: no item in {task.data} (after where and few-shot examples)")
     if pool:

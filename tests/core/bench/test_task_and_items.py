@@ -122,6 +122,15 @@ def test_bad_rows_name_task_and_item(folder: Path) -> None:
         load_items(task(folder, choices="nope"))
     with pytest.raises(BadData, match="two items have the id 'same'"):
         load_items(task(folder, id="{{'same'}}"))
+    with pytest.raises(BadData, match=r"item q0: template .*can only concatenate"):
+        load_items(task(folder, prompt="{{ [] + 1 }}"))
+
+
+def test_equal_options_are_noted(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    load_items(task(folder))
+    assert not capsys.readouterr().err
+    load_items(task(folder, choices=["a", "b", "a"], answer="{{0}}"))
+    assert "items have equal options, of which only the first" in capsys.readouterr().err
 
 
 def test_prompt_records_need_no_template(tmp_path: Path) -> None:
