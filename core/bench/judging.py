@@ -61,6 +61,10 @@ def rubric_of(value: Any) -> Rubric:
             value = json.loads(value)
         except ValueError as error:
             raise BadData(f"rubric is not JSON: {value!r:.60}") from error
+    if not isinstance(value, list | Mapping):
+        raise BadData(
+            f"rubric is {value!r:.60} (expected a list of items, or an object with items)"
+        )
     items = value if isinstance(value, list) else value.get("items", ())
     fitted = [
         {**item, "weight": item.get("weight", item.get("points", 1.0))}

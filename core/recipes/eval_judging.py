@@ -13,7 +13,7 @@ from sabia.core.bench.answers import (
     score_exact,
 )
 from sabia.core.bench.harness.scores import score_answers
-from sabia.core.bench.items import Item, value
+from sabia.core.bench.items import Item, listed, value
 from sabia.core.bench.judging import (
     JudgedAnswer,
     PointsQuestion,
@@ -34,12 +34,27 @@ from sabia.core.bench.rubrics.pairwise import comparisons, judge_pairs, rows_of
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
 from sabia.core.bench.task import METRICS_OF_REFUSALS, Task
 from sabia.core.bench.verdict_rows import VerdictRow
-from sabia.core.errors import UsageError
+from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.judge.opened_judges import judge_servers, open_panel
 from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 from sabia.core.options.eval import EvalOptions
+
+
+def check_grading(task: Task, items: Sequence[Item]) -> None:
+    """See that every item has what its answers are graded by, before a model answers. BadData."""
+    for item in items:
+        try:
+            if task.references:
+                listed(task.references, item.fields)
+            elif task.kind == "rubric" and task.scoring == "items":
+                rubric_of(value(task.rubric, item.fields))
+            elif task.kind == "rubric" and task.scoring == "points":
+                key_text(value(task.rubric, item.fields))
+                float(value(task.maximum, item.fields))
+        except (BadData, TypeError, ValueError) as error:
+            raise BadData(f"{task.name}, item {item.id}: {error}") from error
 
 
 class Judging:

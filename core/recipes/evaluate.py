@@ -53,7 +53,7 @@ from sabia.core.judge.lookup import LookupTable
 from sabia.core.judge.opened_judges import judge_servers, judges_identity
 from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_ranks, eval_task_index
-from sabia.core.recipes.eval_judging import Judging
+from sabia.core.recipes.eval_judging import Judging, check_grading
 from sabia.core.recipes.evaluated_models import Endpoint, EvaluatedModel, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
@@ -85,6 +85,8 @@ def run(job: Job, options: EvalOptions) -> None:
     whole = {task.name: items_of(task, options.limit, job.seed) for task in tasks}
     index, count = job.shard or (0, 1)
     items = {name: part_of(of_task, index, count) for name, of_task in whole.items()}
+    for task in tasks:
+        check_grading(task, items[task.name])
     budget = open_budget(options, job)
     models = open_models(options, budget)
     if options.mesh:

@@ -10,13 +10,14 @@ from sabia.core.bench import judging
 from sabia.core.bench.items import Item
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
 from sabia.core.bench.task import Task
+from sabia.core.errors import BadData
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.judge.judge_file import JudgeServer
 from sabia.core.judge.llm import Judge
 from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case
 from sabia.core.options.eval import EvalOptions
-from sabia.core.recipes.eval_judging import Judging
+from sabia.core.recipes.eval_judging import Judging, check_grading
 
 
 @pytest.mark.parametrize(
@@ -153,3 +154,24 @@ def test_planned_calls_are_those_of_all_judges_and_of_the_auditor(
     items = [Item(str(n), fields={"rubric": rubric}) for n in range(3)]
     task = Task("t", "rubric", "", scoring=scoring)
     assert Judging.calls(task, items, options) == calls
+
+
+@pytest.mark.parametrize(
+    ("keys", "row", "message"),
+    [
+        ({"kind": "rubric"}, {}, "no column 'rubric'"),
+        ({"kind": "rubric"}, {"rubric": None}, "rubric is None .expected a list"),
+        ({"kind": "rubric"}, {"rubric": []}, "no item with a positive weight"),
+        ({"kind": "rubric", "scoring": "points"}, {"rubric": "key"}, "no column 'maximum'"),
+        ({"kind": "rubric", "scoring": "points"}, {"rubric": "key", "maximum": "x"}, "'x'"),
+        ({"kind": "exact_match", "references": "right"}, {"right": "a"}, "expected a list"),
+    ],
+)
+def test_what_answers_are_graded_by_is_checked_beforehand(
+    keys: dict[str, Any], row: dict[str, object], message: str
+) -> None:
+    good = {"rubric": ["polite"], "maximum": 2, "right": ["a"]}
+    task = Task(name="t", data="", **keys)
+    check_grading(task, [Item("0", fields=good)])
+    with pytest.raises(BadData, match=f"t, item 1: .*{message}"):
+        check_grading(task, [Item("0", fields=good), Item("1", fields=row)])
