@@ -50,7 +50,7 @@ KEYS_OF_KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("extract", "extract_pick", "normalize", "verifier"), ("exact_match",)),
     **dict.fromkeys(("checks", "check_arguments", "labels", "references"), ("exact_match",)),
     **dict.fromkeys(("rubric", "scoring", "maximum"), ("rubric",)),
-    **dict.fromkeys(("group", "chance"), ("multiple_choice", "exact_match")),
+    **dict.fromkeys(("group", "guessing"), ("multiple_choice", "exact_match")),
     "choices": ("multiple_choice",),
     "answer": ("multiple_choice", "exact_match"),
     "text": ("perplexity",),
@@ -69,8 +69,8 @@ class Task:
     elements of lists, whose rows have the values of all of these.
     where: a Jinja expression that rows must satisfy. metric: the headline metric of the report.
     capability: tasks of the same one are also reported together. group: tasks of the same one are
-    also reported with the mean of (value - chance) / (1 - chance), where chance is the value of
-    guessing. cluster: column or template of
+    also reported with the mean of (value - guessing) / (1 - guessing): guessing is the value that
+    guesses have. cluster: column or template of
     what items have in common (a text, an author), so that they are not independent. split: a
     held-out task has its scorings counted. paraphrase: column or template of other wordings of the
     question (one, or a list), and canary: a text with a code that all files of the data have, for
@@ -112,7 +112,7 @@ class Task:
     description: str = ""
     capability: str = ""
     group: str = ""
-    chance: float = 0.0
+    guessing: float = 0.0
     cluster: str = ""
     split: str = "development"
     joined: str = ""
@@ -285,8 +285,8 @@ def _check(task: Task, given: Collection[str], where: str) -> None:
         raise UsageError(f"{where}: pairs compare one answer to an item, without turns and samples")
     if (task.metric == "win_rate") != (task.scoring == "pairs") and task.metric:
         raise UsageError(f"{where}: metric {task.metric} and scoring {task.scoring} do not fit")
-    if not 0 <= task.chance < 1:
-        raise UsageError(f"{where}: chance = {task.chance} (expected 0 or more, below 1)")
+    if not 0 <= task.guessing < 1:
+        raise UsageError(f"{where}: guessing = {task.guessing} (expected 0 or more, below 1)")
     for key in ("limit", "shots"):
         if getattr(task, key) < 0:
             raise UsageError(f"{where}: {key} = {getattr(task, key)} (expected 0 or more)")
@@ -327,7 +327,7 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("lookup_about", bool(task.lookup), "with lookup"),
         ("joined_on", bool(task.joined), "with joined"),
         ("references", not task.checks and not task.labels, "without checks and labels"),
-        ("chance", bool(task.group), "with group"),
+        ("guessing", bool(task.group), "with group"),
     ):
         if key in given and not acts:
             raise UsageError(f"{where}: {key} has no effect (it acts {needed})")

@@ -238,13 +238,13 @@ def normalised_results(tasks: Sequence[Task], summary: Summary) -> list[GroupRes
     for group in dict.fromkeys(task.group for task in tasks if task.group):
         of = [task for task in tasks if task.group == group and task.name in summary.tasks]
         for model in summary.models:
-            found = [(task, summary.result(model, task.name)) for task in of]
-            parts = [(task.chance, part) for task, part in found if part is not None]
-            if len(parts) < len(found) or not parts:
-                notes.warn(f"group {group}: {model} has {len(parts)} of {len(found)} tasks")
+            every = [(task, summary.result(model, task.name)) for task in of]
+            parts = [(task.guessing, part) for task, part in every if part is not None]
+            if len(parts) < len(every) or not parts:
+                notes.warn(f"group {group}: {model} has {len(parts)} of {len(every)} tasks")
                 continue
-            scaled = [replace(part, interval=_beyond(part.interval, chance))
-                      for chance, part in parts]  # fmt: skip
+            scaled = [replace(part, interval=_beyond(part.interval, guessing))
+                      for guessing, part in parts]  # fmt: skip
             made.append(
                 GroupResult(
                     group, model, NORMALISED, NORMALISED, "none", _mean(scaled, False, False),
@@ -254,8 +254,8 @@ def normalised_results(tasks: Sequence[Task], summary: Summary) -> list[GroupRes
     return made
 
 
-def _beyond(of: Interval, chance: float) -> Interval:
-    value, low, high = ((x - chance) / (1 - chance) for x in (of.value, of.low, of.high))
+def _beyond(of: Interval, guessing: float) -> Interval:
+    value, low, high = ((x - guessing) / (1 - guessing) for x in (of.value, of.low, of.high))
     return Interval(value, low, high, of.method)
 
 

@@ -180,7 +180,7 @@ EVERY_KEY = {
     "target": ("t", "multiple_choice exact_match rubric", {"shots": 1}),
     "references": ("r", "exact_match", {}),
     "group": ("g", "multiple_choice exact_match", {}),
-    "chance": (0.5, "multiple_choice exact_match", {"group": "g"}),
+    "guessing": (0.5, "multiple_choice exact_match", {"group": "g"}),
     "shots": (1, "multiple_choice exact_match rubric", {}),
     "shots_data": ("f", "multiple_choice exact_match rubric", {"shots": 1}),
     "shots_sampler": ("first", "multiple_choice exact_match rubric", {"shots": 1}),
