@@ -153,8 +153,7 @@ def test_folders_are_small() -> None:
 # One name in several packages of core where the contents play the same role: the options, the
 # stage and the recipe of a command; a part of a model as a description and as a computation;
 # operations on one device and on a mesh.
-SAME_ROLE = {"__init__", "stage", "delta", "heads", "latent", "pretrain",
-             "quantize", "sft", "grpo", "classify_train"}  # fmt: skip
+SAME_ROLE = {"__init__", "stage", "pretrain", "quantize", "sft", "grpo", "classify_train"}
 
 
 def test_a_file_name_stands_once_in_core() -> None:

@@ -5,7 +5,7 @@ Each process writes its own file in the run directory: the first `metrics.jsonl`
 last checkpoint are removed when it resumes.
 
 MFU = FLOPs per token (forward and backward, 6 per active matrix parameter plus the attention scores
-inside a causal mask; spec.count, convention `causal`) x tokens per second / peak; mfu_6nd does not
+inside a causal mask; spec.model, convention `causal`) x tokens per second / peak; mfu_6nd does not
 count the scores. The peak is given (`--peak-flops`) or the dense BF16 peak of the data sheet; there
 is no MFU where neither is known, as on CPUs. gemm_share divides by the speed of a matrix product
 that is timed at the start (core/train/peak.py). Goodput is the time of the steps that count (not

@@ -205,7 +205,7 @@ def cpu_seconds() -> float:
 
 @dataclass
 class RunRecord:
-    """The record of one output. `call`: see lineage.command_line. summary: an object with the
+    """The record of one output. `call`: see `call_of`. summary: an object with the
     counts of rows (shards.summary.Summary), read when the output ends."""
 
     made: Mapping[str, Any]
