@@ -13,12 +13,12 @@
 """
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 from sabia.core.errors import UsageError
+from sabia.core.files import read_toml
 from sabia.core.options.option import Condition, Option, changed
 
 
@@ -258,14 +258,8 @@ def _read(option: Option, value: object, source: str) -> Any:
 
 def _from_file(cls: type[Options], command: str, path: str) -> dict[str, object]:
     """Values by name from [command] or [command.subcommand] of a TOML file, else its top level."""
-    try:
-        with open(path, "rb") as file:
-            values = tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"--config: {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        hint = "; a model's config.json goes with --model" * path.endswith(".json")
-        raise UsageError(f"--config: {path}: {error} (expected TOML){hint}") from error
+    hint = "; a model's config.json goes with --model" * path.endswith(".json")
+    values = read_toml("--config", path, hint)
     own: Any = values
     for word in command.split():
         own = own.get(word) if isinstance(own, dict) else None

@@ -39,7 +39,7 @@ class Job:
     backend: str = "torch"
     mesh: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    call: Mapping[str, Any] = field(default_factory=dict)  # see lineage.run_record.call_of
+    call: Mapping[str, Any] = field(default_factory=dict)  # see lineage.command_line
 
     @property
     def to_stdout(self) -> bool:
