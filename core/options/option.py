@@ -30,7 +30,10 @@ class Kind(NamedTuple):
 
 
 def _text(value: object, flag: str) -> str:
-    return str(value)
+    text = str(value)
+    if "\0" in text:
+        raise UsageError(f"{flag}: has a zero byte (expected text without one)")
+    return text
 
 
 def _integer(value: object, flag: str) -> int:

@@ -58,6 +58,7 @@ def coarse(chip: Chip, limit: int) -> list[int]:
 
 
 MOST_CHIPS = 32768
+MOST_SIZES = 512  # that are searched one by one
 SHORTEST = 512  # tokens of a row
 NAMED = 4  # changes in a message
 OWN_FLAGS = ("micro_batch", "recompute")
@@ -165,6 +166,8 @@ def _more_chips(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:
     start, most = max(counts) + 1, min(2 * max(counts), MOST_CHIPS)
     while start <= MOST_CHIPS:
         sizes = list(rentable(problem.chip, most, start))
+        if len(sizes) > MOST_SIZES:
+            sizes = [size for size in coarse(problem.chip, most) if size >= start]
         survey = _fits(problem, sizes) if sizes else None
         if survey is not None:
             yield f"--chips {survey.fewest}"

@@ -26,14 +26,14 @@ equal.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.money.bills import DAY_S, cost_usd
-from sabia.core.plan.stops.job import Process
+from sabia.core.plan.stops.job import Process, Waits
 from sabia.core.plan.stops.process import Expectation, divided, expectation
 from sabia.core.save_interval import best_interval_s
 
@@ -58,18 +58,13 @@ LONGEST_WALL = 100
 
 
 @dataclass(frozen=True)
-class StopModel:
+class StopModel(Waits):
     """Interruptions of a run, and the speed of saves and restarts.
 
     `failures_per_chip_day` is a share (0.001 = 0.1 %), `preemption_s` the mean time between
-    preemptions of the whole cluster (None: never), and `capacity_wait_s` the mean time until its
-    machines are available again, not billed. The repair of a failed node takes `repair_s` on
-    average; `spare_nodes` replace it and are billed. A job ends after `job_limit_s` (None: never)
-    and the next one waits `queue_s`. A save blocks the chips for `stall_s` (None: the time of a
-    copy to host memory and into files). `copies` checkpoints may upload at the same time. With
-    `peer_copies` each node's share of a save is also in another node's memory, so that the failure
-    of one node loses nothing of U (Gemini, SOSP 2023); a preemption of all nodes does. `spot_share`
-    is the price of a preemptible chip as a share of the on-demand price.
+    preemptions of the whole cluster (None: never). A save blocks the chips for `stall_s` (None: the
+    time of a copy to host memory and into files). `copies` checkpoints may upload at the same time.
+    `spot_share` is the price of a preemptible chip as a share of the on-demand price.
     """
 
     failures_per_chip_day: float = PlanOptions.assumed("failure_rate")
@@ -77,15 +72,9 @@ class StopModel:
     restart_s: float = round(PlanOptions.assumed("restart"))
     bucket_bytes_per_s: float = PlanOptions.assumed("bucket_gbps") * 1e9
     spot_share: float = PlanOptions.assumed("spot_share")
-    capacity_wait_s: float = 0.0
-    repair_s: float = 0.0
-    spare_nodes: int = 0
-    job_limit_s: float | None = None
-    queue_s: float = 0.0
     stall_s: float | None = None
     synchronous: bool = False
     copies: int = PlanOptions.assumed("checkpoint_copies")
-    peer_copies: bool = False
 
     @classmethod
     def of(cls, settings: PlanOptions) -> "StopModel":
@@ -221,25 +210,21 @@ def saving(run: StoppedRun) -> Saving:
     return Saving(offload_s, upload_s, interval_s)
 
 
-# common fields of StopModel and Process
-SHARED = ("restart_s", "capacity_wait_s", "repair_s", "spare_nodes", "job_limit_s", "queue_s")
-
-
 def process_of(run: StoppedRun, saved: Saving) -> Process:
     """The random process of a run. Raises Infeasible on a short job limit."""
     model, lead_s = run.model, run.model.restart_s + saved.upload_s
     segments, segment_s = divided(
         run.work_s, saved.interval_s, saved.offload_s, lead_s, model.job_limit_s
     )
-    shared: dict[str, Any] = {name: getattr(model, name) for name in SHARED}
+    waits: dict[str, Any] = {each.name: getattr(model, each.name) for each in fields(Waits)}
     return Process(
         segments=segments,
         segment_s=segment_s,
         upload_s=saved.upload_s,
         failure_rate=run.chips * model.failures_per_chip_day / DAY_S,
         preemption_rate=1 / model.preemption_s if model.preemption_s else 0.0,
-        peer_copies=model.peer_copies,
-        **shared,
+        restart_s=model.restart_s,
+        **waits,
     )
 
 

@@ -8,8 +8,27 @@ def segments_within(limit_s: float, lead_s: float, segment_s: float) -> int:
     return int((limit_s - lead_s) / segment_s * (1 + 1e-12))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Waits for machines, and job limits; seconds.
+
+    After a preemption of the whole cluster its machines are away for `capacity_wait_s` on average,
+    not billed. The repair of a failed node takes `repair_s` on average; `spare_nodes` replace it
+    and are billed. A job ends after `job_limit_s` (None: never) and the next one waits `queue_s`.
+    With `peer_copies` each node's share of a save is also in another node's memory, so that the
+    failure of one node loses nothing of an upload (Gemini, SOSP 2023); a preemption of all does.
+    """
+
+    capacity_wait_s: float = 0.0
+    repair_s: float = 0.0
+    spare_nodes: int = 0
+    job_limit_s: float | None = None
+    queue_s: float = 0.0
+    peer_copies: bool = False
+
+
 @dataclass(frozen=True)
-class Process:
+class Process(Waits):
     """One run on one cluster; seconds, and rates per second of the whole cluster.
 
     `segment_s` includes the blocking time of its save.
@@ -21,12 +40,6 @@ class Process:
     restart_s: float
     failure_rate: float = 0.0
     preemption_rate: float = 0.0
-    capacity_wait_s: float = 0.0
-    repair_s: float = 0.0
-    spare_nodes: int = 0
-    job_limit_s: float | None = None
-    queue_s: float = 0.0
-    peer_copies: bool = False
 
     @property
     def rate(self) -> float:

@@ -17,6 +17,7 @@ from sabia.core.options.option import (
     switch,
     text,
 )
+from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.options.table import Options, resolve
 
 
@@ -195,3 +196,8 @@ def test_groups_and_conditions_are_described() -> None:
     assert described["steps"]["conditions"] == ["not with --epochs"]
     assert described["verify"]["flags"] == ["--verify", "--no-verify"]
     assert described["ngram"]["variable"] == "SABIA_STAGE_NGRAM"
+
+
+def test_a_text_with_a_zero_byte_is_no_value():
+    with pytest.raises(UsageError, match="--out: has a zero byte"):
+        PlanOptions.table["out"].read("a\0b")

@@ -5,7 +5,7 @@ embedding, epsilons, activations, scalings); any other field is an error that na
 (core.spec.fields).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -34,10 +34,18 @@ SILENT = frozenset({
     "compression_config",
 })
 # fmt: on
+SIGNED = {"moe_layer_end_index"}  # where -1 is the last layer
 
 
 class CountFields(Fields):
     """Fields of a configuration; those in SILENT may remain unread."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        for name in self._left.keys() - SILENT - SIGNED:
+            value = self._left[name]
+            if isinstance(value, int | float) and value < 0:
+                raise UsageError(f"config.json: {name} is {value} (expected 0 or more)")
 
     def finish(self) -> None:
         """Refuse unread fields that may change a count."""

@@ -158,6 +158,14 @@ def _mamba1(fields: CountFields) -> LayerHalf:
     )
 
 
+def _square(heads: int, size: int, kept: int = 0) -> dict[str, Any]:
+    """Sizes of a state [size, size] per head; kept: further elements for each sequence."""
+    inner = heads * size
+    widths = dict.fromkeys(("query_width", "key_width", "value_width"), inner)
+    state = {"state_products": 2 * inner * size, "state_width": inner * size + kept}
+    return {"heads": heads, "kv_heads": heads, **widths, **state}
+
+
 def minimax(fields: CountFields) -> Architecture:
     """MiniMax-01 and M1: lightning attention (a state per head), every second layer full."""
     fields.expect("sliding_window", (None,), None)
@@ -174,13 +182,7 @@ def minimax(fields: CountFields) -> Architecture:
     linear = of_shapes(
         ((3 * inner, hidden), (hidden, inner), (inner, hidden)),
         vectors=inner,
-        heads=heads,
-        kv_heads=heads,
-        query_width=inner,
-        key_width=inner,
-        value_width=inner,
-        state_products=2 * inner * size,
-        state_width=inner * size,
+        **_square(heads, size),
     )
     mixers = dict(zip(_KINDS, (reading.grouped(hidden, heads, groups, size), linear), strict=True))
     feed = reading.routed(fields, "num_local_experts", "intermediate_size")
@@ -208,13 +210,7 @@ def kimi_linear(fields: CountFields) -> Architecture:
         + ((heads, hidden), (hidden, inner)),
         others=((3 * inner, taps),),
         vectors=inner + heads + size,
-        heads=heads,
-        kv_heads=heads,
-        query_width=inner,
-        key_width=inner,
-        value_width=inner,
-        state_products=2 * inner * size,
-        state_width=inner * size + (taps - 1) * 3 * inner,
+        **_square(heads, size, kept=(taps - 1) * 3 * inner),
     )
     mla = mixer_block(reading.latent(fields), hidden)
     mixers = dict(zip(_KINDS, (mla, delta), strict=True))

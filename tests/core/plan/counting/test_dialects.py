@@ -274,3 +274,9 @@ def test_the_products_of_a_layer_are_all_its_matrices(row: dict[str, Any]) -> No
         layer_products = list(products(kind))
         assert all(one.inner > 0 and one.params > 0 for one in layer_products)
         assert sum(one.params for one in layer_products) == pytest.approx(kind.matmul_params)
+
+
+def test_a_negative_number_of_layers_is_refused() -> None:
+    config = next(r["config"] for r in FAMILIES if r["config"]["model_type"] == "deepseek_v32")
+    with pytest.raises(UsageError, match=r"first_k_dense_replace is -1 \(expected 0 or more\)"):
+        architecture_from(config | {"first_k_dense_replace": -1})

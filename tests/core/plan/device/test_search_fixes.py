@@ -9,6 +9,7 @@ from plain_models import attention_layer, decoder
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
+from sabia.core.plan.device import search_fixes
 from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
@@ -121,3 +122,14 @@ def test_over_numbers_of_chips_the_front_trades_time_for_cost():
     limit = each[64].best.step_s
     (cheap,) = best_layouts.cheapest_in_time([limit], lambda row: (row.step_s, row.token_chip_s))
     assert cheap.step_s <= limit and cheap.token_chip_s <= each[64].best.token_chip_s * HARDLY_MORE
+
+
+def test_of_thousands_of_sizes_only_round_ones_are_tried(monkeypatch):
+    tried = []
+    monkeypatch.setattr(search_fixes, "_fits", lambda problem, sizes: tried.append(sizes))
+    assert not list(search_fixes._more_chips(SearchProblem(JOB, H100, FSDP, {}), [6144]))
+    assert tried and max(map(len, tried)) <= search_fixes.MOST_SIZES
+    assert min(tried[0]) > 6144 and max(tried[-1]) == search_fixes.MOST_CHIPS
+    tried.clear()
+    assert not list(search_fixes._more_chips(SearchProblem(JOB, H100, FSDP, {}), [64]))
+    assert tried[0] == list(rentable(H100, 128, 65))
