@@ -151,8 +151,7 @@ def test_folders_are_small() -> None:
 
 
 # One name in several packages of core where the contents play the same role: the options, the
-# stage and the recipe of a command; a part of a model as a description and as a computation;
-# operations on one device and on a mesh.
+# stage and the recipe of a command.
 SAME_ROLE = {"__init__", "stage", "pretrain", "quantize", "sft", "grpo", "classify_train"}
 
 
