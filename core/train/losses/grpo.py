@@ -212,7 +212,8 @@ def _prompt_states(
     prompts_count, per_prompt, length = batch["targets"].shape
     prompts, embed = batch["prompt_ids"], params["embed"]
     slots = prompts.shape[1] + length
-    cache = KVCache.create(spec, prompts_count, slots, ops, dtype_name(embed), embed)
+    dtype = ops.activations or dtype_name(embed)
+    cache = KVCache.create(spec, prompts_count, slots, ops, dtype, embed)
     given: Any = {"remat": remat, "wanted": _REROUTED}
     routing = batch.get("prompt_routing"), batch.get("routing")
     x, first_stats = hidden_and_stats(
