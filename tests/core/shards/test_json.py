@@ -10,6 +10,7 @@ import pytest
 import zstandard
 
 from sabia.core.errors import BadData
+from sabia.core.shards import records
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import run_map
@@ -146,7 +147,10 @@ def test_a_run_without_a_usable_row_is_bad_data(out: str, tmp_path: Path) -> Non
     assert (summary.rows_in, summary.rows_out, summary.rejected) == (3, 1, 2)
 
 
-def test_fields_of_messages_that_are_not_read_are_named_once(tmp_path: Path, capsys) -> None:
+def test_fields_of_messages_that_are_not_read_are_named_once(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(records, "_unread", set())
     turn = {"role": "assistant", "content": "a", "weight": 0, "refusal": None, "audio": []}
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [turn, turn]}) + "\n")
     (source,) = from_path(str(tmp_path / "a.jsonl"), "chat")
