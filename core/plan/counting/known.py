@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import from_spec
@@ -50,7 +51,7 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
         if large:
             raise UsageError(f"config.json: {large[0]} is too large (expected below {LARGEST:g})")
     family = str(config.get("model_type"))
-    alike = generic.ALIKE.get(family, family)
+    alike = read_data("families.toml")["alike"].get(family, family)
     if alike not in families():
         return generic.from_config(config)
     counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}

@@ -21,6 +21,8 @@ reference and managed jobs (2026-11).
 import math
 import re
 import shlex
+import string
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -169,118 +171,57 @@ def launch_script(kind: str, plan: LaunchPlan) -> str:
     return {"slurm": slurm, "xpk": xpk, "skypilot": skypilot}[kind](plan)
 
 
+class _Template(string.Template):
+    """A file of data/ with %{names}; `$` is that of the shell."""
+
+    delimiter = "%"
+
+
+def _text(file: str, plan: LaunchPlan, **values: object) -> str:
+    """The template `file`, filled with the plan's figures and `values`."""
+    common = {name: getattr(plan, name) for name in ("about", "name", "nodes", "node_chips")}
+    common |= {"lead": plan.lead_s, "restarts": _RESTARTS, "interrupted": INTERRUPTED}
+    template = resources.files("sabia.core.plan") / "data" / file
+    return _Template(template.read_text(encoding="utf-8")).substitute(common | values)
+
+
 def slurm(plan: LaunchPlan) -> str:
     """The text of the batch script. Raises UsageError on chips without a Slurm name."""
     if plan.chip.family not in ("GPU", "CPU"):
         raise UsageError(f"--emit slurm: starts GPUs and CPUs only, not {plan.chip.name}")
     # the generic resource of each node (gres.conf); some sites need a type after it
-    gres = {"gres": f"gpu:{plan.node_chips}"} if plan.chip.family == "GPU" else {}
+    gres = f"#SBATCH --gres=gpu:{plan.node_chips}\n" if plan.chip.family == "GPU" else ""
     minutes = max(1, math.ceil(plan.limit_s / 60))
-    options = {
-        "job-name": plan.name,
-        "nodes": plan.nodes,
-        "ntasks-per-node": plan.node_chips,
-        **gres,
-        "time": f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00",
-        "signal": f"B:USR1@{plan.lead_s}",
-        "open-mode": "append",
-        "output": f"{plan.name}-%j.log",
-    }
-    header = [f"#SBATCH --{name}={value}" for name, value in options.items()]
+    time = f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+    words = shlex.join(plan.words_to(plan.outputs))
     body = resources.files("sabia.core.plan") / "data" / "slurm_body.sh"
-    lines = [
-        "#!/bin/bash",
-        f"# {plan.about}; submit with: sbatch [--partition=…] [--account=…] {plan.name}.sbatch",
-        *header,
-        "#SBATCH --requeue",
-        f": ${{SABIA_RESTARTS:={_RESTARTS}}}",
-        f"lead={plan.lead_s}",
-        f"set -- {shlex.join(plan.words_to(plan.outputs))}",
-    ]
-    return "\n".join(lines) + "\n" + body.read_text(encoding="utf-8")
+    head = _text("slurm_head.sh", plan, gres=gres, time=time, words=words)
+    return head + body.read_text(encoding="utf-8")
 
 
-_PORT = 29500
 _MANY = 1000  # restarts after preemptions, which are not errors
-_SETUP = "command -v sabia || { echo sabia is missing: install it here or set image_id; exit 1; }"
-_MOUNT = "/outputs"  # mount point of persistent storage
+_MOUNT = "/outputs"  # mount point of persistent storage, a bucket that SkyPilot creates and keeps
 
 
 def xpk(plan: LaunchPlan) -> str:
     """A shell script with one `xpk workload create`. Raises UsageError except for TPU slices."""
-    options = [
-        '--cluster="${XPK_CLUSTER:?name of the cluster}"',
-        f"--workload={plan.name}",
-        f"--tpu-type={slice_of(plan, 'xpk')}",
-        "--num-slices=1",
-        "--no-use-parallel-containers",  # sabia is one process per host
-        '--docker-image="${XPK_IMAGE:?docker image that has sabia}"',
-        *["--spot"] * plan.spot,
-        f"--max-restarts={_MANY if plan.spot else _RESTARTS}",
-        f"--restart-on-exit-codes={INTERRUPTED}",
-        f"--termination-grace-period-seconds={plan.lead_s}",
-        f"--command={shlex.quote(plan.line_to(plan.outputs))}",
-        '"$@"',
-    ]
-    lines = (
-        "#!/bin/bash",
-        f"# {plan.about}; inputs and outputs must be on storage that all hosts share",
-        "# give further options (--project, --zone, --storage=NAME, --priority) to the script",
-        " \\\n  ".join(["xpk workload create", *options]),
-    )
-    return "\n".join(lines) + "\n"
+    values = {"chips": slice_of(plan, "xpk"), "spot": "  --spot \\\n" * plan.spot}
+    values["command"] = shlex.quote(plan.line_to(plan.outputs))
+    return _text("xpk.sh", plan, restarts=_MANY if plan.spot else _RESTARTS, **values)
 
 
 def skypilot(plan: LaunchPlan) -> str:
-    """A task file for `sky jobs launch`. Raises UsageError on chips without a SkyPilot name."""
-    tpu = plan.chip.family == "TPU"
-    command = plan.line_to(str(PurePosixPath(_MOUNT) / plan.outputs))
+    """A task file for `sky jobs launch`. Raises UsageError on chips without a SkyPilot name.
+
+    On GPUs it starts one process per GPU of a node and returns its exit code.
+    """
+    tpu, run = plan.chip.family == "TPU", plan.line_to(str(PurePosixPath(_MOUNT) / plan.outputs))
     if tpu:
         chips = slice_of(plan, "skypilot", "skypilot")
-        run = [
-            'export TPU_WORKER_HOSTNAMES=$(echo "$SKYPILOT_NODE_IPS" | paste -sd,)',
-            "export TPU_WORKER_ID=$SKYPILOT_NODE_RANK",
-            command,
-        ]
     else:
         chips = f"{name_for(plan.chip, 'skypilot', 'skypilot')}:{plan.node_chips}"
-        run = [command] if plan.chips == 1 else _on_gpus(plan, command)
-    lines = [
-        f"# {plan.about}; start with: sky jobs launch {plan.name}.yaml",
-        f"name: {plan.name}",
-        "workdir: .",
-        f"num_nodes: {1 if tpu else plan.nodes}",
-        "resources:",
-        f"  accelerators: {chips}",
-        f"  use_spot: {str(plan.spot).lower()}",
-        "  job_recovery:",
-        f"    max_restarts_on_errors: {_RESTARTS}",
-        f"    recover_on_exit_codes: [{INTERRUPTED}]",
-        "file_mounts:",
-        f"  {_MOUNT}:",
-        f"    name: {plan.name}-outputs",  # a bucket that SkyPilot creates and keeps
-        "    mode: MOUNT_CACHED",
-        "setup: |",
-        f"  {_SETUP}",
-        "run: |",
-        *(f"  {line}" for line in run),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _on_gpus(plan: LaunchPlan, command: str) -> list[str]:
-    """Shell lines that start one process per GPU of a node and return its exit code."""
-    return [
-        'export MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1) MASTER_PORT=' + str(_PORT),
-        f"here={plan.node_chips}",
-        "export WORLD_SIZE=$((SKYPILOT_NUM_NODES * here))",
-        "for ((n = 0; n < here; n++)); do",
-        f"  RANK=$((SKYPILOT_NODE_RANK * here + n)) LOCAL_RANK=$n {command} &",
-        "  processes+=($!)",
-        "done",
-        "code=0",
-        'for process in "${processes[@]}"; do',
-        "  wait $process || code=$?",
-        "done",
-        "exit $code",
-    ]
+    if tpu or plan.chips > 1:
+        run = _text(f"skypilot_{'tpu' if tpu else 'gpus'}.sh", plan, command=run)
+    lines = textwrap.indent(run.rstrip("\n"), "  ")
+    spot, nodes = str(plan.spot).lower(), 1 if tpu else plan.nodes
+    return _text("skypilot.yaml", plan, chips=chips, spot=spot, nodes=nodes, run=lines)

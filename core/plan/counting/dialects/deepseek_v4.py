@@ -21,9 +21,6 @@ _ALL, _CHOSEN = 128, 4
 def read(fields: CountFields) -> Architecture:
     """The model of a `deepseek_v4` configuration."""
     hidden, depth = fields.hidden, fields.depth
-    fields.expect("num_key_value_heads", (1,), 1)
-    fields.refuse("attention_bias", "mlp_bias")
-    fields.ignore("qk_rope_head_dim", "hc_sinkhorn_iters", "hc_eps", "compress_rope_theta")
     predicted = fields.take("num_nextn_predict_layers", int, 0)
     ratios = fields.take("compress_ratios", list)
     if len(ratios) != depth + predicted or not set(ratios) <= {0, _CHOSEN, _ALL}:

@@ -17,15 +17,11 @@ from sabia.core.spec.families import qwen3
 
 def mimo(fields: CountFields) -> Architecture:
     """MiMo: Llama with biases on queries, keys and values, as Qwen2."""
-    fields.expect("attention_bias", (True,), True)
-    fields.refuse("use_mrope")
-    fields.ignore("num_nextn_predict_layers")  # not part of the model
     return _stack(fields, qwen3.windows(fields), qkv_bias=True)
 
 
 def ministral3(fields: CountFields) -> Architecture:
     """Ministral 3: Llama with a sliding window."""
-    fields.refuse("attention_bias", "mlp_bias")
     return _stack(fields, [fields.take("sliding_window", int, None)] * fields.depth)
 
 
@@ -41,38 +37,29 @@ def arcee(fields: CountFields) -> Architecture:
 
 def cohere2(fields: CountFields) -> Architecture:
     """Command R7B, Command A (arXiv 2504.00698): one norm, every fourth layer without window."""
-    fields.ignore("logit_scale", *_COHERE_REMARKS)
-    fields.refuse("use_qk_norm")
     windows = _local(fields, fields.size("sliding_window_pattern", 4))
     return _stack(fields, windows, norms=1, tied=True, **reading.biases(fields))
 
 
 def cohere(fields: CountFields) -> Architecture:
     """Command-R, Aya: one norm; Command-R+ also norms each head's queries and keys apart."""
-    fields.ignore("logit_scale", *_COHERE_REMARKS)
     apart = fields.take("use_qk_norm", bool, False)
     return _stack(fields, norms=1, tied=True, normed_apart=apart, **reading.biases(fields))
 
 
 def ernie4_5(fields: CountFields) -> Architecture:
     """ERNIE 4.5 dense (Baidu, 2025): Llama, tied, with one option for all biases."""
-    fields.refuse("use_bias")
     return _stack(fields, tied=True)
 
 
 def hunyuan_v1_dense(fields: CountFields) -> Architecture:
     """Hunyuan dense (Tencent, 2025): norms of each head's queries and keys."""
-    fields.ignore("pretraining_tp", "eod_token_id", "use_cla", "use_qk_norm")
     return _stack(fields, qk_norm=True, **reading.biases(fields))
 
 
 def apertus(fields: CountFields) -> Architecture:
     """Apertus (arXiv 2509.14233): norms of heads, MLP without gate, two scales of xIELU."""
     return _stack(fields, mlp=reading.plain, qk_norm=True, more=2, **reading.biases(fields))
-
-
-_COHERE_REMARKS: tuple[str, ...] = ("order_of_interleaved_layers", "use_gated_activation")
-_COHERE_REMARKS += ("use_parallel_block", "use_parallel_embedding", "position_embedding_type")
 
 
 def smollm3(fields: CountFields) -> Architecture:
@@ -94,7 +81,6 @@ def glm4(fields: CountFields) -> Architecture:
 
 def olmo3(fields: CountFields) -> Architecture:
     """OLMo 3: norms after each half and of all queries and keys; every fourth has no window."""
-    fields.refuse("attention_bias")
     return _stack(fields, _local(fields, 4), qk_norm_whole=True)
 
 
@@ -151,7 +137,6 @@ def nemotron_nas(fields: CountFields) -> Architecture:
     """
     hidden, depth = fields.hidden, fields.depth
     heads, blocks = fields.size("num_attention_heads"), fields.take("block_configs", list)
-    fields.refuse("attention_bias", "mlp_bias")
     if len(blocks) != depth:
         raise UsageError(f"config.json: block_configs has {len(blocks)} (expected {depth})")
 

@@ -11,21 +11,12 @@ from sabia.core.plan.counting.dialects.recurrent import mamba
 from sabia.core.spec.families.gemma2 import KINDS
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_REMARKS = (
-    "chunk_size", "expand", "mamba_hidden_act", "mamba_ssm_cache_dtype", "rope_theta",
-    "num_logits_to_keep", "rescale_prenorm_residual", "residual_in_fp32", "time_step_min",
-    "time_step_max", "time_step_floor", "time_step_limit", "time_step_rank", "use_mamba_kernels",
-    "moe_shared_expert_overlap", "mtp_hybrid_override_pattern", "mtp_layers_block_type",
-    "num_nextn_predict_layers",
-)  # fmt: skip
 
 
 def nemotron_h(fields: CountFields) -> Architecture:
     """Nemotron-H and Nemotron 3 (arXiv 2504.03624): each layer has a norm and one half."""
     hidden = fields.hidden
-    fields.refuse("attention_bias", "mlp_bias", "mamba_proj_bias", "use_bias")
     fields.expect("sliding_window", (None,), None)
-    fields.ignore(*_REMARKS)
     names = _pattern(fields)
     readers: dict[str, Callable[[CountFields, int], LayerHalf]] = {
         "mamba": _mamba,
@@ -91,10 +82,6 @@ def gemma4(fields: CountFields) -> Architecture:
     MoE layers have a dense MLP in parallel to the experts, with norms of its own.
     """
     hidden, depth = fields.hidden, fields.depth
-    for name in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        fields.expect(name, (0,), 0)
-    fields.refuse("attention_bias", "use_double_wide_mlp")
-    fields.ignore("vocab_size_per_layer_input", "use_bidirectional_attention")
     usual = [KINDS[(index + 1) % 6 == 0] for index in range(depth)]
     kinds = fields.each("layer_types", depth, KINDS, usual)
     heads, shared = fields.size("num_attention_heads"), fields.take("attention_k_eq_v", bool, False)

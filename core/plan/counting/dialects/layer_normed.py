@@ -26,7 +26,6 @@ def nemotron(fields: CountFields) -> Architecture:
 
 def gpt_neox(fields: CountFields) -> Architecture:
     """GPT-NeoX, Pythia (arXiv 2304.01373)."""
-    fields.ignore("use_parallel_residual", "classifier_dropout")
     bias, heads = fields.take("attention_bias", bool, True), fields.size("num_attention_heads")
     mixer = _equal_heads(fields, heads, bias)
     feed = reading.plain(fields.hidden, fields.size("intermediate_size"), bias=True)
@@ -35,7 +34,6 @@ def gpt_neox(fields: CountFields) -> Architecture:
 
 def phi(fields: CountFields) -> Architecture:
     """Phi-1.5, Phi-2 (arXiv 2309.05463): one LayerNorm per layer; biases, also of the head."""
-    fields.refuse("qk_layernorm")
     mixer, hidden = reading.attention(fields, qkv_bias=True, output_bias=True), fields.hidden
     feed = reading.plain(hidden, fields.size("intermediate_size"), bias=True)
     vocab = fields.size("vocab_size")
@@ -47,16 +45,10 @@ def gpt2(fields: CountFields) -> Architecture:
     """GPT-2: learned positions, LayerNorm and biases everywhere."""
     sizes = (fields.size(name) for name in ("n_embd", "n_layer", "n_head"))
     fields.hidden, fields.depth, heads = sizes
-    fields.ignore(*_GPT2_REMARKS)
     positions = fields.size("n_positions", fields.take("n_ctx", int, 1024))
     mixer = _equal_heads(fields, heads, True)
     feed = reading.plain(fields.hidden, fields.take("n_inner", int, 4 * fields.hidden), bias=True)
     return _layer_normed(fields, mixer, feed, tied=True, positions=positions)
-
-
-_GPT2_REMARKS: tuple[str, ...] = ("summary_type", "summary_use_proj", "summary_activation", "n_ctx")
-_GPT2_REMARKS += ("summary_proj_to_labels", "summary_first_dropout", "scale_attn_weights")
-_GPT2_REMARKS += ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
 
 
 def falcon(fields: CountFields) -> Architecture:
@@ -65,7 +57,6 @@ def falcon(fields: CountFields) -> Architecture:
     heads, new = fields.size("num_attention_heads"), fields.take("new_decoder_architecture", bool)
     multi, parallel = fields.take("multi_query", bool), fields.take("parallel_attn", bool)
     bias, groups = fields.take("bias", bool), fields.size("num_kv_heads", heads)
-    fields.ignore("alibi")
     kv_heads = groups if new else 1 if multi else heads
     norms = fields.take("num_ln_in_parallel_attn", int, 2 if new else 1 if parallel else 2)
     mixer = reading.grouped(hidden, heads, kv_heads, hidden // heads, None, bias, bias)
@@ -77,10 +68,6 @@ def opt(fields: CountFields) -> Architecture:
     """OPT (arXiv 2205.01068): learned positions, two of them unused."""
     heads, inner = fields.size("num_attention_heads"), fields.size("ffn_dim")
     fields.expect("word_embed_proj_dim", (fields.hidden,), fields.hidden)
-    fields.refuse("_remove_final_layer_norm")
-    for name in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
-        fields.expect(name, (True,), True)
-    fields.ignore("layerdrop", "init_std")
     bias, positions = fields.take("enable_bias", bool, True), fields.size("max_position_embeddings")
     mixer = _equal_heads(fields, heads, bias)
     feed = reading.plain(fields.hidden, inner, bias=bias)
@@ -91,31 +78,16 @@ def bloom(fields: CountFields) -> Architecture:
     """BLOOM (arXiv 2211.05100): no positions, a norm of the embeddings."""
     fields.hidden = _either(fields, "hidden_size", "n_embed")
     fields.depth = _either(fields, "n_layer", "num_hidden_layers")
-    fields.ignore(*_BLOOM_REMARKS)
     mixer = _equal_heads(fields, _either(fields, "n_head", "num_attention_heads"), True)
     feed = reading.plain(fields.hidden, 4 * fields.hidden, bias=True)
     return _layer_normed(fields, mixer, feed, tied=True, outer_norms=2)
-
-
-_BLOOM_REMARKS: tuple[str, ...] = ("apply_residual_connection_post_layernorm", "slow_but_exact")
-_BLOOM_REMARKS += ("masked_softmax_fusion", "bias_dropout_fusion", "offset_alibi", "seq_length")
-_BLOOM_REMARKS += ("attention_softmax_in_fp32", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
-_BLOOM_REMARKS += ("unk_token_id",)
 
 
 def mpt(fields: CountFields) -> Architecture:
     """MPT (MosaicML, 2023): no biases, no positions."""
     sizes = (fields.size(name) for name in ("d_model", "n_layers", "n_heads"))
     fields.hidden, fields.depth, heads = sizes
-    fields.expect("no_bias", (True,), True)
-    fields.ignore("max_seq_len", "learned_pos_emb", "norm_type", "logit_scale", "emb_pdrop")
-    fields.ignore("init_device", "init_config", "embedding_fraction", "tokenizer_name", "verbose")
-    inner = CountFields(fields.take("attn_config", dict))
-    for name, only in (("alibi", True), ("qk_ln", False), ("attn_type", "multihead_attention")):
-        inner.expect(name, (only,), only)
-    inner.ignore("attn_impl", "softmax_scale", "clip_qkv", "prefix_lm", "alibi_bias_max")
-    inner.ignore("attn_uses_sequence_id")
-    inner.finish()
+    CountFields(fields.take("attn_config", dict), "mpt.attn_config").finish()
     mixer = _equal_heads(fields, heads, False)
     feed = reading.plain(fields.hidden, fields.hidden * fields.size("expansion_ratio", 4))
     return _layer_normed(fields, mixer, feed, tied=True, bias=False)
@@ -123,7 +95,6 @@ def mpt(fields: CountFields) -> Architecture:
 
 def stablelm(fields: CountFields) -> Architecture:
     """StableLM 2 (arXiv 2402.17834): Llama with LayerNorm, biases on queries, keys, values."""
-    fields.refuse("qk_layernorm")
     norms = 1 if fields.take("use_parallel_residual", bool, False) else 2
     mixer = reading.attention(fields, qkv_bias=fields.take("use_qkv_bias", bool, False))
     feed = reading.gated(fields.hidden, fields.size("intermediate_size"))

@@ -20,14 +20,11 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3, qwen3_moe
 
 _KIND = "deepseek_sparse_attention"
-_GLM_REMARKS: tuple[str, ...] = ("indexer_rope_interleave", "index_share_for_mtp_iteration")
-_GLM_REMARKS += ("index_skip_topk_offset", "index_topk_freq", "index_topk_pattern")
+_REPEATED = ("index_skip_topk_offset", "index_topk_freq", "index_topk_pattern")
 
 
 def deepseek_v2(fields: CountFields) -> Architecture:
     """DeepSeek-V2 and V2-Lite (arXiv 2405.04434): no balancing bias."""
-    fields.refuse("mlp_bias")
-    fields.ignore("head_dim")
     mixer = mixer_block(reading.latent(fields), fields.hidden)
     return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields, correction=False))
 
@@ -35,12 +32,10 @@ def deepseek_v2(fields: CountFields) -> Architecture:
 def indexed(fields: CountFields) -> Architecture:
     """DeepSeek-V3.2 and GLM-5."""
     hidden, depth = fields.hidden, fields.depth
-    fields.refuse("mlp_bias")
-    fields.ignore("head_dim", "num_nextn_predict_layers", *_GLM_REMARKS[:2])
     fields.each("layer_types", depth, (_KIND,), [_KIND] * depth)
     own = fields.each("indexer_types", depth, ("full", "shared"), ["full"] * depth)
     if "shared" in own:
-        fields.ignore(*_GLM_REMARKS)
+        fields.ignore(*_REPEATED)
     plain = reading.latent(fields)
     heads, size = fields.size("index_n_heads"), fields.size("index_head_dim")
     rank, most = plain.q_rank, fields.size("index_topk")
@@ -80,7 +75,6 @@ def granitemoe(fields: CountFields) -> Architecture:
 
 def olmoe(fields: CountFields) -> Architecture:
     """OLMoE (arXiv 2409.02060): norms of all queries and keys."""
-    fields.refuse("attention_bias")
     fields.expect("clip_qkv", (None,), None)
     mixer = reading.attention(fields, qk_norm_whole=True)
     routed = reading.routed(fields, "num_experts", "intermediate_size")
@@ -91,16 +85,12 @@ def glm4_moe(fields: CountFields) -> Architecture:
     """GLM-4.5, GLM-4.6 (arXiv 2508.06471): biases on queries, keys, values; DeepSeek's routing."""
     bias, norm = fields.take("attention_bias", bool, False), fields.take("use_qk_norm", bool, False)
     mixer = reading.attention(fields, qkv_bias=bias, qk_norm=norm)
-    fields.ignore("num_nextn_predict_layers")
     return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields))
 
 
 def ernie4_5_moe(fields: CountFields) -> Architecture:
     """ERNIE 4.5 (Baidu, 2025), text only."""
     depth = fields.depth
-    fields.refuse("use_bias")
-    fields.ignore("moe_norm_min", "moe_capacity", "moe_gate", "num_nextn_predict_layers")
-    fields.expect("moe_use_aux_free", (True,), True)
     names = {"chosen": "moe_k", "alike": "moe_num_shared_experts"}
     routed = reading.routed(fields, "moe_num_experts", **names, correction=True)
     first, every = fields.take("moe_layer_start_index", int), fields.size("moe_layer_interval")
@@ -113,10 +103,7 @@ def ernie4_5_moe(fields: CountFields) -> Architecture:
 def minimax_m2(fields: CountFields) -> Architecture:
     """MiniMax-M2: norms of all queries and keys, a routing bias."""
     depth = fields.depth
-    fields.expect("shared_intermediate_size", (0,), 0)
-    fields.expect("qk_norm_type", ("per_layer",), "per_layer")
     fields.expect("attn_type_list", ([1] * depth,), [1] * depth)
-    fields.ignore("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
     mixer = reading.attention(fields, qk_norm_whole=fields.take("use_qk_norm", bool, True))
     bias = fields.take("use_routing_bias", bool, True)
     routed = reading.routed(fields, "num_local_experts", "intermediate_size", correction=bias)
@@ -126,14 +113,8 @@ def minimax_m2(fields: CountFields) -> Architecture:
 def minimax_m3(fields: CountFields) -> Architecture:
     """MiniMax-M3: sparse attention to blocks of keys in most layers, a shared expert."""
     depth = fields.depth
-    fields.expect("qk_norm_type", ("per_head",), "per_head")
-    fields.refuse("attention_output_gate")
-    fields.expect("use_qk_norm", (True,), True)
-    fields.ignore("num_mtp_modules", "num_nextn_predict_layers", "use_gemma_norm")
     whole = reading.attention(fields, qk_norm=True)
-    inner = CountFields(fields.take("sparse_attention_config", dict))
-    inner.expect("use_sparse_attention", (True,), True)
-    inner.ignore("sparse_disable_index_value", "sparse_score_type", "sparse_init_block")
+    inner = CountFields(fields.take("sparse_attention_config", dict), "minimax_m3.sparse")
     heads, size = inner.size("sparse_num_index_heads"), inner.size("sparse_index_dim")
     blocks, length = inner.size("sparse_topk_blocks"), inner.size("sparse_block_size")
     local = inner.take("sparse_local_block", int, 0) * length
@@ -145,7 +126,6 @@ def minimax_m3(fields: CountFields) -> Architecture:
     cache = whole.sizes["cache_width"] + size
     chosen = with_sizes(whole + index, sparse=seen, cache_width=cache)
     mixers = [chosen if flag else whole for flag in where]
-    fields.expect("n_shared_experts", (1,), 1)
     bias, width = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
     sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), width)
     shared = fields.size("shared_intermediate_size")
@@ -164,7 +144,6 @@ def llama4(fields: CountFields) -> Architecture:
     a window.
     """
     depth, biases = fields.depth, reading.biases(fields)
-    fields.ignore("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale")
     every, chunk = 4, fields.take("attention_chunk_size", int, 8192)
     whole = reading.attention(fields, **biases)
     local = with_sizes(whole, window=chunk)
@@ -180,9 +159,6 @@ def llama4(fields: CountFields) -> Architecture:
 
 def mimo_v2(fields: CountFields) -> Architecture:
     """MiMo-V2-Flash (Xiaomi, 2025): windows with sinks and more key-value heads in most layers."""
-    fields.refuse("attention_bias")
-    fields.ignore("swa_rope_theta", "attention_value_scale", "attention_chunk_size")
-    fields.ignore("num_nextn_predict_layers")
     window = fields.size("sliding_window")
     fields.expect("sliding_window_size", (window,), window)
     whole = _unequal(fields, "", None, fields.take("add_full_attention_sink_bias", bool))
@@ -246,11 +222,6 @@ def dots1(fields: CountFields) -> Architecture:
 
 def hunyuan_v1_moe(fields: CountFields) -> Architecture:
     """Hunyuan-A13B (Tencent, 2025): experts and a shared one of the same width."""
-    fields.ignore(
-        "pretraining_tp", "eod_token_id", "sep_token_id", "use_cla", "use_qk_norm",
-        "use_mixed_mlp_moe", "num_shared_expert", "moe_intermediate_size", "moe_drop_tokens",
-        "cla_share_factor", "norm_type", "routed_scaling_factor",
-    )  # fmt: skip
     inner = fields.size("intermediate_size")
     mixer = reading.attention(fields, qk_norm=True, **reading.biases(fields))
     experts, chosen = fields.size("num_experts"), fields.size("moe_topk")
@@ -263,8 +234,6 @@ def dbrx(fields: CountFields) -> Architecture:
     hidden, heads = fields.size("d_model"), fields.size("n_heads")
     own: dict[str, Any] = fields.take("attn_config", dict, {})
     feed: dict[str, Any] = fields.take("ffn_config", dict)
-    fields.ignore("max_seq_len", "hidden_size", "num_attention_heads", "num_hidden_layers",
-                  "num_key_value_heads")  # fmt: skip
     mixer = reading.grouped(hidden, heads, own.get("kv_n_heads", 1), hidden // heads)
     routed = reading.moe(hidden, *(
         feed[name] for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size")

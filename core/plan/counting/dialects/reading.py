@@ -1,67 +1,50 @@
 """Common parts of the readers: ignored fields, attention, MLPs, embedding and head.
 
-A reader takes every field that changes parameters or FLOPs. SILENT fields change neither (rotary
-embedding, epsilons, activations, scalings); any other field is an error that names it
-(core.spec.fields).
+A reader takes every field that changes parameters or FLOPs. Those of data/families.toml change
+neither (rotary embedding, epsilons, activations, scalings), or have only one value that is counted;
+any other field is an error that names it (core.spec.fields).
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.counting.blocks import LayerHalf, feed_block, merged, mixer_block, of_shapes
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Attention, Experts, GatedMlp, LatentAttention, Router
 from sabia.core.spec.rope import Rope
 
-# fmt: off
-SILENT = frozenset({
-    "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps",
-    "norm_epsilon", "initializer_range", "initializer_factor", "embedding_initializer_range",
-    "hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function", "activation",
-    "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct",
-    "rotary_emb_base", "rotary_dim", "partial_rotary_factor", "rope_interleave", "no_rope_layers",
-    "original_max_position_embeddings", "rope_type", "no_rope_layer_interval", "rope_ratio",
-    "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
-    "embedding_dropout", "residual_dropout", "router_jitter_noise", "input_jitter_noise",
-    "router_aux_loss_coef", "output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size",
-    "norm_topk_prob", "routed_scaling_factor", "scoring_func", "topk_method", "n_group",
-    "topk_group", "moe_router_dtype", "moe_router_scaling_factor", "for_llm_compressor",
-    "swiglu_limit", "swiglu_alpha", "embedding_multiplier", "logits_scaling",
-    "residual_multiplier", "attention_multiplier", "final_logit_softcapping",
-    "expert_dtype", "gradient_checkpointing", "language_model_only", "quantization_config",
-    "compression_config",
-})
-# fmt: on
 SIGNED = {"moe_layer_end_index"}  # where -1 is the last layer
 
 
 class CountFields(Fields):
-    """Fields of a configuration; those in SILENT may remain unread."""
+    """Fields of a configuration; those that families.toml ignores may remain unread."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], inside: str = "") -> None:
+        """Check the fields of which one value is counted; inside: name of an inner table."""
         super().__init__(config)
-        for name in self._left.keys() - SILENT - SIGNED:
+        data = read_data("families.toml")
+        self._silent = frozenset(data["silent"])
+        for name in self._left.keys() - self._silent - SIGNED:
             value = self._left[name]
             if isinstance(value, int | float) and value < 0:
                 raise UsageError(f"config.json: {name} is {value} (expected 0 or more)")
+        own = data["inside"][inside] if inside else data["family"][self.family]
+        self.ignore(*own.get("ignored", ()))
+        for name, only in own.get("only", {}).items():
+            self.expect(name, (only,), only)
 
     def finish(self) -> None:
         """Refuse unread fields that may change a count."""
-        for name in SILENT & self._left.keys():
-            del self._left[name]
+        self.ignore(*self._silent)
         super().finish()
 
     def ignore(self, *names: str) -> None:
         """Skip fields that change no count in this family."""
         for name in names:
             self._left.pop(name, None)
-
-    def refuse(self, *names: str) -> None:
-        """Require fields to be false, because nothing else is counted."""
-        for name in names:
-            self.expect(name, (False,), False)
 
 
 def attention(fields: CountFields, window: int | None = None, **flags: bool) -> LayerHalf:

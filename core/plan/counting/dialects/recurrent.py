@@ -15,12 +15,6 @@ from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, of_sh
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 
-_REMARKS = (
-    "chunk_size", "mamba_chunk_size", "rescale_prenorm_residual", "residual_in_fp32", "rms_norm",
-    "time_step_min", "time_step_max", "time_step_floor", "time_step_limit", "time_step_rank",
-    "use_mamba_kernels", "num_logits_to_keep", "use_mambapy", "use_associative_scan",
-    "position_embedding_type",
-)  # fmt: skip
 _KINDS = ("full_attention", "linear_attention")
 
 
@@ -46,8 +40,6 @@ def mamba(
 
 def mamba2(fields: CountFields) -> Architecture:
     """Mamba 2: layers of one half, without attention."""
-    fields.refuse("use_bias")
-    fields.ignore(*_REMARKS)
     hidden = fields.hidden
     heads, size = fields.size("num_heads"), fields.size("head_dim")
     expand = fields.size("expand", 2)
@@ -65,8 +57,6 @@ def mamba2(fields: CountFields) -> Architecture:
 
 def _prefixed(fields: CountFields, normed: bool = True) -> LayerHalf:
     """Read Mamba-2 by the names of Granite and Falcon: `mamba_n_heads` and so on."""
-    fields.refuse("mamba_proj_bias")
-    fields.ignore(*_REMARKS, "mamba_expand", "mamba_norm_before_gate")
     return mamba(
         fields.hidden, fields.size("mamba_n_heads"), fields.size("mamba_d_head"),
         fields.size("mamba_n_groups"), fields.size("mamba_d_state"),
@@ -92,12 +82,6 @@ def granitemoehybrid(fields: CountFields) -> Architecture:
 
 def falcon_h1(fields: CountFields) -> Architecture:
     """Falcon-H1: attention and Mamba-2 side by side in each layer, then an MLP."""
-    fields.refuse("attention_bias", "mlp_bias", "projectors_bias")
-    fields.ignore(
-        "lm_head_multiplier", "mlp_multipliers", "key_multiplier", "attention_out_multiplier",
-        "attention_in_multiplier", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier",
-        "mamba_use_mlp",
-    )  # fmt: skip
     hidden = fields.hidden
     attended = reading.attention(fields)
     recurrent = _prefixed(fields, normed=fields.take("mamba_rms_norm", bool, False))
@@ -116,8 +100,6 @@ def falcon_h1(fields: CountFields) -> Architecture:
 
 def jamba(fields: CountFields) -> Architecture:
     """Jamba: Mamba-1 with some layers of attention; some MLPs are mixtures of experts."""
-    fields.refuse("mamba_proj_bias")
-    fields.ignore(*_REMARKS)
     hidden, depth = fields.hidden, fields.depth
     mixers = _mamba1(fields), reading.attention(fields)
     inner, experts = fields.size("intermediate_size"), fields.size("num_experts")
@@ -169,11 +151,6 @@ def _square(heads: int, size: int, kept: int = 0) -> dict[str, Any]:
 def minimax(fields: CountFields) -> Architecture:
     """MiniMax-01 and M1: lightning attention (a state per head), every second layer full."""
     fields.expect("sliding_window", (None,), None)
-    fields.ignore(
-        "block_size", "mlp_alpha_factor", "mlp_beta_factor",
-        "full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
-        "linear_attn_beta_factor",
-    )  # fmt: skip
     hidden, depth = fields.hidden, fields.depth
     usual = [_KINDS[index % 2] for index in range(depth)]
     kinds = fields.each("layer_types", depth, _KINDS, usual)
@@ -192,10 +169,6 @@ def minimax(fields: CountFields) -> Architecture:
 def kimi_linear(fields: CountFields) -> Architecture:
     """Kimi Linear: three layers of delta attention with a gate per channel, then one of MLA."""
     hidden, depth = fields.hidden, fields.depth
-    fields.ignore(
-        "head_dim", "model_max_length", "moe_renormalize", "mla_use_nope", "use_grouped_topk",
-        "moe_router_activation_func", "num_expert_group", "num_nextn_predict_layers",
-    )  # fmt: skip
     own: dict[str, Any] = fields.take("linear_attn_config", dict, {})
     kinds = _kimi_kinds(fields, depth, own.get("full_attn_layers"))
     names = {"head_dim": ("linear_head_dim", 128), "num_heads": ("linear_num_heads", 32),
@@ -219,7 +192,6 @@ def kimi_linear(fields: CountFields) -> Architecture:
         fields, "num_experts", chosen="num_experts_per_token", alike="num_shared_experts",
         correction=True,
     )  # fmt: skip
-    fields.expect("moe_layer_freq", (1,), 1)
     first = fields.take("first_k_dense_replace", int, 1)
     usual = ["dense" if index < first else "sparse" for index in range(depth)]
     feeds = fields.each("mlp_layer_types", depth, ("dense", "sparse"), usual)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.counting import generic
+from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import operations
 from sabia.core.plan.device.step_work import products
@@ -39,7 +39,10 @@ def test_the_recorded_counts_are_transformers(row: dict[str, Any]) -> None:
 
 def test_every_dialect_is_tried() -> None:
     published = {config["model_type"] for _, config, _, _ in PUBLISHED}
-    assert set(generic.READERS) <= {row["config"]["model_type"] for row in FAMILIES} | published
+    assert (
+        set(read_data("families.toml")["family"])
+        <= {row["config"]["model_type"] for row in FAMILIES} | published
+    )
 
 
 @pytest.mark.parametrize("row", FAMILIES, ids=NAMED)
