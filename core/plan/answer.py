@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.output import remarks, report, table
-from sabia.core.plan.output.view import views
-from sabia.core.plan.plans import plan_of
+from sabia.core.plan.output.report import views
+from sabia.core.plan.placed import plan_of
 from sabia.core.plan.request import build
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     request, plan = plan_of(settings, today=today)
     shown_views = views(request, plan)
     if settings.emit:
-        script = import_module("sabia.core.plan.output.emitted").script(request, plan)
+        script = import_module("sabia.core.plan.output.launch").script(request, plan)
         return PlanOutput(
             text=script.rstrip("\n"),
             report=report.report(request, plan) | {"script": script},
@@ -141,7 +141,7 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
 
 def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     """Serving, GRPO steps, or an evaluation of the model."""
-    from sabia.core.plan.output import generation, summary
+    from sabia.core.plan.output import generation, several
 
     request = build(settings, today=today)
     stage = settings.stage or ""
@@ -152,6 +152,6 @@ def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     return PlanOutput(
         text=shown_views.text,
         report=inputs | shown_views.report,
-        rows=[summary.scalars(row)],
+        rows=[several.scalars(row)],
         warnings=remarks.stale_lines(request.cluster.prices, today),
     )

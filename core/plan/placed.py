@@ -3,23 +3,25 @@
 `--search` finds the best layout on `--chips`, or the cheapest number of chips that meets each
 deadline. `--fixed-layout` predicts the step time of one layout; with `--search` it fixes these
 values and the search chooses the others. Returns a Plan (planner.py) whose rows have layouts.
+
+The plan of one run: at a given utilization, or by the predicted speed of a layout.
 """
 
 from dataclasses import replace
+from datetime import date
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
 from sabia.core.plan.device import search_rules
-from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.layout import Workload, find_stack, stack_on
 from sabia.core.plan.device.search import PlannedLayouts, search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import find_stack, stack_on
 from sabia.core.plan.device.survey import TimedLayout, priced
 from sabia.core.plan.memory import StateRecipe, find_recipe
 from sabia.core.plan.planner import DeadlineRow, Plan
-from sabia.core.plan.request import PlanRequest
+from sabia.core.plan.request import PlanRequest, build
 from sabia.core.units import format_bytes
 
 SLOWEST_MFU = 0.1  # lower MFU is not planned for; this bounds the numbers of chips to search
@@ -202,3 +204,17 @@ def _refuse_late(
         row = max(rows, key=lambda row: row.deadline_s)
         more = ", or omit --chips" if layouts.search_result and request.cluster.chips else ""
         raise planner.no_deadline_met(row, request.cluster.chip.name, more=more)
+
+
+def plan_of(
+    settings: PlanOptions, priced: bool = True, today: date | None = None
+) -> tuple[PlanRequest, Plan]:
+    """The request with all defaults, and its plan. Raises UsageError, Infeasible.
+
+    Tables, comparisons, lists of runs and plots all use this function, so that the same options
+    have the same plan everywhere. `priced`: as for `build`.
+    """
+    request = build(settings, priced, today)
+    if settings.search or settings.fixed_layout:
+        return request, plan(request)
+    return request, planner.plan(request.run, request.cluster, request.deadlines_s)

@@ -15,8 +15,7 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import compute, memory
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.memory import StateRecipe
-from sabia.core.plan.money import bills
-from sabia.core.plan.money.prices import Price
+from sabia.core.plan.money.prices import DAY_S, HOUR_S, Price, cost_usd
 from sabia.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ class Plan:
     @property
     def chip_hours(self) -> float:
         """Chip-hours of the run."""
-        return self.work_chip_s / bills.HOUR_S
+        return self.work_chip_s / HOUR_S
 
     @property
     def best(self) -> DeadlineRow:
@@ -168,7 +167,7 @@ class Plan:
 
     def cost_usd(self, price: Price, row: DeadlineRow | None = None) -> float:
         """The cost of the whole run by `row` (default: the best)."""
-        return bills.cost_usd((row or self.best).chip_s, price.usd_per_chip_hour)
+        return cost_usd((row or self.best).chip_s, price.usd_per_chip_hour)
 
 
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
@@ -315,7 +314,7 @@ def no_deadline_met(row: DeadlineRow, name: str, other: str = "", more: str = ""
     other, more: what else helps, before and after the deadline that its chips meet.
     """
     with_stops = " with interruptions" if row.expected else ""
-    days = -(-row.finishes_s // bills.DAY_S)
+    days = -(-row.finishes_s // DAY_S)
     return Infeasible(
         f"--deadline: {row.chips} {name} take {format_duration(row.finishes_s)}{with_stops}, which "
         f"meets no deadline (longest is {format_duration(row.deadline_s)}); use {other}--deadline "

@@ -49,7 +49,7 @@ class PlanRequest:
     @cached_property
     def own_law(self) -> "FittedLaw | None":
         """The law of --fit; None without it. Raises UsageError, BadData."""
-        from sabia.core.plan.money.own_runs import fitted_law
+        from sabia.core.plan.money.fitted import fitted_law
 
         return fitted_law(self.settings)
 

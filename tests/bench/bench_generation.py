@@ -18,8 +18,7 @@ from plain_models import fixed_batch_seconds
 from published_generation import Row, architecture, load
 
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Layout, Workload
-from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.layout import Layout, Workload, find_stack
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.memory import RECIPES
 from sabia.core.plan.serving import rollout

@@ -27,9 +27,8 @@ import pyarrow.parquet as pq
 
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.plan.counting.blocks import from_spec
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import Layout, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.memory import StateRecipe
 from sabia.core.spec import from_config, new_config, parse_shape
 

@@ -17,11 +17,10 @@ from typing import Any
 from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.layout import Workload, find_stack
 from sabia.core.plan.device.search import search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.survey import Survey, priced
 from sabia.core.plan.memory import find_recipe
 

@@ -25,8 +25,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from judged_steps import Refused, judged_cases  # noqa: E402
 from step_cases import Case, calibration_cases, further_cases, mixture_cases  # noqa: E402
 
-from sabia.core.plan.device.compared import WORDS, kind_of  # noqa: E402
-from sabia.core.plan.device.step_time import StepTime, step_time  # noqa: E402
+from sabia.core.plan.device.step_time import WORDS, StepTime, kind_of, step_time  # noqa: E402  # noqa: E402
 from sabia.core.plan.device.step_work import Band, load_bands  # noqa: E402
 
 
@@ -121,7 +120,7 @@ def bands(rows: list[Judged]) -> dict[str, Band]:
 
 
 def by_kind(rows: list[Judged]) -> dict[str, list[Judged]]:
-    """The rows of each kind of step (compared.py)."""
+    """The rows of each kind of step (step_time.py)."""
     return {kind: [r for r in rows if kind_of(r.case.workload) == kind] for kind in WORDS}
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 from plan_calls import call, report
 
-from sabia.core.plan.money.bills import short_money
+from sabia.core.plan.money.prices import short_money
 from sabia.core.plan.output.table import span
 from sabia.core.units import format_duration
 

@@ -51,8 +51,7 @@ class Run:
 def planned(spec: ModelSpec, run: Run, remat: str, micro_batch: int, cuda: bool) -> tuple[Any, ...]:
     """(workload, layout, stack) of a run for the planner."""
     from sabia.core.plan.counting.blocks import from_spec
-    from sabia.core.plan.device.layout import Layout, Workload
-    from sabia.core.plan.device.stack import find_stack
+    from sabia.core.plan.device.layout import Layout, Workload, find_stack
     from sabia.core.plan.memory import StateRecipe
 
     precision: Any = run.precision.removesuffix("-block")

@@ -29,8 +29,7 @@ from published_steps import UNKNOWN, Row, load
 from step_cases import Case, architecture, label_of, seconds_of, step_flops
 
 from sabia.core.plan.chips import Chip, find_chip
-from sabia.core.plan.device.layout import Layout, Workload
-from sabia.core.plan.device.stack import Stack, find_stack
+from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
 from sabia.core.plan.memory import find_recipe
 
 KEPT = {

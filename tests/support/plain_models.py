@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.serving.decode import Replica, decode_step, prefill
-from sabia.core.plan.serving.formats import find_format, weight_bytes
+from sabia.core.plan.serving.decode import Replica, decode_step, find_format, prefill, weight_bytes
 from sabia.core.plan.stops.process import exposed
 
 

@@ -18,9 +18,8 @@ from published_steps import load as load_steps
 
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import from_spec
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload, find_stack
 from sabia.core.plan.device.memory import GIB, Memory, device_memory
-from sabia.core.plan.device.stack import AXES, find_stack
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
-from sabia.core.plan.device.stack import AXES
+from sabia.core.plan.device.layout import AXES
 
 FILE = Path(__file__).parent.parent / "core/plan/published_runs.toml"
 FAILURES = 0.0005  # a chip and day, about those of Llama 3 (arXiv 2407.21783, section 3.3.4)

@@ -15,8 +15,7 @@ from published_steps import Row, expand, flops_per_token, load, matmul_params
 
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import Layout, Workload
-from sabia.core.plan.device.stack import Stack, find_stack
+from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
 from sabia.core.plan.memory import find_recipe
 
 ROWS = Path(__file__).parents[1] / "core" / "plan"

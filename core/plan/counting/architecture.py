@@ -2,7 +2,7 @@
 
 All formulas of memory, time, layouts and serving use only this. It is made from the tensors of
 core.spec (families that train here), from a reader of the configuration (other families, see
-generic.py), or from parameter counts with a published model's depth and width (`assumed`).
+counting.known), or from parameter counts with a published model's depth and width (`assumed`).
 """
 
 from dataclasses import dataclass

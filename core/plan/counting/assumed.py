@@ -1,21 +1,73 @@
 """An Architecture from parameter counts: a published model, scaled to these counts.
 
-Depth, width, heads and vocabulary are those of the nearest published model (counting.nearest)
+Depth, width, heads and vocabulary are those of the nearest published model (`nearest_shape`)
 unless given. The remaining parameters are in the feed-forward layers: a dense MLP's inner width; in
 an MoE model the width of an expert follows from the active parameters, and the number of experts
 from the others, E = k + (total - active) / (layers · expert), rounded up. The rounding error is
 added to the active part, so both counts are met within one element per layer.
+
+The published model that is nearest to given parameter counts.
+
+Its depth, widths and heads are assumed where only counts are given: 1.6T/49B has 61 layers of 7168.
+Distance is by the ratios of total and of active parameters. A dense count gets a dense model, a
+sparse one an MoE model. The caller reports the assumption.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.counting.known import architecture_from
-from sabia.core.plan.counting.nearest import nearest_shape
+
+FILE = "shapes.toml"
+_KEYS = {"name", "params", "active", "config", "source", "date"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model of `params` parameters, `active` of them active, and its configuration."""
+
+    name: str
+    params: float
+    active: float
+    config: Mapping[str, Any]
+    source: str
+    date: date
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.config["num_hidden_layers"]
+
+    @property
+    def hidden(self) -> int:
+        """Width of its residual stream."""
+        return self.config["hidden_size"]
+
+
+def load_shapes() -> tuple[Shape, ...]:
+    """All shapes on file."""
+    rows = read_data(FILE)["shape"]
+    for row in rows:
+        check_entry(FILE, str(row.get("name")), row, _KEYS, set())
+    return tuple(Shape(**row) for row in rows)
+
+
+def nearest_shape(params: float, active: float) -> Shape:
+    """The published model of the same kind nearest in log(params), log(active)."""
+
+    def distance(shape: Shape) -> float:
+        return math.hypot(math.log(shape.params / params), math.log(shape.active / active))
+
+    dense = active >= params
+    alike = [shape for shape in load_shapes() if (shape.active == shape.params) == dense]
+    return min(alike, key=distance)
+
 
 _LEAST_SHARE = 0.05  # lower bound of the scale of the published feed-forward width
 _VOCAB_SHARE = 0.65  # upper bound of embedding and head, as a share of the active parameters

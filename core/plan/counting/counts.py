@@ -49,7 +49,7 @@ def given_counts(
         )
     if layers and hidden:
         return ModelCounts(params, active, active, layers, hidden, "given")
-    from sabia.core.plan.counting.nearest import nearest_shape
+    from sabia.core.plan.counting.assumed import nearest_shape
 
     shape = nearest_shape(params, active)
     sizes = layers or shape.layers, hidden or shape.hidden

@@ -1,20 +1,66 @@
 """The planner's Architecture of a config.json.
 
-Families that train here are counted from the tensors of core.spec, others by counting.generic.
+Families that train here are counted from the tensors of core.spec, others by counting.dialects.
+
+Count families that do not train here: one reader of the configuration per `model_type`.
+
+A field that can change a count and that the reader does not know is an error that names the field,
+so a count is either right or refused. In vision-language models only the language model
+(`text_config`) is counted. A family that differs from one of core.spec only in what is not counted
+is read as that family.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import read_data
-from sabia.core.plan.counting import generic
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.spec import families, from_config
 from sabia.core.spec.families import read_config
+
+_DIALECTS = "sabia.core.plan.counting.dialects"
+
+
+def texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the language model; `config` itself for a text-only model."""
+    family, whole = config.get("model_type"), read_data("families.toml")["whole"]
+    if family not in whole:
+        return config
+    inner = config.get("text_config")
+    if not isinstance(inner, dict):
+        raise UsageError(f"config.json: text_config is missing (expected in a {family} model)")
+    tied = config.get("tie_word_embeddings")
+    outer = {} if tied is None else {"tie_word_embeddings": tied}
+    return {"model_type": whole[family], **outer, **inner}
+
+
+def _counted(config: Mapping[str, Any]) -> Architecture:
+    """The model of a configuration; UsageError naming a field that is not known."""
+    family, data = str(config.get("model_type")), read_data("families.toml")
+    reader = data["family"].get(family)
+    if reader is None:
+        known = {*families(), *data["family"], *data["alike"], *data["whole"]}
+        near = difflib.get_close_matches(family, known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"config.json: model_type {family[:40]!r} is none of {len(known)} known families "
+            f"(expected --params and --active instead of --model){hint}"
+        )
+    from sabia.core.plan.counting.dialects.reading import CountFields
+
+    module = import_module(f"{_DIALECTS}.{reader['module']}")
+    read = getattr(module, reader.get("reader", family))
+    fields = CountFields(config)
+    architecture: Architecture = read(fields)
+    fields.finish()
+    return replace(architecture, counted_only=True)
+
 
 MOST_LAYERS = 10_000  # each layer is an object in memory
 # fields that change the computation, which core.spec refuses, but no count
@@ -38,7 +84,7 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
     if not isinstance(config.get("model_type", ""), str):
         raise UsageError("config.json: model_type is no text (expected the name of a family)")
-    config = generic.texts(config)
+    config = texts(config)
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         for name in ("num_hidden_layers", "n_layer", "num_layers"):
@@ -53,7 +99,7 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
     family = str(config.get("model_type"))
     alike = read_data("families.toml")["alike"].get(family, family)
     if alike not in families():
-        return generic.from_config(config)
+        return _counted(config)
     counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
     if isinstance(inner, dict):
         text = {name: value for name, value in inner.items() if name not in _UNCOUNTED}

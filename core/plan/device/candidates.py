@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core.plan.device import search_rules
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import AXES, Abilities, Layout, Workload
 from sabia.core.plan.device.search_rules import LayoutRule, Pinned
-from sabia.core.plan.device.stack import AXES, Abilities
 
 # axes with few possible values come first; the last two must only divide the remaining chips
 ORDER = ("tensor", "context", "pipe", "expert", "fsdp", "data")

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_kept import KeptTensor, Split
-from sabia.core.plan.device.stack import Recompute
 
 FP32, BF16 = 4, 2
 

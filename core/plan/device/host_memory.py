@@ -25,8 +25,8 @@ from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.host_kept import FP32, Formats
+from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
-from sabia.core.plan.device.stack import Recompute
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK = 32 << 20

@@ -4,15 +4,182 @@ The axes are those of the trainer (core.parallel.mesh): rows of a batch are spli
 and expert; the tokens of a row over context; heads, widths and vocabulary over tensor; layers over
 pipe. In a search the numbers are NumPy arrays, one entry per candidate. A Setting has the common
 properties for the formulas of memory and of time.
+
+Properties of the training software that change memory or time: presets in data/stacks.toml.
+
+Two runs of one model on the same chips differ by their software: how much of the collectives
+overlaps with computation, how much network bandwidth they reach, which logits are kept. A preset
+states these facts; the constants of time are fitted by a script (data/calibration.toml).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import datetime
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, Literal
 
+from sabia.core.options.option import unknown
+from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.device.stack import Recompute, Stack
 from sabia.core.plan.elementwise import Number, choose
 from sabia.core.plan.memory import StateRecipe
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Abilities of a training software.
+
+    axes: those that may be above 1. zero: ZeRO levels over fsdp. even_hidden: fsdp must divide the
+    hidden size. copied_heads: tensor may be a multiple of the key-value heads. loose_stages: stages
+    may differ by a layer; otherwise the layers and up to `outer` more (embedding, head) are split
+    evenly. halves: context splits a row into twice as many pieces (causal balance). recipes: its
+    state recipes, the usual one first (empty: any).
+    """
+
+    axes: tuple[str, ...] = AXES
+    zero: tuple[int, ...] = (3,)
+    interleaved: bool = False
+    experts_over_tensor: tuple[bool, ...] = (False,)
+    sequence_parallel: bool = True
+    even_hidden: bool = False
+    copied_heads: bool = False
+    loose_stages: bool = False
+    outer: int = 0
+    halves: bool = False
+    recipes: tuple[str, ...] = ()
+
+    def choices(self, field: str) -> tuple[Any, ...]:
+        """The values of a setting that is not a number of devices."""
+        if field == "sequence_parallel":
+            return (True, False) if self.sequence_parallel else (False,)
+        return RECOMPUTE if field == "recompute" else tuple(getattr(self, field))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Properties of a training software, and the layouts that it `can` run.
+
+    logit_bytes: peak bytes of a device per logit (10: bf16 logits, fp32 softmax, fp32 gradient);
+    split_logit_bytes: where tensor ranks split the vocabulary, if different. loss_chunk_bytes:
+    largest size of the logits of a chunked loss (0: no chunks). final_norm_bytes: bytes that the
+    norm before the head keeps per element (0: that of the element). gathered_layers: layers with
+    gathered weights at the same time under ZeRO-3; whole_ends: embedding and head stay gathered all
+    step. context_bytes: memory of the runtime on each device; utilisation: share of the device's
+    memory that a layout may take (the published layouts of a software that was measured fit all of
+    it, with context_bytes). keeps_whole_gradients: under ZeRO-2 and 3 gradients are not split
+    between the micro-batches of a step, but whole on each device (no_sync, or
+    set_requires_gradient_sync(False)). pipe_keeps_whole: in a pipeline ZeRO splits neither weights
+    nor gradients during a step. stream_pools: memory of communication is not reused by computation.
+    expert_imbalance: tokens of the fullest device over the mean, in MoE models. folded_experts,
+    folded_context: state of dense weights is also split over the expert axis, all state over the
+    context axis. whole_context: across context ranks attention also computes masked scores, and
+    keeps the keys of the whole row. sequence_parallel: norms and residual can be split over tensor;
+    keeps_gathered: the gathered form of them is kept. keeps_gradients: gradients stay allocated in
+    the forward pass even without accumulation. casts_weights: all weights are cast at once where
+    the computation has a narrower dtype. update_bytes: temporary bytes of the optimizer per updated
+    element. attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
+    keeps_narrow: inputs of FP8 and FP4 products are kept in that format. narrow_input_bytes: with
+    such products and full recomputation, bytes kept per element of a layer's input besides it.
+    drops: tensors of a layer (names of memory_kept.py) that fused kernels never keep.
+    selective_keeps: those that selective recomputation keeps; empty: all but the attention matrix
+    (arXiv 2205.05198).
+
+    hides_data, hides_tensor, hides_pipe: collectives along data and fsdp, along tensor, and sends
+    between stages overlap with computation. expert_overlap: share of the all-to-all of experts that
+    overlaps; sends_once: a token is sent once to each node with experts of it, not once per expert.
+    reruns_all: recomputation runs a layer to its end, not to the last needed tensor. bare_network:
+    a collective across nodes has the network bandwidth of one chip, not that of all its ranks in
+    the node. reduce_bytes: bytes per gradient element in communication under ZeRO-2 and 3; below
+    that it is in the recipe's format. attention_slowdown: time of the attention kernel over that of
+    FlashAttention-2 and later. narrow_attention: attention has the rate of the format of the other
+    products. fused_sinks: it is as fast with learned scores in the softmax as without.
+    launched: share of an MoE layer's kernels that the host launches one by one and waits
+    for, as it must where it has to know the tokens of each expert (0: graphs of whole steps).
+
+    host: this project's trainer on CPUs, whose memory host_memory.py computes, without the
+    interpreter. widened: the CPU multiplies BF16 in fp32.
+    """
+
+    name: str
+    can: Abilities = field(default_factory=Abilities)
+    logit_bytes: float = 10
+    gathered_layers: int = 2
+    context_bytes: float = 3.5e9
+    utilisation: float = 1.0
+    keeps_whole_gradients: bool = False
+    expert_imbalance: float = 1.2
+    folded_experts: bool = False
+    folded_context: bool = False
+    whole_context: bool = False
+    loss_chunk_bytes: float = 0
+    split_logit_bytes: float = 0
+    final_norm_bytes: float = 0
+    pipe_keeps_whole: bool = False
+    whole_ends: bool = False
+    stream_pools: bool = False
+    sequence_parallel: bool = True
+    keeps_gathered: bool = False
+    keeps_gradients: bool = True
+    casts_weights: bool = False
+    update_bytes: float = 0
+    attention_matrix: bool = False
+    dropout: bool = False
+    keeps_narrow: bool = False
+    narrow_input_bytes: float = 0
+    drops: tuple[str, ...] = ()
+    selective_keeps: tuple[str, ...] = ()
+    hides_data: bool = True
+    hides_tensor: bool = False
+    hides_pipe: bool = True
+    expert_overlap: float = 0
+    sends_once: bool = False
+    reruns_all: bool = False
+    bare_network: bool = False
+    reduce_bytes: float = 4
+    attention_slowdown: float = 1
+    narrow_attention: bool = False
+    fused_sinks: bool = False
+    launched: float = 1
+    host: bool = False
+    widened: bool = False
+    source: str = ""
+    date: datetime.date | None = None
+
+
+@cache
+def load_stacks() -> dict[str, Stack]:
+    """All presets by name. Raises BadData on a faulty entry."""
+    data = read_data("stacks.toml")
+    return {name: _stack(name, data.get(own.get("like"), {}) | own) for name, own in data.items()}
+
+
+def _stack(name: str, entry: dict[str, Any]) -> Stack:
+    known = {field.name for field in fields(Stack)} - {"name"} | {"like"}
+    check_entry("stacks.toml", name, entry, {"source", "date"}, known)
+    given = _tuples(entry) | {"can": Abilities(**_tuples(entry.get("can", {})))}
+    given.pop("like", None)
+    return Stack(name, **given)
+
+
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(x) if isinstance(x, list) else x for key, x in entry.items()}
+
+
+def find_stack(name: str) -> Stack:
+    """The preset `name`. Raises UsageError."""
+    stacks = load_stacks()
+    if name not in stacks:
+        raise unknown("--stack", name, stacks)
+    return stacks[name]
+
+
+def stack_on(name: str, chip: Chip) -> Stack:
+    """The preset `name`; for this project's trainer the one for the kind of chip."""
+    return find_stack("sabia-cpu" if name == "sabia" and chip.family == "CPU" else name)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
-from sabia.core.plan.device.layout import Layout, Setting, Workload
+from sabia.core.plan.device.layout import Layout, Setting, Stack, Workload
 from sabia.core.plan.device.memory_state import StageCase, Term, stages_of
-from sabia.core.plan.device.stack import Stack
 from sabia.core.plan.elementwise import Number, choose, larger
 
 GIB = 2**30

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.layout import Stack
 
 SCORES = ("scores", "score_mask", "dropped_scores")
 KEYS = ("key", "value")

@@ -20,9 +20,8 @@ from typing import Any
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip, load_chips
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import AXES
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import RECIPES
 from sabia.core.units import format_bytes

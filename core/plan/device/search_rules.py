@@ -28,8 +28,7 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.device.layout import Layout, Workload
-from sabia.core.plan.device.stack import AXES, RECOMPUTE, Abilities, Stack
+from sabia.core.plan.device.layout import AXES, RECOMPUTE, Abilities, Layout, Stack, Workload
 from sabia.core.plan.elementwise import Number
 
 Pinned = Mapping[str, Any]  # field of a layout → the value that it must have

@@ -37,8 +37,7 @@ from dataclasses import dataclass
 
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.layout import Layout, Stack
 from sabia.core.plan.device.step_work import Timed
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 

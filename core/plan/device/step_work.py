@@ -41,8 +41,7 @@ from functools import cache
 from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.layout import Layout, Precision, Setting
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.layout import Layout, Precision, Setting, Stack
 from sabia.core.plan.elementwise import Number, choose, larger
 
 
@@ -99,7 +98,7 @@ def load_constants() -> Constants:
 
 @cache
 def load_bands() -> dict[str, Band]:
-    """The bands of data/judged.toml by kind of step (compared.py)."""
+    """The bands of data/judged.toml by kind of step (step_time.py)."""
     bands = read_data("judged.toml")["band"]
     return {kind: Band(each["fast"], each["slow"]) for kind, each in bands.items()}
 

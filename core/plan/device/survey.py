@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import AXES, Layout
 from sabia.core.plan.device.memory import Memory, device_memory
 from sabia.core.plan.device.search_rules import SearchProblem, has_experts, rules_of
-from sabia.core.plan.device.stack import AXES
 from sabia.core.plan.device.step_time import StepTime, step_time
 
 if TYPE_CHECKING:

@@ -4,6 +4,16 @@ An offer has provider, source and date, and prices by region: on demand, spot, a
 A price older than STALE_DAYS is used with a warning; a price older than REFUSED_DAYS is not used,
 and what needs it is omitted or an error. Catalogues mark a missing price by a large number (700.0
 in some TPU rows): a price of 0 or above ten times the median of the file is an error.
+
+Cost of chip-hours, and the format of amounts in tables.
+
+Cost depends only on chip-hours: twice the chips for half the time cost the same. It is for the run
+itself, without failures, idle time or storage.
+
+Check a run against a cost limit (`--max-cost`), and find the smallest change that meets it.
+
+Cost is proportional to tokens, so a run above the limit fits with fewer tokens, a lower price, or a
+higher MFU, each by the same factor. Only prices that may be used are compared (prices.py).
 """
 
 import datetime
@@ -11,8 +21,32 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.plan.catalogue import check_entry, median, read_data
+from sabia.core.units import DURATION_S, format_count
+
+HOUR_S = DURATION_S["h"]
+DAY_S = DURATION_S["d"]
+
+
+def cost_usd(chip_s: float, usd_per_chip_hour: float) -> float:
+    """The cost of `chip_s` chip-seconds."""
+    return chip_s / HOUR_S * usd_per_chip_hour
+
+
+def cost_usd_per_day(chips: float, usd_per_chip_hour: float) -> float:
+    """The cost of `chips` chips per day."""
+    return chips * 24 * usd_per_chip_hour
+
+
+def short_money(usd: float) -> str:
+    """For tables: $0.20M, $15.8K, $25.30."""
+    if usd >= 1e9:
+        return f"${usd / 1e9:,.2f}B"
+    if usd >= 1e5:
+        return f"${usd / 1e6:,.2f}M"
+    return f"${usd / 1e3:,.1f}K" if usd >= 1e3 else f"${usd:,.2f}"
+
 
 STALE_DAYS = 90
 REFUSED_DAYS = 365
@@ -241,3 +275,48 @@ def usable(prices: tuple[Price, ...], today: datetime.date, what: str) -> tuple[
         why = refused_words(prices, today) or "no price is on file; give one, as --price 4.40"
         raise UsageError(f"{what}: needs a price ({why})")
     return usable_prices
+
+
+LEAST_RATE = 0.10
+MOST_FASTER = 2
+
+
+@dataclass(frozen=True)
+class AffordableRun:
+    """A run within its limit: its cost at the lowest price, and the tokens for the whole limit."""
+
+    price: Price
+    cost_usd: float
+    tokens: float
+
+
+def within_limit(
+    limit_usd: float,
+    work_chip_s: float,
+    tokens: float,
+    prices: tuple[Price, ...],
+) -> AffordableRun:
+    """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price.
+
+    Raises UsageError on a limit of 0 or no price; Infeasible, with the smallest changes, if the run
+    costs more than the limit.
+    """
+    if not limit_usd > 0:
+        raise UsageError(f"--max-cost: {limit_usd:g} (expected more than 0)")
+    if not prices:
+        raise UsageError("--max-cost: no price to compare with; give one, as --price 4.40")
+    price = min(prices, key=lambda price: price.usd_per_chip_hour)
+    run_usd = cost_usd(work_chip_s, price.usd_per_chip_hour)
+    fitting = tokens * limit_usd / run_usd
+    if run_usd > limit_usd * (1 + 1e-9):
+        factor = run_usd / limit_usd
+        digit = 10 ** (len(f"{fitting:.0f}") - 3)  # of the third digit, to round down
+        rate = int(price.usd_per_chip_hour / price.share / factor * 100) / 100
+        changes = [f"--tokens {format_count(fitting // digit * digit, 2)}"]
+        changes += [f"--price {rate:.2f}"] if rate >= LEAST_RATE else []
+        changes += [f"a {factor:.2f} times higher --mfu"] if factor <= MOST_FASTER else []
+        raise Infeasible(
+            f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} (expected at "
+            f"most {short_money(limit_usd)}); use {' or '.join(changes)}"
+        )
+    return AffordableRun(price, run_usd, fitting)

@@ -10,7 +10,7 @@ default kind of work, and a function that returns (chip-hours, dollars) of one r
 - `params`, `active`, `tokens`: training, by 6ND (4ND with `lora`) at `mfu`, over `goodput`;
 - `tokens_per_chip_s`, `tokens`: generation at a measured speed, over `goodput`;
 - `usd_per_million` = [input, output], `input_tokens`, `output_tokens`: an API;
-- `evaluation`: a table for core.plan.serving.evaluation: items, answers, a judge;
+- `evaluation`: a table for core.plan.serving.asked: items, answers, a judge;
 - `storage`, `keep`, `usd_per_gb_month`: bytes stored for a time, with months of 30 days.
 
 A file is TOML: defaults at the top, then one [[item]] table per item. Both may have `chip`, `mfu`,
@@ -31,8 +31,16 @@ from sabia.core.files import read_toml
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import compute
 from sabia.core.plan.chips import Chip, find_chip
-from sabia.core.plan.money.bills import DAY_S, HOUR_S, cost_usd
-from sabia.core.plan.money.prices import Price, default_prices, prices_for, refused_words, usable
+from sabia.core.plan.money.prices import (
+    DAY_S,
+    HOUR_S,
+    Price,
+    cost_usd,
+    default_prices,
+    prices_for,
+    refused_words,
+    usable,
+)
 from sabia.core.units import parse_bytes, parse_count, parse_duration, parse_fraction, parse_money
 
 KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
@@ -182,7 +190,7 @@ def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Reso
 
 
 def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Resources:
-    from sabia.core.plan.serving.evaluation import api_price
+    from sabia.core.plan.serving.asked import api_price
 
     read_usd, written_usd = api_price(table["usd_per_million"], f"{label} usd_per_million")
     read, written = (count(label, table, key) for key in ("input_tokens", "output_tokens"))
@@ -190,7 +198,7 @@ def _api(label: str, table: Mapping[str, Any], _default: Defaults) -> Resources:
 
 
 def _evaluation(label: str, table: Mapping[str, Any], default: Defaults) -> Resources:
-    from sabia.core.plan.serving.evaluation import table_cost
+    from sabia.core.plan.serving.asked import table_cost
 
     if not isinstance(table["evaluation"], dict):
         raise BadData(f"{label} evaluation {table['evaluation']!r} (expected a TOML table)")

@@ -2,11 +2,10 @@
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.output.report import fields, layout_words
+from sabia.core.plan.output.report import View, fields, layout_words
 from sabia.core.plan.output.table import percent, verdict
-from sabia.core.plan.output.view import View
+from sabia.core.plan.placed import plan_of
 from sabia.core.plan.planner import Plan
-from sabia.core.plan.plans import plan_of
 from sabia.core.plan.request import PlanRequest
 
 MOST_WORDS = 200  # characters of a reason

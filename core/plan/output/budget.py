@@ -5,8 +5,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.money.bills import short_money
-from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.money.prices import format_rate, short_money
 from sabia.core.plan.money.pyramid import Budget, Total, read_pyramid
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns

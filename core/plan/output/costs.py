@@ -7,24 +7,107 @@ offers    the run's cost at every price on file that may be used, the lowest fir
 scaling   better model sizes for the budget, and with the cost of inference
 
 Where the options request interruptions, costs include them.
+
+The law of `--fit`: its runs, its constants with intervals, and what it says about a plan.
+
+On which terms the chips are used: reserved, at nights and weekends, tuned first or at once.
 """
 
 from dataclasses import asdict, replace
 from typing import Any
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import planner
-from sabia.core.plan.money.bills import HOUR_S, cost_usd, cost_usd_per_day, short_money
 from sabia.core.plan.money.carbon import INTENSITIES, footprint
-from sabia.core.plan.money.limit import within_limit
-from sabia.core.plan.money.prices import Price, current, format_rate, load_prices, prices_for
+from sabia.core.plan.money.fitted import FittedLaw, percentiles
+from sabia.core.plan.money.prices import (
+    DAY_S,
+    HOUR_S,
+    Price,
+    cost_usd,
+    cost_usd_per_day,
+    current,
+    format_rate,
+    load_prices,
+    prices_for,
+    short_money,
+    within_limit,
+)
 from sabia.core.plan.money.scaling import BESIROGLU, Advice, Pair, advise
-from sabia.core.plan.output.report import fields
-from sabia.core.plan.output.table import Cell, columns, power_of_ten, table_of
-from sabia.core.plan.output.view import View
+from sabia.core.plan.output.report import View, fields
+from sabia.core.plan.output.table import Cell, columns, percent, power_of_ten, span, table_of
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_count
+
+RISING = 1.2  # ratio of the exponents of long and of short runs, above which the law fails
+FAR = 1000  # times the FLOPs of the largest run, beyond which a law says little
+
+
+def law_line(fitted: FittedLaw | None) -> str:
+    """The law in one line."""
+    law = fitted.law if fitted else BESIROGLU
+    words = f"loss = {law.e:.3f} + {law.a:.4g}/N^{law.alpha:.3f} + {law.b:.4g}/D^{law.beta:.3f}"
+    if fitted is None:
+        return f"law       {law.name}: {words}; --fit uses your own runs"
+    exponents = "" if fitted.free else ", exponents of Besiroglu 2024"
+    return (
+        f"law       of {len(fitted.runs)} runs{exponents}: {words}, error "
+        f"{percent(round(fitted.rms_error, 4))}"
+    )
+
+
+def interval_text(pair: tuple[float, float]) -> str:
+    """' (2.310 to 2.365)'."""
+    return f" ({pair[0]:.3f} to {pair[1]:.3f})"
+
+
+def fit(request: PlanRequest, plan: Plan) -> View:
+    """What the law says about the plan: its final loss, and the best pair for its FLOPs."""
+    fitted = request.own_law
+    assert fitted is not None
+    params, tokens = plan.run.active_params, plan.run.tokens
+    flops = Pair(params, tokens).train_flops
+    loss, interval = fitted.law.loss(params, tokens), fitted.loss_interval(params, tokens)
+    lines = [
+        law_line(fitted),
+        f"          this plan: final loss {loss:.3f}{interval_text(interval)}",
+    ]
+    figures: dict[str, Any] = {
+        "law": asdict(fitted.law),
+        "runs": len(fitted.runs),
+        "exponents_fitted": fitted.free,
+        "rms_error": fitted.rms_error,
+        "exponents": list(fitted.exponents or ()),
+        "loss": loss,
+        "loss_low": interval[0],
+        "loss_high": interval[1],
+        "times_largest_run": flops / fitted.largest_flops,
+    }
+    if fitted.law.a and fitted.law.b:
+        best = fitted.law.optimal(flops)
+        laws = [law for law in fitted.resampled if law.a and law.b]
+        low, high = percentiles([law.optimal(flops).params for law in laws] or [best.params])
+        lines.append(
+            f"          for its FLOPs: {format_count(best.params)} parameters "
+            f"({format_count(low)} to {format_count(high)}) on {format_count(best.tokens)} tokens, "
+            f"loss {fitted.law.loss(best.params, best.tokens):.3f}"
+        )
+        figures |= {"best_params": best.params, "best_params_low": low, "best_params_high": high,
+                    "best_tokens": best.tokens}  # fmt: skip
+    first, last = fitted.exponents or (0.0, 0.0)
+    if last > RISING * first > 0:
+        lines.append(
+            f"          the loss falls faster in longer runs (tokens^-{last:.3f}, in the shortest "
+            f"^-{first:.3f}): they are too short for the law, and its losses are too high"
+        )
+    if flops > FAR * fitted.largest_flops:
+        lines.append(
+            f"          the plan has {flops / fitted.largest_flops:,.0f} times the FLOPs of the "
+            "largest run: far outside of what was fitted"
+        )
+    return View("\n".join(lines), figures)
+
 
 # training compute of "high-impact capabilities": Regulation (EU) 2024/1689, article 51(2)
 SYSTEMIC_FLOPS = 1e25
@@ -197,3 +280,104 @@ def _advice(advice: Advice) -> str:
 def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:
     known = fields(pair, "params", "tokens", "train_flops")
     return known | {"life_flops": pair.life_flops(inference_tokens)}
+
+
+WEEK_S = 7 * DAY_S
+WORKING_DAYS = 5
+
+
+def _rate(plan: Plan, flag: str) -> float:
+    """The lowest price of a chip-hour. Raises UsageError without one."""
+    if not plan.cluster.prices:
+        raise UsageError(f"{flag}: needs a price; give one, as --price 4.40")
+    return min(price.usd_per_chip_hour for price in plan.cluster.prices)
+
+
+def reserved(request: PlanRequest, plan: Plan) -> View:
+    """The run by the hour and reserved: a reservation is paid for its term, used or not."""
+    settings, best = request.settings, plan.best
+    discount, term_s = settings.reserved or 0.0, settings.value("term")
+    if not 0 < discount < 1:
+        raise UsageError(f"--reserved: {percent(discount)} (expected above 0 and below 100%)")
+    usd = _rate(plan, "--reserved")
+    by_hour = cost_usd(best.chip_s, usd)
+    whole = cost_usd(best.chips * term_s, usd * (1 - discount))
+    used = best.chip_s / (best.chips * term_s)
+    line = (
+        f"reserved  {percent(discount)} off for {span(term_s)}: {short_money(whole)}, of which the "
+        f"run uses {used:.0%} ({short_money(by_hour)} by the hour); it pays where the chips are in "
+        f"use for more than {1 - discount:.0%} of the term"
+    )
+    figures = {
+        "discount": discount,
+        "term_s": term_s,
+        "term_cost_usd": whole,
+        "by_hour_cost_usd": by_hour,
+        "used_share": used,
+        "pays_from_share": 1 - discount,
+    }
+    return View(line, figures)
+
+
+def idle(request: PlanRequest, plan: Plan) -> View:
+    """The run in the hours that production leaves: nights and weekends."""
+    settings, best = request.settings, plan.best
+    busy_s = settings.production or 0.0
+    restart_s = settings.value("restart") + (settings.save_stall or 0.0)
+    if busy_s >= DAY_S:
+        raise UsageError(f"--production: {span(busy_s)} (expected less than a day)")
+    night_s = DAY_S - busy_s
+    idle_s = WEEK_S - WORKING_DAYS * busy_s
+    used_s = idle_s - WORKING_DAYS * restart_s
+    if restart_s >= night_s:
+        raise Infeasible(
+            f"--production: a restart of {span(restart_s)} takes all of a night of "
+            f"{span(night_s)}; use a shorter --production or --restart"
+        )
+    wall_s = best.finishes_s / used_s * WEEK_S
+    line = (
+        f"idle      production first: {idle_s / HOUR_S:.0f} of 168 hours a week are left, in "
+        f"{WORKING_DAYS} windows that each lose {span(restart_s)}; on the same chips the run takes "
+        f"{span(wall_s)} instead of {span(best.finishes_s)}"
+    )
+    figures = {
+        "production_s_per_day": busy_s,
+        "idle_share": idle_s / WEEK_S,
+        "work_share": used_s / WEEK_S,
+        "finishes_s": wall_s,
+        "meets_deadline": wall_s <= best.deadline_s,
+    }
+    return View(line, figures)
+
+
+def tuning(request: PlanRequest, plan: Plan) -> View:
+    """The run at its first MFU, and after a time of tuning at the tuned one."""
+    settings, best = request.settings, plan.best
+    first, tuning_s = settings.first_mfu or 0.0, settings.value("tuning")
+    if not 0 < first < best.mfu:
+        raise UsageError(
+            f"--first-mfu: {percent(first)} (expected above 0 and below the tuned {best.mfu:.0%})"
+        )
+    at_once_s = best.finishes_s * best.mfu / first
+    tuned_s = best.finishes_s + tuning_s
+    breaks_even_s = at_once_s - best.finishes_s
+    gain = at_once_s - tuned_s
+    pays = "it pays" if gain > 0 else "it does not pay"
+    line = (
+        f"tuning    {span(at_once_s)} at {first:.0%} MFU, or {span(tuning_s)} of tuning and "
+        f"{span(best.finishes_s)} at {best.mfu:.0%}: {pays} (up to {span(breaks_even_s)} of tuning "
+        "would)"
+    )
+    figures: dict[str, Any] = {
+        "first_mfu": first,
+        "tuned_mfu": best.mfu,
+        "at_once_s": at_once_s,
+        "tuned_s": tuned_s,
+        "pays_up_to_s": breaks_even_s,
+        "saved_usd": None,
+    }
+    if plan.cluster.prices:
+        usd = cost_usd(best.chips * gain, _rate(plan, "--first-mfu"))
+        figures["saved_usd"] = usd
+        line += f", {short_money(abs(usd))} {'saved' if gain > 0 else 'lost'}"
+    return View(line, figures)

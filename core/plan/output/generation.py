@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from sabia.core.plan.compute import model_kind
-from sabia.core.plan.money.bills import cost_usd, short_money
-from sabia.core.plan.output.report import fields
+from sabia.core.plan.money.prices import cost_usd, short_money
+from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import Cell, columns, table_of
-from sabia.core.plan.output.view import View
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving.asked import (
     GrpoStep,
@@ -23,8 +22,7 @@ from sabia.core.plan.serving.asked import (
     grpo_step,
     possible_loads,
 )
-from sabia.core.plan.serving.decode import cache_bytes
-from sabia.core.plan.serving.formats import published_ratio
+from sabia.core.plan.serving.decode import cache_bytes, published_ratio
 from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
 from sabia.core.units import format_bytes, format_count, format_duration
 

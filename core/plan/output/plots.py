@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from sabia.core import page, svg
 from sabia.core.errors import UsageError
 from sabia.core.plan import placed, planner
-from sabia.core.plan.money.bills import DAY_S, cost_usd
-from sabia.core.plan.money.prices import Price
-from sabia.core.plan.output.summary import SummaryRow
+from sabia.core.plan.money.prices import DAY_S, Price, cost_usd
+from sabia.core.plan.output.several import SummaryRow
 from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.svg import Bar, BarGroup, Series

@@ -6,7 +6,7 @@ The functions return lines; the caller prints them to stderr.
 from datetime import date
 
 from sabia.core.plan.compute import MFU_RANGES, model_kind
-from sabia.core.plan.device.compared import outside
+from sabia.core.plan.device.step_time import outside
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest

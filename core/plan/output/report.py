@@ -1,14 +1,20 @@
 """A plan as JSON: version, inputs, assumptions, and rows, with units in the key names.
 
 New versions may add keys; a changed meaning needs a new SCHEMA_VERSION.
+
+A view: what one group of options adds to a plan, as text and as JSON.
+
+Each view is a function `(request, plan) -> View` with the name of the view; its module is imported
+only if one of its options is given. A new view needs a function, a line in VIEWS, and its options.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any
 
+from sabia.core.options.plan_cluster import PlanStops
 from sabia.core.plan.compute import MFU_RANGES, model_kind, whole_nodes
-from sabia.core.plan.money.bills import cost_usd_per_day
-from sabia.core.plan.money.prices import Price
+from sabia.core.plan.money.prices import Price, cost_usd_per_day
 from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest
 
@@ -101,3 +107,37 @@ def flat_rows(request: PlanRequest, plan: Plan) -> list[dict[str, Any]]:
         "chip_hours": plan.chip_hours,
     }
     return [own | row for row in report(request, plan)["rows"]]
+
+
+# a view's function, which is also its key in the report → the options that request it
+VIEWS: dict[str, tuple[str, ...]] = {
+    "layout": ("search", "fixed_layout"),
+    "stops": tuple(PlanStops.table),
+    "offers": ("offers",),
+    "limit": ("max_cost",),
+    "carbon": ("carbon", "pue", "carbon_intensity"),
+    "scaling": ("serve_tokens",),
+    "fit": ("fit",),
+    "reserved": ("reserved",),
+    "idle": ("production",),
+    "tuning": ("first_mfu",),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """Lines of text, and a JSON object with units in its keys."""
+
+    text: str
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def views(request: PlanRequest, plan: Plan, without: tuple[str, ...] = ()) -> dict[str, View]:
+    """The requested views by key, in the order of VIEWS."""
+    requested: dict[str, View] = {}
+    for name, options in VIEWS.items():
+        if name not in without and request.settings.set_values(*options):
+            file = name if name in ("layout", "stops") else "costs"
+            module = import_module(f"sabia.core.plan.output.{file}")
+            requested[name] = getattr(module, name)(request, plan)
+    return requested

@@ -8,12 +8,10 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, planner
 from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
-from sabia.core.plan.money.bills import DAY_S, cost_usd, short_money
-from sabia.core.plan.money.fitted import FittedLaw
-from sabia.core.plan.money.own_runs import fitted_law
-from sabia.core.plan.money.scaling import BESIROGLU, Pair
-from sabia.core.plan.money.sizing import Budget
-from sabia.core.plan.output.own_law import interval_text, law_line
+from sabia.core.plan.money.fitted import FittedLaw, fitted_law
+from sabia.core.plan.money.prices import DAY_S, cost_usd, short_money
+from sabia.core.plan.money.scaling import BESIROGLU, Budget, Pair
+from sabia.core.plan.output.costs import interval_text, law_line
 from sabia.core.plan.output.report import SCHEMA_VERSION
 from sabia.core.plan.output.table import Cell, percent, power_of_ten, span, table_of
 from sabia.core.plan.request import build

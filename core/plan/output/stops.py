@@ -4,11 +4,9 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from sabia.core.plan.money.bills import DAY_S, short_money
-from sabia.core.plan.money.prices import cheapest
-from sabia.core.plan.output.report import fields
+from sabia.core.plan.money.prices import DAY_S, cheapest, short_money
+from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import percent, span
-from sabia.core.plan.output.view import View
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.stops import failures

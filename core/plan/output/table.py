@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sabia.core.plan import compute, memory
-from sabia.core.plan.money.bills import DAY_S, cost_usd_per_day, short_money
-from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.money.prices import DAY_S, cost_usd_per_day, format_rate, short_money
 from sabia.core.plan.planner import Plan, Run
 from sabia.core.plan.request import PlanRequest
 from sabia.core.units import format_bytes, format_count, format_duration

@@ -22,9 +22,11 @@ from sabia.core.plan.serving.decode import (
     Replica,
     cache_bytes,
     decode_step,
+    factor,
+    find_format,
+    format_names,
     prefill,
 )
-from sabia.core.plan.serving.formats import factor, find_format, format_names
 
 PASS_TOKENS = 8192  # tokens of a prefill pass; longer prompts are split into chunks
 MOST_CHIPS = 1024  # of a replica

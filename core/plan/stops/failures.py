@@ -32,9 +32,8 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, known
-from sabia.core.plan.money.bills import DAY_S, cost_usd
-from sabia.core.plan.stops.job import Process, Waits
-from sabia.core.plan.stops.process import Expectation, divided, expectation
+from sabia.core.plan.money.prices import DAY_S, cost_usd
+from sabia.core.plan.stops.process import Expectation, Process, Waits, divided, expectation
 from sabia.core.save_interval import best_interval_s
 
 

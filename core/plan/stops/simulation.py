@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.stops.job import Process
+from sabia.core.plan.stops.process import Process
 
 
 @dataclass(frozen=True)

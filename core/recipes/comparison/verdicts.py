@@ -16,8 +16,7 @@ from sabia.core.bench.report import aligned
 from sabia.core.bench.seed_noise import EQUAL, FARTHEST, OPEN, Look
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.plan.chips import chip_of_device
-from sabia.core.plan.money.bills import cost_usd, short_money
-from sabia.core.plan.money.prices import cheapest
+from sabia.core.plan.money.prices import cheapest, cost_usd, short_money
 from sabia.core.recipes.comparison.candidates import Runs
 from sabia.core.recipes.comparison.measures import Measure
 from sabia.core.shards.atomic import write_atomic, write_json

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.plans import plan_of
+from sabia.core.plan.placed import plan_of
 
 L, H, V, F, HEADS, KV = 32, 4096, 128256, 14336, 32, 8
 LLAMA_3_8B = {

@@ -7,7 +7,7 @@ import pytest
 from sabia.core.errors import BadData, UsageError
 from sabia.core.plan.chips import chip_of_device, find_chip, load_chips
 from sabia.core.plan.compute import model_kind
-from sabia.core.plan.counting.nearest import load_shapes
+from sabia.core.plan.counting.assumed import load_shapes
 from sabia.core.plan.memory import RECIPES
 
 DAY = datetime.date(2026, 8, 1)

@@ -8,9 +8,9 @@ from sabia.core.errors import UsageError
 from sabia.core.options import about
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, request
-from sabia.core.plan.device.stack import find_stack
+from sabia.core.plan.device.layout import find_stack
 from sabia.core.plan.device.step_work import RATE_FIELD
-from sabia.core.plan.serving.formats import CACHE_BYTES
+from sabia.core.plan.serving.decode import CACHE_BYTES
 from sabia.core.plan.stops.failures import StopModel
 
 TABLE = PlanOptions.table

@@ -6,7 +6,7 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import placed
 from sabia.core.plan.device.search import HARDLY_MORE
-from sabia.core.plan.plans import plan_of
+from sabia.core.plan.placed import plan_of
 
 pytest.importorskip("numpy", reason="a search needs numpy")
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2"}

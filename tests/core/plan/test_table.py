@@ -6,8 +6,7 @@ import pytest
 
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer
-from sabia.core.plan.money.bills import short_money
-from sabia.core.plan.money.prices import format_rate
+from sabia.core.plan.money.prices import format_rate, short_money
 from sabia.core.plan.output import remarks, table
 
 

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.counting.assumed import assumed_architecture
+from sabia.core.plan.counting.assumed import assumed_architecture, load_shapes, nearest_shape
 from sabia.core.plan.counting.known import architecture_from
-from sabia.core.plan.counting.nearest import load_shapes, nearest_shape
 
 
 def test_shapes_on_file_have_the_counts_they_say() -> None:

@@ -9,8 +9,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Layout
-from sabia.core.plan.device.stack import Stack
+from sabia.core.plan.device.layout import Layout, Stack
 from sabia.core.plan.device.step_network import (
     RankGroup,
     bandwidth,

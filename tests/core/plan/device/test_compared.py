@@ -9,8 +9,8 @@ from step_cases import further_cases
 
 from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.compared import FEWEST, LONG, band_kind, outside
 from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.step_time import FEWEST, LONG, band_kind, outside
 from sabia.core.plan.memory import find_recipe
 
 H100 = find_chip("h100")

@@ -15,9 +15,8 @@ from sabia.core.model.storage import hub
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device import host_kept
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import Layout, Workload, find_stack, stack_on
 from sabia.core.plan.device.memory import device_memory, explain
-from sabia.core.plan.device.stack import find_stack, stack_on
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss

@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 from plain_models import attention_layer, decoder, with_experts
 
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory, explain
-from sabia.core.plan.device.stack import Stack, find_stack
 from sabia.core.plan.memory import RECIPES
 
 GIB = 2**30
@@ -252,7 +251,7 @@ def test_one_layout_needs_no_numpy():
         "import sys; from sabia.core.plan.counting.assumed import assumed_architecture as a\n"
         "from sabia.core.plan.device.memory import device_memory, explain\n"
         "from sabia.core.plan.device.layout import Layout\n"
-        "from sabia.core.plan.device.stack import find_stack\n"
+        "from sabia.core.plan.device.layout import find_stack\n"
         "from sabia.core.plan.device.layout import Workload\n"
         "from sabia.core.plan.memory import RECIPES\n"
         "job = Workload(a(8e9, 8e9), 8192, 64, RECIPES['adamw16'])\n"

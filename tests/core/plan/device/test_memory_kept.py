@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from plain_models import attention_layer, with_experts
 
+from sabia.core.plan.device.layout import Stack
 from sabia.core.plan.device.memory_kept import OUTPUT, SCORES, layer_tensors
-from sabia.core.plan.device.stack import Stack
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -11,9 +11,8 @@ import pytest
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.plan.counting.blocks import from_spec
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import Layout, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.memory import RECIPES
 from sabia.core.spec import from_config, new_config
 

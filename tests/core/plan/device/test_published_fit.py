@@ -11,10 +11,9 @@ from judged_steps import judged_cases
 from step_cases import Case, calibration_cases, further_cases, mixture_cases
 
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Layout
+from sabia.core.plan.device.layout import RECOMPUTE, Layout, find_stack
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import RECOMPUTE, find_stack
 from sabia.core.plan.memory import StateRecipe, find_recipe
 
 # rows of the fitted tables whose `recipe` is not what the source's recipe keeps

@@ -11,12 +11,11 @@ from plain_models import attention_layer, decoder
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.candidates import front
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import AXES, find_stack
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe

@@ -10,12 +10,11 @@ from plain_models import attention_layer, decoder
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device import search_fixes
-from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.layout import Workload, find_stack
 from sabia.core.plan.device.search import HARDLY_MORE
 from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_fixes import coarse, rentable
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.device.stack import find_stack
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
 

@@ -17,13 +17,12 @@ from sabia.core.parallel.mesh import Mesh, make_mesh
 from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
-from sabia.core.plan.device.flags import pretrain_flags
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import AXES, Layout, Workload, find_stack
 from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.search_rules import SearchProblem, fixed_layout, parse_fields
-from sabia.core.plan.device.stack import AXES, find_stack
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.output.layout import pretrain_flags
 from sabia.core.recipes.training_config import batch_rows
 from sabia.core.spec import from_config, new_config
 

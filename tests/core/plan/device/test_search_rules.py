@@ -16,9 +16,8 @@ from sabia.core.parallel.sharding_rules import check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.candidates import all_meshes, factorisations
-from sabia.core.plan.device.layout import Workload
+from sabia.core.plan.device.layout import AXES, Workload, find_stack, load_stacks
 from sabia.core.plan.device.search_rules import abilities_of, check_pinned, rules_of
-from sabia.core.plan.device.stack import AXES, find_stack, load_stacks
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config
 

@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.device.stack import _stack, find_stack, load_stacks
+from sabia.core.plan.device.layout import _stack, find_stack, load_stacks
 
 
 def test_every_preset_has_a_source_and_a_date():

@@ -10,8 +10,7 @@ from step_cases import architecture, calibration_cases
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.device.layout import Layout, Workload
-from sabia.core.plan.device.stack import Stack, find_stack
+from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.device.step_work import Constants, load_bands, products
 from sabia.core.plan.memory import find_recipe

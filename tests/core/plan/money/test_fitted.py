@@ -7,8 +7,7 @@ import pytest
 from plan_calls import call, called, report
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.money.fitted import OwnRun, fit
-from sabia.core.plan.money.own_runs import own_runs
+from sabia.core.plan.money.fitted import OwnRun, fit, own_runs
 from sabia.core.plan.money.scaling import BESIROGLU, ScalingLaw
 
 SIZES, RATIOS = (5e6, 2e7, 8e7, 3e8), (5, 20, 80)

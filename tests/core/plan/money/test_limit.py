@@ -6,8 +6,7 @@ import pytest
 
 from sabia.core import units
 from sabia.core.errors import Infeasible, UsageError
-from sabia.core.plan.money.limit import within_limit
-from sabia.core.plan.money.prices import Price
+from sabia.core.plan.money.prices import Price, within_limit
 
 WORK_S = 45_370.37 * 3600  # the article's run: $199,630 at $4.40
 PRICES = (Price(12.0, "big cloud"), Price(4.4, "neocloud"))

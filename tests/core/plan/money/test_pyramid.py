@@ -78,7 +78,7 @@ tokens_per_chip_s = 1000
 
 def test_an_evaluation_is_worked_out(tmp_path):
     from sabia.core.plan.chips import find_chip
-    from sabia.core.plan.serving.evaluation import table_cost
+    from sabia.core.plan.serving.asked import table_cost
 
     suite = {"items": 1000, "prompt_tokens": 800, "output_tokens": 600, "params": "8B",
              "judge_calls": 5, "judge_prompt_tokens": 1500, "judge_output_tokens": 60,

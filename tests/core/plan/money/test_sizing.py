@@ -5,8 +5,7 @@ import math
 import pytest
 from plan_calls import call, report
 
-from sabia.core.plan.money.scaling import BESIROGLU, Pair
-from sabia.core.plan.money.sizing import REPEATED_TOKENS, Budget, params_for, worn
+from sabia.core.plan.money.scaling import BESIROGLU, REPEATED_TOKENS, Budget, Pair, params_for, worn
 
 
 def test_the_best_pair_is_the_optimum_of_the_law_where_memory_and_data_are_enough():

@@ -9,7 +9,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
 from sabia.core.plan.output import plots
-from sabia.core.plan.plans import plan_of
+from sabia.core.plan.placed import plan_of
 
 ARTICLE = PlanOptions(params=1.6e12, active=49e9)
 

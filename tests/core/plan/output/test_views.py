@@ -7,7 +7,7 @@ import pytest
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.answer import answer
-from sabia.core.plan.output import view
+from sabia.core.plan.output import report
 
 BIG = {"params": 1.6e12, "active": 49e9, "chips": 150}
 SMALL = {"params": 8e9, "tokens": 1e12, "chip": "h100", "price": "2"}
@@ -18,7 +18,7 @@ def ask(base=SMALL, **settings):
 
 
 def test_a_view_is_only_there_when_asked_for():
-    assert not set(view.VIEWS) & set(ask().report)
+    assert not set(report.VIEWS) & set(ask().report)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.money import bills
-from sabia.core.plan.money.prices import default_prices
+from sabia.core.plan.money.prices import cost_usd, default_prices
 from sabia.core.plan.stops import failures
 from sabia.core.save_interval import best_interval_s
 
@@ -185,4 +184,4 @@ def test_row_19_half_the_utilization_doubles_time_and_cost():
     assert bad["rows"][0]["finishes_s"] / good["rows"][0]["finishes_s"] == pytest.approx(2)
     costs = [report["rows"][0]["costs"][0]["cost_usd"] for report in (bad, good)]
     assert costs[0] / costs[1] == pytest.approx(2)
-    assert bills.cost_usd(2 * 3600, 4.4) == pytest.approx(8.8)
+    assert cost_usd(2 * 3600, 4.4) == pytest.approx(8.8)

@@ -15,7 +15,7 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import adapter_params, training_flops_per_token
 from sabia.core.plan.output import generation
-from sabia.core.plan.serving.formats import find_format, weight_bytes
+from sabia.core.plan.serving.decode import find_format, weight_bytes
 
 TODAY = datetime.date(2026, 9, 1)  # the prices on file are then a month old
 TRILLION = assumed_architecture(1e12, 32e9)

@@ -10,7 +10,8 @@ import pytest
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import answer, compute
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.money import bills, carbon, scaling
+from sabia.core.plan.money import carbon, scaling
+from sabia.core.plan.money.prices import cost_usd
 from sabia.core.plan.stops import failures
 
 TODAY = datetime.date(2026, 9, 1)
@@ -92,5 +93,5 @@ def test_row_29_a_failure_every_three_hours():
 
 def test_published_bills_of_frontier_runs():
     """A model of 400B to 600B does not cost 100 to 500 million dollars to train."""
-    assert bills.cost_usd(CARD_HOURS * HOUR_S, 2) == pytest.approx(61.7e6, rel=1e-3)
-    assert bills.cost_usd(2.788e6 * HOUR_S, 2) == pytest.approx(5.576e6)
+    assert cost_usd(CARD_HOURS * HOUR_S, 2) == pytest.approx(61.7e6, rel=1e-3)
+    assert cost_usd(2.788e6 * HOUR_S, 2) == pytest.approx(5.576e6)

@@ -14,12 +14,10 @@ from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import operations, training_flops_per_token
-from sabia.core.plan.device.layout import Layout, Workload
+from sabia.core.plan.device.layout import Layout, Stack, Workload
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.memory_state import stages_of
-from sabia.core.plan.device.stack import Stack
-from sabia.core.plan.money import bills
-from sabia.core.plan.money.prices import load_prices
+from sabia.core.plan.money.prices import cost_usd, load_prices
 
 TODAY = datetime.date(2026, 9, 1)
 STATE = ("weights", "gradients", "optimizer")
@@ -149,8 +147,8 @@ def test_fine_tuning_seven_billion_costs_dollars():
     """100K examples, 3 epochs, 1,000 tokens each: neither $50K nor much of $50 to $300."""
     spent = hours(7e9, 3e8)
     assert spent == pytest.approx(8.9, abs=0.1)
-    assert bills.cost_usd(spent * 3600, 2.8) == pytest.approx(25, abs=0.5)
-    assert 50_000 / bills.cost_usd(spent * 3600, 2.8) > 1000
+    assert cost_usd(spent * 3600, 2.8) == pytest.approx(25, abs=0.5)
+    assert 50_000 / cost_usd(spent * 3600, 2.8) > 1000
 
 
 def test_a_node_of_h100_has_400_gigabytes_a_second_of_network():
@@ -195,5 +193,5 @@ def test_seven_billion_on_a_trillion_tokens_takes_five_days():
 
 def test_seventy_billion_for_millions_implies_a_price():
     stated_s = 1024 * 30 * 86400
-    usd = [bills.cost_usd(stated_s, price) for price in (6.8, 20.3)]
+    usd = [cost_usd(stated_s, price) for price in (6.8, 20.3)]
     assert usd == pytest.approx([5e6, 15e6], rel=0.005)  # where an H100 costs 2 to 4

@@ -17,9 +17,12 @@ from sabia.core.plan.serving.decode import (
     cache_bytes,
     cache_split,
     decode_step,
+    factor,
+    find_format,
+    flops_per_s,
     prefill,
+    weight_bytes,
 )
-from sabia.core.plan.serving.formats import factor, find_format, flops_per_s, weight_bytes
 
 SHAPES, _ = load()
 H100 = find_chip("h100")

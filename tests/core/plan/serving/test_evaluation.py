@@ -5,12 +5,12 @@ from published_generation import architecture, load
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.serving.decode import Replica
-from sabia.core.plan.serving.evaluation import (
+from sabia.core.plan.serving.asked import (
     Suite,
     evaluate,
     table_cost,
 )
+from sabia.core.plan.serving.decode import Replica
 from sabia.core.plan.serving.traffic import full_load
 
 SHAPES, _ = load()

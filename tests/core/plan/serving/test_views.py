@@ -10,7 +10,7 @@ from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import request
 from sabia.core.plan.output.generation import evaluate, grpo, serve
-from sabia.core.plan.serving.formats import published_ratio
+from sabia.core.plan.serving.decode import published_ratio
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 

@@ -7,9 +7,7 @@ import pytest
 from plain_models import expected_wall
 
 from sabia.core.errors import Infeasible
-from sabia.core.plan.stops import repairs
-from sabia.core.plan.stops.job import Process
-from sabia.core.plan.stops.process import divided, expectation
+from sabia.core.plan.stops.process import Process, divided, expectation
 from sabia.core.plan.stops.simulation import simulate
 
 DAY_S, HOUR_S, MINUTE_S = 86400.0, 3600.0, 60.0
@@ -197,7 +195,7 @@ def test_waits_for_repair_of_short_runs_agree_with_the_simulation(seed):
 def test_waits_for_repair_are_the_same_exactly_and_by_steps_in_long_runs(monkeypatch):
     process = Process(3000, 900.0, 60.0, 300.0, 2e-5, 1e-5, repair_s=50_000.0, spare_nodes=2)
     exact = expectation(process).waited_repair_s
-    monkeypatch.setattr(repairs, "MOST_SPARES", 1)
+    monkeypatch.setattr("sabia.core.plan.stops.process.MOST_SPARES", 1)
     assert expectation(process).waited_repair_s == pytest.approx(exact, rel=0.01)
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.stops.job import Process
-from sabia.core.plan.stops.process import expectation
+from sabia.core.plan.stops.process import Process, expectation
 from sabia.core.plan.stops.simulation import simulate, spread
 
 DAY_S, HOUR_S = 86400.0, 3600.0

@@ -6,7 +6,7 @@ import pytest
 from plain_models import expected_wall
 
 from sabia.core.plan.chips import find_chip
-from sabia.core.plan.money.bills import cost_usd
+from sabia.core.plan.money.prices import cost_usd
 from sabia.core.plan.stops.failures import StopModel, StoppedRun, compare, forecast
 
 DAY_S, HOUR_S = 86400.0, 3600.0
