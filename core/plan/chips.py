@@ -7,23 +7,13 @@ layouts must fit (H100: 80 GB sold, 81,559 MiB = 85.5 GB there).
 
 import datetime
 import re
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 
-REQUIRED = {
-    "family",
-    "bf16_tflops",
-    "hbm_gb",
-    "memory_mib",
-    "memory_source",
-    "node_chips",
-    "source",
-    "date",
-}
 # key of chips.toml → field of Chip, and the factor to the field's unit; other keys are fields
 SCALED = {
     "bf16_tflops": ("bf16_flops_per_s", 1e12),
@@ -38,9 +28,6 @@ SCALED = {
     "scale_up_gb_s": ("scale_up_bytes_per_s", 1e9),
     "scale_up_chips": ("scale_up_domain", 1),
 }
-OPTIONAL = SCALED.keys() | {
-    "torus_axes", "matmul_ceiling", "fp8_matmul_ceiling", "power_w", "device_names", "devices",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +67,11 @@ class Chip:
     devices: int = 1
 
 
+NAMES = {field: key for key, (field, _) in SCALED.items()}
+KEYS = {NAMES.get(each.name, each.name): each.default for each in fields(Chip)[1:]}
+REQUIRED = {key for key, default in KEYS.items() if default is MISSING}
+
+
 def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
     """All chips by name; `data` replaces chips.toml. Raises BadData on a faulty entry."""
     entries = read_data("chips.toml") if data is None else data
@@ -87,7 +79,7 @@ def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
 
 
 def _chip(name: str, entry: dict[str, Any]) -> Chip:
-    check_entry("chips.toml", name, entry, REQUIRED, OPTIONAL)
+    check_entry("chips.toml", name, entry, REQUIRED, {*KEYS})
     return chip_of_entry(name, entry)
 
 
@@ -123,9 +115,8 @@ def known(chip: Chip, field: str) -> float:
     """A figure of the chip. Raises UsageError naming its key where it is not on file."""
     value = getattr(chip, field)
     if value is None:
-        key = next((key for key, (of, _) in SCALED.items() if of == field), field)
         raise UsageError(
-            f"--chip: no {key} of {chip.name} is on file (expected a chip that has it, or a "
-            "--machine file with it)"
+            f"--chip: no {NAMES.get(field, field)} of {chip.name} is on file (expected a chip that "
+            "has it, or a --machine file with it)"
         )
     return value

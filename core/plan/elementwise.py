@@ -12,42 +12,39 @@ from typing import Any
 Number = Any
 
 
-def _some_array(*values: Number) -> bool:
-    return any(hasattr(value, "shape") for value in values)
+def _numpy(*values: Number) -> Any:
+    """NumPy where one of the values is an array, else None."""
+    if not any(hasattr(value, "shape") for value in values):
+        return None
+    import numpy as np
+
+    return np
 
 
 def larger(a: Number, b: Number) -> Number:
     """The larger value of each pair."""
-    if _some_array(a, b):
-        import numpy as np
-
-        return np.maximum(a, b)
-    return max(a, b)
+    np = _numpy(a, b)
+    return np.maximum(a, b) if np else max(a, b)
 
 
 def smaller(a: Number, b: Number) -> Number:
     """The smaller value of each pair."""
-    if _some_array(a, b):
-        import numpy as np
-
-        return np.minimum(a, b)
-    return min(a, b)
+    np = _numpy(a, b)
+    return np.minimum(a, b) if np else min(a, b)
 
 
 def choose(condition: Number, yes: Number, no: Number) -> Number:
     """`yes` where the condition holds, else `no`; both are evaluated."""
-    if _some_array(condition, yes, no):
-        import numpy as np
-
-        return np.where(condition, yes, no)
-    return yes if condition else no
+    np = _numpy(condition, yes, no)
+    return np.where(condition, yes, no) if np else yes if condition else no
 
 
 def rounded_up(value: Number) -> Number:
     """The value rounded up, with a tolerance for the last bits of a division."""
     lowered = value * (1 - 1e-12)
-    if _some_array(lowered):
-        import numpy as np
+    return (_numpy(lowered) or math).ceil(lowered)
 
-        return np.ceil(lowered)
-    return math.ceil(lowered)
+
+def logarithm(value: Number) -> Number:
+    """The natural logarithm."""
+    return (_numpy(value) or math).log(value)

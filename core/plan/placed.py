@@ -174,12 +174,9 @@ def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
 
 
 def row_of(
-    run: planner.Run,
-    cluster: planner.Cluster,
-    layouts: PlannedLayouts,
-    chosen: TimedLayout,
+    run: planner.Run, cluster: planner.Cluster, layouts: PlannedLayouts, chosen: TimedLayout,
     deadline_s: float,
-) -> DeadlineRow:
+) -> DeadlineRow:  # fmt: skip
     """The row of a layout for a deadline."""
     fitting = layouts.search_result.front if layouts.search_result else (chosen,)
     work_s, chips = layouts.steps * chosen.step_s, chosen.chips

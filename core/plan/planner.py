@@ -272,21 +272,18 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
     for flag, value in positive.items():
         if not value > 0:
             raise UsageError(f"{flag}: {value:g} (expected more than 0)")
-    if run.active_params > run.params:
-        raise UsageError(
-            f"--active: {run.active_params:g} is more than --params {run.params:g} "
-            "(expected at most all of them)"
-        )
-    if run.batch_tokens > run.tokens:
-        raise UsageError(
-            f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
-            f"{format_count(run.tokens)} (expected many batches in a run)"
-        )
-    if run.batch_tokens < run.sequence:
-        raise UsageError(
-            f"--batch-tokens: {run.batch_tokens:g} is less than one sequence of {run.sequence} "
-            "tokens (expected at least --seq)"
-        )
+    refused = {
+        f"--active: {run.active_params:g} is more than --params {run.params:g} (expected at most "
+        "all of them)": run.active_params > run.params,
+        f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
+        f"{format_count(run.tokens)} (expected many batches in a run)": (
+            run.batch_tokens > run.tokens
+        ),
+        f"--batch-tokens: {run.batch_tokens:g} is less than one sequence of {run.sequence} tokens "
+        "(expected at least --seq)": run.batch_tokens < run.sequence,
+    }
+    for words in (words for words, broken in refused.items() if broken):
+        raise UsageError(words)
 
 
 def refuse_infeasible(planned: Plan) -> None:

@@ -52,14 +52,14 @@ class LayerKind:
     mixer_params: int
     mlp_params: int
     vector_params: int
-    heads: int
-    kv_heads: int
-    query_width: int
-    key_width: int
-    value_width: int
-    score_width: int
-    cache_width: int
-    mlp_width: int
+    heads: int = 0
+    kv_heads: int = 0
+    query_width: int = 0
+    key_width: int = 0
+    value_width: int = 0
+    score_width: int = 0
+    cache_width: int = 0
+    mlp_width: int = 0
     expert_params: int = 0
     experts: int = 0
     top_k: int = 0

@@ -27,8 +27,6 @@ from sabia.core.spec.layers import (
 from sabia.core.spec.tensors import TableRow
 
 Shape = tuple[int, int]
-_IDLE = dict.fromkeys(("heads", "kv_heads", "query_width", "key_width", "value_width"), 0)
-_IDLE |= dict.fromkeys(("score_width", "cache_width", "mlp_width"), 0)
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,10 @@ class LayerHalf:
             {**self.sizes, **other.sizes},
         )
 
+    def with_sizes(self, **sizes: object) -> "LayerHalf":
+        """The LayerHalf with further fields of its LayerKind."""
+        return replace(self, sizes={**self.sizes, **sizes})
+
 
 def of_rows(rows: Iterable[TableRow], sizes: Mapping[str, Any]) -> LayerHalf:
     """The LayerHalf of tensors that core.spec declares."""
@@ -68,21 +70,18 @@ def of_rows(rows: Iterable[TableRow], sizes: Mapping[str, Any]) -> LayerHalf:
 
 
 def of_shapes(
-    adapted: Iterable[Shape],
-    *,
-    others: Iterable[Shape] = (),
-    vectors: int = 0,
-    **sizes: object,
-) -> LayerHalf:
+    adapted: Iterable[Shape], *, others: Iterable[Shape] = (), vectors: int = 0, **sizes: object,
+) -> LayerHalf:  # fmt: skip
     """The LayerHalf of matrices [out, in]; others: those without an adapter (router, conv)."""
     adapted = tuple(adapted)
     matrices = sum(math.prod(shape) for shape in (*adapted, *others))
     return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-def with_sizes(block: LayerHalf, **sizes: object) -> LayerHalf:
-    """The LayerHalf with further fields of its LayerKind."""
-    return replace(block, sizes={**block.sizes, **sizes})
+def mixer_sizes(heads: int, kv_heads: int, query: int, key: int, value: int) -> dict[str, Any]:
+    """Sizes of a mixer: heads, and the widths of all its queries, keys and values."""
+    widths = {"query_width": query, "key_width": key, "value_width": value}
+    return {"heads": heads, "kv_heads": kv_heads, **widths}
 
 
 def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> LayerKind:
@@ -95,7 +94,7 @@ def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> La
         expert_params=mixer.experts + feed.experts,
         adapter_edges=mixer.edges + feed.edges,
         stream_norms=norms,
-        **_IDLE | dict(mixer.sizes) | dict(feed.sizes),
+        **{**mixer.sizes, **feed.sizes},
     )
 
 
@@ -162,20 +161,19 @@ def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
 
 def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
-    sizes: dict[str, Any] = {"heads": mixer.heads, "window": mixer.window}
+    sizes: dict[str, Any] = {"window": mixer.window}
     sizes |= {"score_width": mixer.score_width(), "cache_width": cached}
     if isinstance(mixer, LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
-        widths = {"query_width": keys, "key_width": keys, "value_width": values}
         latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
-        return sizes | widths | latents | {"kv_heads": mixer.heads}
+        return sizes | mixer_sizes(mixer.heads, mixer.heads, keys, keys, values) | latents
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    sizes |= {"query_width": queries, "key_width": keys, "value_width": keys}
+    sizes |= mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys)
     if mixer.sinks:
         sizes["sinks"] = True
     if mixer.qk_norm or mixer.qk_norm_whole:
         sizes["head_normed"] = queries + keys
-    return sizes | {"kv_heads": mixer.kv_heads}
+    return sizes
 
 
 def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
@@ -183,6 +181,5 @@ def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim
     state += (mixer.taps - 1) * (2 * keys + values)
-    sizes = {"heads": mixer.value_heads, "kv_heads": mixer.key_heads}
-    widths = {"query_width": keys, "key_width": keys, "value_width": values}
-    return sizes | widths | {"state_products": mixer.state_products(), "state_width": state}
+    sizes = mixer_sizes(mixer.value_heads, mixer.key_heads, keys, keys, values)
+    return sizes | {"state_products": mixer.state_products(), "state_width": state}

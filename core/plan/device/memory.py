@@ -20,7 +20,6 @@ of candidates (elementwise.py).
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sabia.core.plan.device import memory_buffers as buffers
 from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Layout, Setting, Stack, Workload
 from sabia.core.plan.device.memory_state import StageCase, Term, stages_of
@@ -73,7 +72,7 @@ class Memory:
 def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     """Memory of the fullest device; with arrays in `layout`, of each candidate's."""
     setting = Setting(workload, layout, stack)
-    layers = buffers.layer_figures(setting)
+    layers = state.layer_figures(setting)
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = StageCase(workload, layout, stack, stage, layers)
@@ -104,19 +103,19 @@ def _instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     for instant in INSTANTS:
         reduced = gradients if instant in ("end", "update") else early
         now = [term if instant in when else Term(term.name, 0) for term, when in temporary]
-        units = buffers.gathered(case, instant), buffers.unreduced(case, instant)
+        units = state.gathered(case, instant), state.unreduced(case, instant)
         yield instant, (*permanent, reduced, *now, *units)
 
 
-PERMANENT = (state.weights, state.weight_copies, state.optimizer, state.adapters, buffers.runtime)
+PERMANENT = (state.weights, state.weight_copies, state.optimizer, state.adapters, state.runtime)
 TEMPORARY = {
-    buffers.kept: ("backward", "loss"),
-    buffers.kept_of_others: ("end",),
-    buffers.recomputed: ("backward", "end"),
-    buffers.head_input: ("loss",),
-    buffers.logits: ("loss",),
-    buffers.exchange: ("backward", "end"),
-    buffers.update: ("update",),
+    state.kept: ("backward", "loss"),
+    state.kept_of_others: ("end",),
+    state.recomputed: ("backward", "end"),
+    state.head_input: ("loss",),
+    state.logits: ("loss",),
+    state.exchange: ("backward", "end"),
+    state.update: ("update",),
 }
 
 

@@ -59,13 +59,9 @@ class KeptTensor:
 
 
 def layer_tensors(
-    kind: LayerKind,
-    hidden: int,
-    sequence: int,
-    element: float,
-    stack: Stack,
-    input_element: float | None = None,
-) -> Iterator[KeptTensor]:
+    kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack, input_element: float
+    | None = None,
+) -> Iterator[KeptTensor]:  # fmt: skip
     """All tensors that the layer's backward pass uses in that software, in forward order.
 
     input_element: bytes per element of inputs of matrix products that are kept in FP8 or FP4.

@@ -12,14 +12,40 @@ ZeRO (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) splits over fsdp, a
 (dense weights) expert where the software folds these axes into it. The embedding is on the first
 stage, the head on the last. Down-projections of latent attention are the same on all tensor ranks.
 All experts count, active or not.
+
+Terms of memory for a part of a step: activations, logits, gathered weights, buffers.
+
+Activations are kept from a forward to its backward pass, or recomputed. Of the tensors of a layer
+(memory_kept.py), recomputation `none` keeps all, `selective` those of the software's list (without
+one all but the attention matrix, arXiv 2205.05198), and `full` only the layer's input.
+
+The other terms:
+
+  head input   inputs of the final norm and of the head
+  logits       a micro-batch's tokens · V / tensor · bytes per logit, never more than the chunk of
+               a chunked cross-entropy. 12 is torch's: kept fp32 log-probabilities and two fp32
+               gradients; 10 counts bf16 logits, fp32 softmax, fp32 gradient
+  gathered     under ZeRO-3 the whole weights (over fsdp) of the layers that compute, in the dtype
+               of computation, and of the head at the loss. Embedding and head stay whole all step
+               where they are one unit with the root of the model (torch's fully_shard)
+  unreduced    the whole gradient of one unit before it is reduced over fsdp
+  exchange     all-to-all of experts: tokens that are received and sent
+  update       the optimizer's temporary tensors
+  runtime      context, kernels, communicators: 3.5 GB, the margin of aiconfigurator
+
+torch's allocator has a pool of blocks for each stream, and communication has streams of its own:
+computation never uses their blocks. With such a stack (stream_pools) the largest unit's buffers
+count at every instant, and a second time for the copy that computes. In a pipeline, fully_shard by
+default gathers once per step and reduces once, after the last micro-batch (pipe_keeps_whole).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import Layout, Setting, Workload
+from sabia.core.plan.device.layout import PRODUCT_BYTES, Layout, Setting, Workload
+from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
 from sabia.core.plan.memory import ADAPTERS
 
@@ -253,3 +279,215 @@ def adapters(case: StageCase) -> Term:
     each = ADAPTERS.bytes_per_param
     size = params * each / (layout.tensor * layout.pipe * zero)
     return Term("adapters", size, lambda: f"{billions(params)} x {each} B{ways(*over)}")
+
+
+def kept(case: StageCase) -> Term:
+    """Activations of all layers of the stage and all micro-batches in flight."""
+    stage, layers = case.stage, case.layers
+    each = _of_stage(case)
+    size = case.tokens * (stage.in_flight * each + stage.head * layers.extra)
+
+    def formula() -> str:
+        flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
+        extra = f" + {layers.extra:.6g} B of extra layers" if stage.head * layers.extra else ""
+        mean = each / stage.layers
+        return f"{stage.layers:g} layers x {case.tokens:g} tokens x {mean:.6g} B{flight}{extra}"
+
+    return Term("activations", size, formula)
+
+
+def kept_of_others(case: StageCase) -> Term:
+    """Activations that remain after the backward pass of one micro-batch."""
+    stage, others = case.stage, larger(0, case.stage.in_flight - 1)
+    each = case.tokens * _of_stage(case)
+
+    def formula() -> str:
+        return f"{others:g} x {stage.layers:g} layers x {case.tokens:g} tokens"
+
+    return Term("other micro-batches", others * each, formula)
+
+
+def _of_stage(case: StageCase) -> Number:
+    """Bytes per token that one micro-batch keeps in the stage's layers."""
+    return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
+
+
+def recomputed(case: StageCase) -> Term:
+    """Recomputed tensors for the backward pass of one layer."""
+    tokens, again = case.tokens, case.layers.again
+    size = tokens * again
+    return Term("recomputed layer", size, lambda: f"1 layer x {tokens:g} tokens x {again:.6g} B")
+
+
+def layer_figures(case: Setting) -> LayerFigures:
+    """Figures that depend on the layers and not on the stage."""
+    model = case.model
+    sizes = {kind: _layer(case, kind) for kind in dict.fromkeys((*model.layers, *model.extra))}
+    again: Number = 0
+    elements: Number = 0
+    for kind in model.layers:
+        used, lasting = sizes[kind]
+        again = larger(again, used - lasting)
+        dense = kind.params - kind.expert_params
+        on_device = (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
+        elements = larger(elements, on_device)
+    kept_bytes = {kind: lasting for kind, (_, lasting) in sizes.items()}
+    extra = sum(kind.count * kept_bytes[kind] for kind in model.extra)
+    return LayerFigures(kept_bytes, extra, again, elements)
+
+
+def _layer(case: Setting, kind: LayerKind) -> tuple[Number, Number]:
+    """Bytes per token on one device: used in the backward pass, and kept from the forward pass."""
+    hidden, sequence, stack = case.model.hidden, case.workload.sequence, case.stack
+    tensors = list(layer_tensors(kind, hidden, sequence, case.element, stack, case.input_element))
+    if case.layout.recompute == "full" and case.workload.precision in PRODUCT_BYTES:
+        tensors.append(KeptTensor("input", hidden, stack.narrow_input_bytes))
+    used = [one for one in tensors if one.name != OUTPUT]
+    lasting = [one for one in tensors if _is_kept(one.name, case)]
+    local = case.layout.recompute == "selective"  # keeps results of products, before a gather
+    return _bytes(used, case), _bytes(lasting, case, local)
+
+
+def _is_kept(name: str, case: Setting) -> bool:
+    if case.layout.recompute == "full":
+        return name == "input"
+    if case.layout.recompute == "selective" and case.stack.selective_keeps:
+        return name in case.stack.selective_keeps
+    dropped = {OUTPUT} if case.layout.recompute == "none" else {OUTPUT, *SCORES}
+    return name not in dropped
+
+
+def _bytes(tensors: Iterable[KeptTensor], case: Setting, local: bool = False) -> Number:
+    layout = case.layout
+    rows = layout.context if case.stack.whole_context and not local else 1
+    divisors = {
+        "tokens": case.token_split,
+        "gathered": 1 if case.stack.keeps_gathered else case.token_split,
+        "tensor": layout.tensor,
+        "experts": layout.tensor if layout.experts_over_tensor else 1,
+    }
+    sums: dict[tuple[str, bool, bool], float] = {}
+    for one in tensors:
+        group = (one.split, one.routed, one.name in KEYS)
+        sums[group] = sums.get(group, 0) + one.token_bytes
+    crowded = choose(layout.expert_ranks > 1, case.stack.expert_imbalance, 1)
+    return sum(
+        size / divisors[split] * (crowded if routed else 1) * (rows if keys else 1)
+        for (split, routed, keys), size in sums.items()
+    )
+
+
+def runtime(case: StageCase) -> Term:
+    """Memory of the runtime."""
+    how = "context, kernels, communicators (margin)"
+    return Term("runtime", case.stack.context_bytes, lambda: how)
+
+
+def head_input(case: StageCase) -> Term:
+    """Inputs of the final norm and of the head."""
+    split = case.token_split
+    whole = 1 if case.stack.keeps_gathered else split
+    hidden, element = case.model.hidden, case.element
+    norm = case.stack.final_norm_bytes or element
+
+    def formula() -> str:
+        return f"{case.tokens:g} tokens x {hidden} x ({norm:g}/{split:g} + {element}/{whole:g}) B"
+
+    size = case.tokens * hidden * (norm / split + element / whole)
+    return Term("head input", case.stage.head * size, formula)
+
+
+def logits(case: StageCase) -> Term:
+    """Logits of one micro-batch, on the stage with the head."""
+    stack, vocab, tensor = case.stack, case.model.vocab, case.layout.tensor
+    each = choose(tensor > 1, stack.split_logit_bytes or stack.logit_bytes, stack.logit_bytes)
+    passes = 1 + sum(kind.count for kind in case.model.extra)
+    size = passes * case.tokens * vocab * each / tensor
+    most = stack.loss_chunk_bytes
+    if most:
+        size = smaller(size, most)
+
+    def formula() -> str:
+        chunk = f", in chunks of {billions(most)}B" if most else ""
+        times = f"{passes} x " if passes > 1 else ""
+        over = ways(("tensor", tensor))
+        return f"{times}{case.tokens:g} tokens x {vocab} x {each:g} B{over}{chunk}"
+
+    return Term("logits", case.stage.head * size, formula)
+
+
+def gathered(case: StageCase, instant: str) -> Term:
+    """Gathered weights of the layers that compute at that instant."""
+    layer, outer, unit = case.layers.elements, _outer(case), case.element
+    layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
+    layers = choose(_stays_whole(case), case.stage.layers, layers)
+    embedding, head = outer
+    if case.stack.whole_ends:
+        ends = embedding + head
+    elif instant == "loss":
+        ends = head + (0 if case.model.head_params else embedding * case.stage.head)
+    else:
+        ends = 0
+    pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
+    count = layers * layer + ends + pooled
+
+    def formula() -> str:
+        parts = [f"{layers:g} layers of {billions(layer)}"] if layers else []
+        parts += [f"embedding and head {billions(ends)}"] if ends else []
+        parts += [f"buffer {billions(pooled)}"] if pooled else []
+        return f"({' + '.join(parts)}) x {unit} B"
+
+    return Term("gathered weights", count * unit * _is_split(case, 3), formula)
+
+
+def unreduced(case: StageCase, instant: str) -> Term:
+    """The whole gradient of a layer, of the head at the loss, of the embedding at the end."""
+    layer, (embedding, head) = case.layers.elements, _outer(case)
+    size = max(case.workload.recipe.gradients, case.element)
+    if not case.trained or instant == "update":
+        size = 0
+    units = {"loss": head, "backward": layer, "end": embedding}
+    count = units.get(instant, 0)
+    kept: Number = 0
+    if case.stack.stream_pools:
+        count, kept = larger(layer, embedding + head), head
+    count = choose(_stays_whole(case), case.stage.layers * layer + embedding + head, count)
+    size_bytes = (count * size + kept * (case.element if size else 0)) * _is_split(case, 2)
+
+    def formula() -> str:
+        also = f" + head {billions(kept)} x {case.element} B" if kept else ""
+        return f"{billions(count)} x {size:g} B{also}"
+
+    return Term("unreduced gradient", size_bytes, formula)
+
+
+def exchange(case: StageCase) -> Term:
+    """Tokens that one layer sends to and receives from experts on other devices."""
+    hidden, top_k = case.model.hidden, max(kind.top_k for kind in case.model.layers)
+    among = case.layout.tensor if case.layout.experts_over_tensor else 1
+    copies = (1 + case.stack.expert_imbalance) * top_k * case.tokens / among
+    size = choose(case.layout.expert_ranks > 1, copies * hidden * case.element, 0)
+    return Term("expert exchange", size, lambda: f"{copies:g} copies x {hidden} x {case.element} B")
+
+
+def update(case: StageCase) -> Term:
+    """Temporary tensors of the optimizer step."""
+    count, each = trained_elements(case), case.stack.update_bytes
+    return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
+
+
+def _stays_whole(case: StageCase) -> Number:
+    """Whether weights and gradients stay whole between the micro-batches of a pipeline."""
+    return case.layout.pipe > 1 if case.stack.pipe_keeps_whole else False
+
+
+def _is_split(case: StageCase, level: int) -> Number:
+    """1 where ZeRO of at least `level` splits over several ranks, else 0."""
+    return choose(case.sharding > 1, 1, 0) if case.layout.zero >= level else 0
+
+
+def _outer(case: StageCase) -> tuple[Number, Number]:
+    """Elements of embedding and head on one device of the stage, before fsdp splits them."""
+    embedding = case.stage.embedding * case.model.embedding_params
+    head = case.stage.head * head_params(case.model, case.stage)
+    return embedding / case.layout.tensor, head / case.layout.tensor

@@ -33,13 +33,14 @@ that takes longer than the computation.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Layout, Stack
 from sabia.core.plan.device.step_work import Timed
-from sabia.core.plan.elementwise import Number, choose, larger, smaller
+from sabia.core.plan.elementwise import Number, choose, larger, logarithm, smaller
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _inside(who: RankGroup, chips: Number, chip: Chip) -> Number:
     if not chip.torus_axes:
         return whole
     slice_chips = smaller(chips, chip.scale_up_domain)
-    share = _log(smaller(who.ranks, slice_chips)) / larger(_log(slice_chips), 1e-9)
+    share = logarithm(smaller(who.ranks, slice_chips)) / larger(logarithm(slice_chips), 1e-9)
     return whole * larger(1 / chip.torus_axes, smaller(1, share))
 
 
@@ -127,14 +128,6 @@ def send_s(size: Number, layout: Layout, chip: Chip) -> Number:
     if not _any(stages.ranks > 1):
         return 0 * stages.ranks
     return size / bandwidth(stages, layout.chips, chip, None)
-
-
-def _log(value: Number) -> Number:
-    if hasattr(value, "shape"):
-        import numpy as np
-
-        return np.log(value)
-    return math.log(value)
 
 
 def _any(condition: Number) -> bool:
@@ -197,11 +190,10 @@ def shard_s(at: Timed, beside: Number) -> Number:
     if at.layout.zero < 2:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
-    wire = gathers * WEIGHT_BYTES * _dense(at) + at.stack.reduce_bytes * _trained(at, _dense(at))
-    total = _ring(at, wire, _sharding(at))
-    routed = _routed(at)
-    wire = gathers * WEIGHT_BYTES * routed + at.stack.reduce_bytes * _trained(at, routed)
-    total = total + _ring(at, wire, _sharding(at, routed=True))
+    total: Number = 0
+    for params, shards, _ in _weights(at):
+        wire = gathers * WEIGHT_BYTES * params + at.stack.reduce_bytes * _trained(at, params)
+        total = total + _ring(at, wire, shards)
     if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
         passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
         total = total / choose(at.layout.pipe > 1, passes, 1)
@@ -214,27 +206,24 @@ def replica_s(at: Timed, beside: Number) -> Number:
     """Once per step: gradients (and weights with ZeRO-1) between ranks with the same shards."""
     layout, recipe = at.layout, at.workload.recipe
     gradient = recipe.gradients or WEIGHT_BYTES
-    dense, routed = _trained(at, _dense(at)), _trained(at, _routed(at))
+    trained = [(_trained(at, params), *groups) for params, *groups in _weights(at)]
     if layout.zero < 2:
-        back = gradient if layout.zero == 0 else WEIGHT_BYTES
-        everyone = group(layout, "context", "expert", "fsdp", "data")
-        total = _ring(at, (gradient + back) * dense, everyone)
-        total = total + _ring(at, (gradient + back) * routed, group(layout, "fsdp", "data"))
+        both = gradient + (gradient if layout.zero == 0 else WEIGHT_BYTES)
+        total = sum(_ring(at, both * params, everyone) for params, _, everyone in trained)
         return _exposed(at, total, beside, hidden=at.stack.hides_data)
-    shards = dense / _sharding(at).ranks + routed / _sharding(at, routed=True).ranks
-    total = 2 * gradient * _ring(at, shards, group(layout, "data"))
+    dense, routed = (params / shards.ranks for params, shards, _ in trained)
+    total = 2 * gradient * _ring(at, dense + routed, group(layout, "data"))
     near = [axis for axis in ("context", "expert") if axis not in _folded(at)]
     if near:
-        total = total + 2 * gradient * _ring(at, dense / _sharding(at).ranks, group(layout, *near))
+        total = total + 2 * gradient * _ring(at, dense, group(layout, *near))
     return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 
 def optimizer_s(at: Timed) -> Number:
     """The optimizer step: reads gradients, weights and state, writes state and weights."""
-    recipe, layout = at.workload.recipe, at.layout
-    split = layout.zero > 0
-    held = _trained(at, _dense(at)) / (_sharding(at).ranks if split else 1)
-    held = held + _trained(at, _routed(at)) / (_sharding(at, routed=True).ranks if split else 1)
+    recipe, split = at.workload.recipe, at.layout.zero > 0
+    parts = _weights(at)
+    held = sum(_trained(at, params) / (shards.ranks if split else 1) for params, shards, _ in parts)
     moved = 2 * recipe.optimizer + 2 * recipe.weights + recipe.gradients
     return held * moved / known(at.chip, "hbm_bytes_per_s")
 
@@ -245,22 +234,18 @@ def _folded(at: Timed) -> tuple[str, ...]:
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
-def _sharding(at: Timed, *, routed: bool = False) -> RankGroup:
-    """The ranks over which dense weights (or those of routed experts) are split."""
-    axes = [axis for axis in _folded(at) if not (routed and axis == "expert")]
-    return group(at.layout, *axes, "fsdp")
+def _weights(at: Timed) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
+    """A device's parameters outside the routed experts, and those of its experts.
 
-
-def _dense(at: Timed) -> Number:
-    """Parameters of a device outside the routed experts, before fsdp splits them."""
-    model, layout = at.workload.architecture, at.layout
-    return (model.params - model.expert_params) / (layout.tensor * layout.pipe)
-
-
-def _routed(at: Timed) -> Number:
-    """Parameters of the device's experts, before fsdp splits them."""
-    model, layout = at.workload.architecture, at.layout
-    return model.expert_params / (layout.expert * layout.tensor * layout.pipe)
+    Each with the ranks over which fsdp splits them, and all that have the same ones without it.
+    """
+    model, layout, folded = at.workload.architecture, at.layout, _folded(at)
+    dense = (model.params - model.expert_params) / (layout.tensor * layout.pipe)
+    everyone = group(layout, "context", "expert", "fsdp", "data")
+    yield dense, group(layout, *folded, "fsdp"), everyone
+    routed = model.expert_params / (layout.expert * layout.tensor * layout.pipe)
+    own = [axis for axis in folded if axis != "expert"]
+    yield routed, group(layout, *own, "fsdp"), group(layout, "fsdp", "data")
 
 
 def _trained(at: Timed, params: Number) -> Number:

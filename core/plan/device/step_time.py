@@ -115,12 +115,9 @@ class StepTime:
 
 
 def step_time(
-    workload: Workload,
-    layout: Layout,
-    chip: Chip,
-    stack: Stack,
-    constants: Constants | None = None,
-) -> StepTime:
+    workload: Workload, layout: Layout, chip: Chip, stack: Stack, constants: Constants | None =
+    None,
+) -> StepTime:  # fmt: skip
     """Predict the step; `constants` replace the calibrated ones.
 
     Raises UsageError naming the field of the chip that has no published figure but is needed.

@@ -10,18 +10,10 @@ range over INTENSITIES. The formulas reproduce LLaMA (Touvron et al. 2023, table
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import read_data
 
-# kg CO2e per kWh of generated electricity, life cycle, 2023: Ember and the Energy Institute, from
-# ourworldindata.org/grapher/carbon-intensity-electricity; world and Norway: Ember
-INTENSITIES = {
-    "Norway": 0.030,
-    "France": 0.056,
-    "Brazil": 0.098,
-    "Canada": 0.170,
-    "Germany": 0.381,
-    "world": 0.481,
-    "India": 0.713,
-}
+# kg CO2e per kWh of generated electricity, by country
+INTENSITIES: dict[str, float] = read_data("grids.toml")["kg_per_kwh"]
 
 
 @dataclass(frozen=True)

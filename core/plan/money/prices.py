@@ -173,13 +173,9 @@ def default_prices(chip: str, today: datetime.date | None = None) -> tuple[Price
 
 
 def prices_for(
-    chip: str,
-    provider: str | None = None,
-    region: str | None = None,
-    spot: bool = False,
-    commitment: str | None = None,
-    rows: tuple[Price, ...] | None = None,
-) -> tuple[Price, ...]:
+    chip: str, provider: str | None = None, region: str | None = None, spot: bool = False,
+    commitment: str | None = None, rows: tuple[Price, ...] | None = None,
+) -> tuple[Price, ...]:  # fmt: skip
     """Prices of `chip` from `provider` in `region`, the lowest first. rows: default all on file.
 
     Providers and regions match by prefix, in any case ("google", "us-"). Of a provider's prices for
@@ -240,20 +236,21 @@ def cheapest(chip: str, today: datetime.date, spot: bool = False) -> Price | Non
     return min(current(tuple(rows), today), key=lambda p: p.usd_per_chip_hour, default=None)
 
 
-def stale(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
-    """Those last seen more than 90 days before `today`, which need a warning."""
-    return tuple(p for p in prices if (p.age_days(today) or 0) > STALE_DAYS)
+def stale(
+    prices: tuple[Price, ...], today: datetime.date, days: int = STALE_DAYS
+) -> tuple[Price, ...]:
+    """Those last seen more than `days` before `today`, which need a warning."""
+    return tuple(p for p in prices if (p.age_days(today) or 0) > days)
 
 
 def refused(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
     """Those last seen more than 365 days before `today`, which are not used."""
-    return tuple(p for p in prices if (p.age_days(today) or 0) > REFUSED_DAYS)
+    return stale(prices, today, REFUSED_DAYS)
 
 
 def current(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
     """Those that may be used `today`."""
-    old = refused(prices, today)
-    return tuple(p for p in prices if p not in old)
+    return tuple(p for p in prices if p not in refused(prices, today))
 
 
 def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
@@ -291,11 +288,8 @@ class AffordableRun:
 
 
 def within_limit(
-    limit_usd: float,
-    work_chip_s: float,
-    tokens: float,
-    prices: tuple[Price, ...],
-) -> AffordableRun:
+    limit_usd: float, work_chip_s: float, tokens: float, prices: tuple[Price, ...],
+) -> AffordableRun:  # fmt: skip
     """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price.
 
     Raises UsageError on a limit of 0 or no price; Infeasible, with the smallest changes, if the run

@@ -142,12 +142,8 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
         settings.value("pue"),
         settings.value("carbon_intensity"),
     )
-    figures = asdict(run) | {
-        "energy_kwh": run.energy_kwh,
-        "tons_co2e": run.tons,
-        "tons_co2e_low": run.low_t,
-        "tons_co2e_high": run.high_t,
-    }
+    names = {"tons_co2e": "tons", "tons_co2e_low": "low_t", "tons_co2e_high": "high_t"}
+    figures = asdict(run) | fields(run, "energy_kwh", **names)
     share = plan.run.train_flops / SYSTEMIC_FLOPS
     figures |= {"train_flops": plan.run.train_flops, "share_of_systemic_flops": share}
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
@@ -253,8 +249,7 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         "law": advice.law.name,
         "loss": advice.loss,
         "served_tokens": inference_tokens,
-        "tokens_per_param": advice.planned.tokens_per_param,
-        "over_training": advice.planned.over_training,
+        **fields(advice.planned, "tokens_per_param", "over_training"),
         "saving_share": advice.saving,
         "same_flops": _pair_figures(advice.same_flops, inference_tokens),
         "same_loss": _pair_figures(advice.same_loss, inference_tokens),

@@ -150,8 +150,7 @@ def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, object]:
     return {
         "replica_chips": replica.chips,
         **fields(replica, "attention", "weights", "cache"),
-        "prompt_tokens": load.prompt,
-        "output_tokens": load.output,
+        **fields(load, prompt_tokens="prompt", output_tokens="output"),
         "weight_bytes": replica.weight_bytes,
         "weight_bytes_per_chip": held.weights,
         "cache_bytes_per_sequence": cache_bytes(replica, load.prompt + load.output),
@@ -211,18 +210,13 @@ def grpo(request: PlanRequest) -> View:
     generating = generating_bytes(replica, made.slots, context)
     apart, training = serving.settings.generation_chips or 0, planned.training_bytes
     report = {
-        "step_s": step.seconds,
-        "parts_s": step.parts,
-        "shares": step.shares,
-        "bound": step.binding,
+        **fields(step, step_s="seconds", parts_s="parts", shares="shares", bound="binding"),
         "chips": step.chips,
         "generation_chips": apart or step.chips,
         "replica_chips": replica.chips,
-        "replicas": made.replicas,
-        "slots_per_replica": made.slots,
+        **fields(made, replicas="replicas", slots_per_replica="slots"),
         **fields(drawn, "samples", "tokens"),
-        "longest_answer_tokens": made.longest_tokens,
-        "tail_s": made.tail_s,
+        **fields(made, longest_answer_tokens="longest_tokens", tail_s="tail_s"),
         "training_mfu": planned.training_mfu,
         "generating_bytes_per_chip": generating,
         "training_bytes_per_chip": training,

@@ -22,7 +22,7 @@ from sabia.core.plan.device.search import PlannedLayouts
 from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.prices import HOUR_S, short_money
-from sabia.core.plan.output.report import View
+from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
@@ -45,24 +45,20 @@ def pretrain_flags(
             f"--precision: {workload.precision} is not supported by sabia pretrain (expected one "
             f"of {known})"
         )
-    if layout.virtual > 1:
-        raise UsageError(
-            f"layout: virtual={layout.virtual} (expected 1: sabia pretrain has no interleaving)"
-        )
-    if layout.fsdp > 1 and layout.zero != 3:
-        raise UsageError(
-            f"layout: zero={layout.zero} with fsdp={layout.fsdp} (expected 3: sabia pretrain "
-            "splits weights, gradients and optimizer over fsdp)"
-        )
-    if layout.experts_over_tensor:
-        raise UsageError(
-            "layout: experts-over-tensor=yes (expected no: sabia pretrain slices each expert over "
-            "the tensor ranks)"
-        )
-    if backend == "jax" and layout.pipe > 1:
-        raise UsageError(
-            f"layout: pipe={layout.pipe} with jax (expected 1: pipelines run on torch only)"
-        )
+    refused = {
+        f"virtual={layout.virtual} (expected 1: sabia pretrain has no interleaving)": (
+            layout.virtual > 1
+        ),
+        f"zero={layout.zero} with fsdp={layout.fsdp} (expected 3: sabia pretrain splits weights, "
+        "gradients and optimizer over fsdp)": layout.fsdp > 1 and layout.zero != 3,
+        "experts-over-tensor=yes (expected no: sabia pretrain slices each expert over the tensor "
+        "ranks)": layout.experts_over_tensor,
+        f"pipe={layout.pipe} with jax (expected 1: pipelines run on torch only)": (
+            backend == "jax" and layout.pipe > 1
+        ),
+    }
+    for words in (words for words, broken in refused.items() if broken):
+        raise UsageError(f"layout: {words}")
     if (workload.adapter_params is not None) != bool(lora_rank):
         raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")
     axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
@@ -109,9 +105,7 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     ]
     figures: dict[str, Any] = {
         "stack": problem.stack.name,
-        "precision": workload.precision,
-        "batch_rows": layouts.batch_rows,
-        "batch_tokens": workload.batch_tokens,
+        **fields(workload, "precision", "batch_rows", "batch_tokens"),
         "steps": layouts.steps,
         "room_bytes_per_chip": limit,
         "binding": binding,
@@ -228,9 +222,7 @@ def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[s
     return {
         "chips": row.chips,
         **{axis: int(getattr(layout, axis)) for axis in (*AXES, "micro_batch", "virtual")},
-        "recompute": layout.recompute,
-        "zero": layout.zero,
-        "experts_over_tensor": layout.experts_over_tensor,
+        **fields(layout, "recompute", "zero", "experts_over_tensor"),
         "step_s": row.step_s,
         "step_low_s": float(time.low_s),
         "step_high_s": float(time.high_s),

@@ -37,15 +37,12 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
         **fields(run, "layers", "hidden", "matmul_params"),
         "model_origin": request.model.origin,
         "attention_flops_share_not_counted": request.model.attention_share,
-        "sequence_tokens": run.sequence,
-        "batch_tokens": run.batch_tokens,
+        **fields(run, sequence_tokens="sequence", batch_tokens="batch_tokens"),
         "optimizer_steps": run.tokens / run.batch_tokens,
-        "state_recipe": run.recipe.name,
-        "state_bytes_per_param": run.recipe.bytes_per_param,
+        **fields(run.recipe, state_recipe="name", state_bytes_per_param="bytes_per_param"),
         **fields(run, "lora", "convention", "adapter_params"),
         "mfu": cluster.mfu,
-        "mfu_usual_low": mfu_range.low,
-        "mfu_usual_high": mfu_range.high,
+        **fields(mfu_range, mfu_usual_low="low", mfu_usual_high="high"),
         "hbm_bytes": cluster.hbm_bytes,
         "chip": asdict(cluster.chip) | {"date": str(cluster.chip.date)},
         "prices": [_price(price) for price in cluster.prices],
@@ -55,9 +52,10 @@ def report(request: PlanRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def fields(one: object, *names: str) -> dict[str, Any]:
-    """Attributes of an object by name."""
-    return {name: getattr(one, name) for name in names}
+def fields(one: object, *names: str, **renamed: str) -> dict[str, Any]:
+    """Attributes of an object by name; renamed: key=name."""
+    named = {name: name for name in names} | renamed
+    return {key: getattr(one, name) for key, name in named.items()}
 
 
 def _price(price: Price) -> dict[str, object]:

@@ -103,23 +103,22 @@ def find_format(name: str) -> Format:
     return Format(name, **formats[name])
 
 
+# rate of a format → the formats in which a chip may multiply, the best first
+WIDER = {"fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "int8": ("int8", "bf16"),
+         "bf16": ("bf16",)}  # fmt: skip
+
+
 def flops_per_s(chip: Chip, rate: str) -> float:
     """FLOP/s of matrix products on `chip`: peak times its measured ceiling.
 
     A chip without units for `rate` multiplies in the next wider format: FP4 and FP8 weights then
     only need less memory.
     """
-    peaks = {
-        "fp4": (chip.fp4_flops_per_s, chip.fp8_matmul_ceiling),
-        "fp8": (chip.fp8_flops_per_s, chip.fp8_matmul_ceiling),
-        "int8": (chip.int8_flops_per_s, chip.fp8_matmul_ceiling),
-        "bf16": (chip.bf16_flops_per_s, chip.matmul_ceiling),
-    }
-    if rate not in peaks:
-        raise BadData(f"{FILE}: rate {rate!r} (expected one of {', '.join(peaks)})")
-    wider = {"fp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16"), "int8": ("int8", "bf16")}
-    for name in wider.get(rate, ("bf16",)):
-        peak, ceiling = peaks[name]
+    if rate not in WIDER:
+        raise BadData(f"{FILE}: rate {rate!r} (expected one of {', '.join(WIDER)})")
+    for name in WIDER[rate]:
+        peak: float | None = getattr(chip, f"{name}_flops_per_s")
+        ceiling = chip.matmul_ceiling if name == "bf16" else chip.fp8_matmul_ceiling
         if peak:
             return peak * (ceiling or chip.matmul_ceiling or factor("matmul_share"))
     raise UsageError(f"--chip: {chip.name} has no rate of matrix products on file")

@@ -56,6 +56,16 @@ WINDOW_S = 3 * DAY_S
 LONGEST_WALL = 100
 
 
+# option → field of StopModel with its value
+OPTIONS = {
+    "failure_rate": "failures_per_chip_day", "preempt": "preemption_s", "restart": "restart_s",
+    "spot_share": "spot_share", "capacity_wait": "capacity_wait_s", "repair": "repair_s",
+    "spare_nodes": "spare_nodes", "job_limit": "job_limit_s", "queue": "queue_s",
+    "save_stall": "stall_s", "synchronous": "synchronous", "checkpoint_copies": "copies",
+    "peer_copies": "peer_copies",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class StopModel(Waits):
     """Interruptions of a run, and the speed of saves and restarts.
@@ -78,23 +88,11 @@ class StopModel(Waits):
     @classmethod
     def of(cls, settings: PlanOptions) -> "StopModel":
         """The interruptions of the options; others have the defaults of this class."""
-        gbps = settings.bucket_gbps
-        given: dict[str, Any] = {
-            "failures_per_chip_day": settings.failure_rate,
-            "preemption_s": settings.preempt,
-            "restart_s": settings.restart,
-            "bucket_bytes_per_s": None if gbps is None else gbps * 1e9,
-            "spot_share": 1.0 if settings.spot else settings.spot_share,
-            "capacity_wait_s": settings.capacity_wait,
-            "repair_s": settings.repair,
-            "spare_nodes": settings.spare_nodes,
-            "job_limit_s": settings.job_limit,
-            "queue_s": settings.queue,
-            "stall_s": settings.save_stall,
-            "synchronous": settings.synchronous or None,
-            "copies": settings.checkpoint_copies,
-            "peer_copies": settings.peer_copies or None,
-        }
+        given: dict[str, Any] = {field: getattr(settings, name) for name, field in OPTIONS.items()}
+        if settings.bucket_gbps is not None:
+            given["bucket_bytes_per_s"] = settings.bucket_gbps * 1e9
+        if settings.spot:
+            given["spot_share"] = 1.0
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:

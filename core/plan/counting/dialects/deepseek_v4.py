@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind, Sparse
-from sabia.core.plan.counting.blocks import LayerHalf, Shape, layer, of_shapes
+from sabia.core.plan.counting.blocks import LayerHalf, Shape, layer, mixer_sizes, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 
@@ -84,11 +84,7 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Lay
             shapes,
             others=others,
             vectors=vectors,
-            heads=heads,
-            kv_heads=1,
-            query_width=heads * size,
-            key_width=size,
-            value_width=size,
+            **mixer_sizes(heads, 1, heads * size, size, size),
             query_latent=rank,
             score_width=2 * heads * size,
             cache_width=cached,

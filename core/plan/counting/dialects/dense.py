@@ -105,16 +105,10 @@ def _local(fields: CountFields, every: int) -> list[int | None]:
 
 
 def _stack(
-    fields: CountFields,
-    windows: Sequence[int | None] = (),
-    *,
-    norms: int = 2,
-    tied: bool = False,
-    mlp: Callable[..., LayerHalf] = reading.gated,
-    more: int = 0,
-    normed_apart: bool = False,
+    fields: CountFields, windows: Sequence[int | None] = (), *, norms: int = 2, tied: bool = False,
+    mlp: Callable[..., LayerHalf] = reading.gated, more: int = 0, normed_apart: bool = False,
     **flags: bool,
-) -> Architecture:
+) -> Architecture:  # fmt: skip
     """Norms without bias, grouped attention with one window per layer (empty: none), an MLP.
 
     more: further vector elements of each layer. normed_apart: a norm for each head.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.counting.blocks import LayerHalf, layer, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import LayerHalf, layer, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.plan.counting.dialects.recurrent import mamba
@@ -107,4 +107,4 @@ def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[LayerHalf, int]:
     routed = reading.routed(fields, "num_experts", chosen="top_k_experts")
     sizes = dict(routed.sizes) | {"mlp_width": dense.sizes["mlp_width"]}
     norms = LayerHalf(vectors=hidden + sizes["experts"])
-    return with_sizes(dense + routed + norms, **sizes), 7
+    return (dense + routed + norms).with_sizes(**sizes), 7

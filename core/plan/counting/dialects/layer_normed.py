@@ -122,16 +122,9 @@ def _either(fields: CountFields, name: str, other: str) -> int:
 
 
 def _layer_normed(
-    fields: CountFields,
-    mixer: LayerHalf,
-    feed: LayerHalf,
-    *,
-    norms: int = 2,
-    outer_norms: int = 1,
-    bias: bool = True,
-    tied: bool = False,
-    positions: int = 0,
-) -> Architecture:
+    fields: CountFields, mixer: LayerHalf, feed: LayerHalf, *, norms: int = 2, outer_norms: int = 1,
+    bias: bool = True, tied: bool = False, positions: int = 0,
+) -> Architecture:  # fmt: skip
     """Layers with `norms` LayerNorms each, and `outer_norms` outside, with or without bias."""
     norm = (1 + bias) * fields.hidden
     kinds = [layer(mixer, feed, norms * norm, norms=norms)] * fields.depth

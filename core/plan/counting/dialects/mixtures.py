@@ -14,7 +14,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, Sparse
-from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, mixer_sizes, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3, qwen3_moe
@@ -45,9 +45,8 @@ def indexed(fields: CountFields) -> Architecture:
     shapes = ((heads * size, rank), (size, hidden), (heads, hidden))
     cache = base.sizes["cache_width"]
     mixers = {
-        "shared": with_sizes(base, sparse=Sparse(chosen=most)),
-        "full": with_sizes(
-            base + of_shapes(shapes, vectors=2 * size),
+        "shared": base.with_sizes(sparse=Sparse(chosen=most)),
+        "full": (base + of_shapes(shapes, vectors=2 * size)).with_sizes(
             sparse=Sparse(chosen=most, index_width=heads * size),
             cache_width=cache + size,
         ),
@@ -124,7 +123,7 @@ def minimax_m3(fields: CountFields) -> Architecture:
     inner.finish()
     seen = Sparse(local, 1, blocks * length, heads * size)
     cache = whole.sizes["cache_width"] + size
-    chosen = with_sizes(whole + index, sparse=seen, cache_width=cache)
+    chosen = (whole + index).with_sizes(sparse=seen, cache_width=cache)
     mixers = [chosen if flag else whole for flag in where]
     bias, width = fields.take("use_routing_bias", bool), fields.size("intermediate_size")
     sizes = (fields.size("num_local_experts"), fields.size("num_experts_per_tok"), width)
@@ -146,7 +145,7 @@ def llama4(fields: CountFields) -> Architecture:
     depth, biases = fields.depth, reading.biases(fields)
     every, chunk = 4, fields.take("attention_chunk_size", int, 8192)
     whole = reading.attention(fields, **biases)
-    local = with_sizes(whole, window=chunk)
+    local = whole.with_sizes(window=chunk)
     mixers = [local if (n + 1) % every else whole for n in range(depth)]
     step = fields.size("interleave_moe_layer_step", 1)
     sparse = fields.take("moe_layers", list, list(range(step - 1, depth, step)))
@@ -178,11 +177,7 @@ def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) 
     return of_shapes(
         [*shapes, (hidden, heads * value)],
         vectors=heads * sinks,
-        heads=heads,
-        kv_heads=groups,
-        query_width=heads * size,
-        key_width=groups * size,
-        value_width=groups * value,
+        **mixer_sizes(heads, groups, heads * size, groups * size, groups * value),
         score_width=heads * (size + value),
         cache_width=groups * (size + value),
         window=window,
@@ -190,14 +185,9 @@ def _unequal(fields: CountFields, prefix: str, window: int | None, sinks: bool) 
 
 
 def _mixed(
-    fields: CountFields,
-    mixers: Sequence[LayerHalf],
-    routed: LayerHalf,
-    sparse: Sequence[bool],
-    *,
-    dense: str = "intermediate_size",
-    tied: bool = False,
-) -> Architecture:
+    fields: CountFields, mixers: Sequence[LayerHalf], routed: LayerHalf, sparse: Sequence[bool], *,
+    dense: str = "intermediate_size", tied: bool = False,
+) -> Architecture:  # fmt: skip
     """Layers with experts where `sparse` is true, the others with an MLP of the width `dense`."""
     feed = reading.gated(fields.hidden, fields.size(dense))
     return _stack(fields, mixers, [routed if flag else feed for flag in sparse], tied)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, of_shapes, with_sizes
+from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, mixer_sizes, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 
@@ -28,11 +28,7 @@ def mamba(
         ((inner + mixed + heads, hidden), (hidden, inner)),
         others=((mixed, taps),),
         vectors=3 * heads + normed * inner + bias * mixed,
-        heads=heads,
-        kv_heads=groups,
-        query_width=groups * state,
-        key_width=groups * state,
-        value_width=inner,
+        **mixer_sizes(heads, groups, groups * state, groups * state, inner),
         state_products=2 * inner * state,
         state_width=inner * state + (taps - 1) * mixed,
     )
@@ -93,7 +89,7 @@ def falcon_h1(fields: CountFields) -> Architecture:
         key: recurrent.sizes[key] for key in ("state_products", "state_width")
     }
     sizes["value_width"] += inner
-    both = with_sizes(recurrent + attended, **sizes)
+    both = (recurrent + attended).with_sizes(**sizes)
     feed = reading.gated(hidden, fields.size("intermediate_size"))
     return reading.decoder(fields, [layer(both, feed, 2 * hidden)] * fields.depth)
 
@@ -130,11 +126,7 @@ def _mamba1(fields: CountFields) -> LayerHalf:
         ((2 * inner, hidden), (rank + 2 * state, inner), (inner, rank), (hidden, inner)),
         others=((inner, taps),),
         vectors=inner * state + 2 * inner + bias * inner + rank + 2 * state,
-        heads=1,
-        kv_heads=1,
-        query_width=state,
-        key_width=state,
-        value_width=inner,
+        **mixer_sizes(1, 1, state, state, inner),
         state_products=2 * inner * state,
         state_width=inner * (state + taps - 1),
     )
@@ -143,9 +135,8 @@ def _mamba1(fields: CountFields) -> LayerHalf:
 def _square(heads: int, size: int, kept: int = 0) -> dict[str, Any]:
     """Sizes of a state [size, size] per head; kept: further elements for each sequence."""
     inner = heads * size
-    widths = dict.fromkeys(("query_width", "key_width", "value_width"), inner)
     state = {"state_products": 2 * inner * size, "state_width": inner * size + kept}
-    return {"heads": heads, "kv_heads": heads, **widths, **state}
+    return mixer_sizes(heads, heads, inner, inner, inner) | state
 
 
 def minimax(fields: CountFields) -> Architecture:
