@@ -10,9 +10,17 @@ Properties of the training software that change memory or time: presets in data/
 Two runs of one model on the same chips differ by their software: how much of the collectives
 overlaps with computation, how much network bandwidth they reach, which logits are kept. A preset
 states these facts; the constants of time are fitted by a script (data/calibration.toml).
+
+Of the stages of a pipeline only those that can be the fullest are computed. Under 1F1B (arXiv
+2006.09503) stage r of p has the activations of p - r micro-batches; with v virtual stages per
+device (arXiv 2104.04473) of 2(p-1-r) + (v-1)p + 1 runs of its L/(pv) layers, that is of p + (p-1)/v
+micro-batches on the first (arXiv 2205.05198, section 4.2.3); never of more than one step has. Where
+the depth is not divisible, the first and the last stage, which have the embedding and the head,
+have fewer layers (arXiv 2407.21783, section 3.3.2).
 """
 
 import datetime
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Literal
@@ -20,8 +28,8 @@ from typing import Any, Literal
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.elementwise import Number, choose
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
 from sabia.core.plan.memory import StateRecipe
 
 Recompute = Literal["none", "selective", "full"]
@@ -80,8 +88,10 @@ class Stack:
     keeps the keys of the whole row. sequence_parallel: norms and residual can be split over tensor;
     keeps_gathered: the gathered form of them is kept. keeps_gradients: gradients stay allocated in
     the forward pass even without accumulation. casts_weights: all weights are cast at once where
-    the computation has a narrower dtype. update_bytes: temporary bytes of the optimizer per updated
-    element. attention_matrix: the attention kernel keeps its s x s matrix. dropout: masks are kept.
+    the computation has a narrower dtype. wide_embedding: the table stays in FP32, and is gathered
+    so, since rows are rounded after they are read; a tied head casts it. update_bytes: temporary
+    bytes of the optimizer per updated element. attention_matrix: the attention kernel keeps its
+    s x s matrix. dropout: masks are kept.
     keeps_narrow: inputs of FP8 and FP4 products are kept in that format. narrow_input_bytes: with
     such products and full recomputation, bytes kept per element of a layer's input besides it.
     drops: tensors of a layer (names of memory_kept.py) that fused kernels never keep.
@@ -125,6 +135,7 @@ class Stack:
     keeps_gathered: bool = False
     keeps_gradients: bool = True
     casts_weights: bool = False
+    wide_embedding: bool = False
     update_bytes: float = 0
     attention_matrix: bool = False
     dropout: bool = False
@@ -317,3 +328,69 @@ class Setting:
         """1 where gradients are allocated before a backward pass begins, else 0."""
         several = self.layout.accumulation(self.workload.batch_rows) > 1
         return choose(several, 1, 1 if self.stack.keeps_gradients else 0)
+
+
+FEW = 1 / 8  # largest share of leading dense layers
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """layers: number of its layers; leading: dense ones of them before the first MoE layer.
+
+    in_flight: micro-batches whose activations it keeps. embedding, head: 1 where it has them.
+    """
+
+    name: Number
+    layers: Number
+    leading: Number
+    in_flight: Number
+    embedding: Number
+    head: Number
+
+
+def stages_of(workload: Workload, layout: Layout) -> Iterator[PipelineStage]:
+    """The first stage, the last, and the second as one of the middle."""
+    pipe, depth = layout.pipe, workload.architecture.depth
+    passes = larger(1, layout.accumulation(workload.batch_rows))
+    longest = rounded_up(depth / pipe)
+    shortest = depth // pipe
+    fits = (pipe - 2) * longest + 2 * shortest >= depth
+    ends = choose(fits, shortest, longest)
+    only = choose(pipe == 1, 1, 0)
+    name = choose(pipe == 1, "only", "first")
+    leading = smaller(ends, sum(kind.count for kind in leading_kinds(workload.architecture)))
+    yield PipelineStage(name, ends, leading, _in_flight(layout, 0, passes), 1, only)
+    if not hasattr(pipe, "shape") and pipe == 1:
+        return
+    last = larger(0, pipe - 1)
+    yield PipelineStage("last", ends, only * leading, _in_flight(layout, last, passes), only, 1)
+    middle = choose(pipe > 2, longest, 0)
+    yield PipelineStage("second", middle, 0, _in_flight(layout, 1, passes), 0, 0)
+
+
+def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
+    """Dense layers of an MoE model, if they are few and so its first (as in DeepSeek-V3)."""
+    dense = tuple(kind for kind in model.layers if not kind.experts)
+    few = sum(kind.count for kind in dense) <= model.depth * FEW
+    return dense if few and len(dense) < len(model.layers) else ()
+
+
+def over_layers(
+    model: Architecture, stage: PipelineStage, of: Callable[[LayerKind], Number]
+) -> Number:
+    """Sum of a figure over the stage's layers: leading ones exactly, others by their mean."""
+    first = leading_kinds(model)
+    others = tuple(kind for kind in model.layers if kind not in first)
+    total = (stage.layers - stage.leading) * _mean(others, of)
+    return total + stage.leading * _mean(first, of) if first else total
+
+
+def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
+    return sum(kind.count * of(kind) for kind in kinds) / sum(kind.count for kind in kinds)
+
+
+def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:
+    pipe, virtual = layout.pipe, layout.virtual
+    runs = 2 * (pipe - 1 - stage) + (virtual - 1) * pipe + 1
+    held = choose(virtual > 1, runs / virtual, pipe - stage)
+    return smaller(passes, larger(1, held))

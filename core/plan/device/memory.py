@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sabia.core.plan.device import memory_state as state
-from sabia.core.plan.device.layout import Layout, Setting, Stack, Workload
-from sabia.core.plan.device.memory_state import StageCase, Term, stages_of
+from sabia.core.plan.device.layout import Layout, Setting, Stack, Workload, stages_of
+from sabia.core.plan.device.memory_state import StageCase, Term
 from sabia.core.plan.elementwise import Number, choose, larger
 
 GIB = 2**30

@@ -1,11 +1,4 @@
-"""Pipeline stages, terms of a device's memory, and its weights, gradients and optimizer state.
-
-Only stages that can be the fullest are computed. Under 1F1B (arXiv 2006.09503) stage r of p has the
-activations of p - r micro-batches; with v virtual stages per device (arXiv 2104.04473) of
-2(p-1-r) + (v-1)p + 1 runs of its L/(pv) layers, that is of p + (p-1)/v micro-batches on the first
-(arXiv 2205.05198, section 4.2.3); never of more than one step has. Where the depth is not
-divisible, the first and the last stage, which have the embedding and the head, have fewer layers
-(arXiv 2407.21783, section 3.3.2).
+"""Terms of a device's memory, and its weights, gradients and optimizer state.
 
 Dense weights are split over tensor and, by layers, over pipe; experts also over the expert ranks.
 ZeRO (arXiv 1910.02054: 1 optimizer, 2 gradients, 3 weights) splits over fsdp, and over context and
@@ -41,79 +34,16 @@ default gathers once per step and reduces once, after the last micro-batch (pipe
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import PRODUCT_BYTES, Layout, Setting, Workload
+from sabia.core.plan.device.layout import PRODUCT_BYTES, PipelineStage, Setting, over_layers
 from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
-from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
+from sabia.core.plan.elementwise import Number, choose, larger, smaller
 from sabia.core.plan.memory import ADAPTERS
 
-FEW = 1 / 8
+FP32 = 4  # bytes
 NEVER = 4  # a level of ZeRO above all: not split
-
-
-@dataclass(frozen=True)
-class PipelineStage:
-    """layers: number of its layers; leading: dense ones of them before the first MoE layer.
-
-    in_flight: micro-batches whose activations it keeps. embedding, head: 1 where it has them.
-    """
-
-    name: Number
-    layers: Number
-    leading: Number
-    in_flight: Number
-    embedding: Number
-    head: Number
-
-
-def stages_of(workload: Workload, layout: Layout) -> Iterator[PipelineStage]:
-    """The first stage, the last, and the second as one of the middle."""
-    pipe, depth = layout.pipe, workload.architecture.depth
-    passes = larger(1, layout.accumulation(workload.batch_rows))
-    longest = rounded_up(depth / pipe)
-    shortest = depth // pipe
-    fits = (pipe - 2) * longest + 2 * shortest >= depth
-    ends = choose(fits, shortest, longest)
-    only = choose(pipe == 1, 1, 0)
-    name = choose(pipe == 1, "only", "first")
-    leading = smaller(ends, sum(kind.count for kind in leading_kinds(workload.architecture)))
-    yield PipelineStage(name, ends, leading, _in_flight(layout, 0, passes), 1, only)
-    if not hasattr(pipe, "shape") and pipe == 1:
-        return
-    last = larger(0, pipe - 1)
-    yield PipelineStage("last", ends, only * leading, _in_flight(layout, last, passes), only, 1)
-    middle = choose(pipe > 2, longest, 0)
-    yield PipelineStage("second", middle, 0, _in_flight(layout, 1, passes), 0, 0)
-
-
-def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
-    """Dense layers of an MoE model, if they are few and so its first (as in DeepSeek-V3)."""
-    dense = tuple(kind for kind in model.layers if not kind.experts)
-    few = sum(kind.count for kind in dense) <= model.depth * FEW
-    return dense if few and len(dense) < len(model.layers) else ()
-
-
-def over_layers(
-    model: Architecture, stage: PipelineStage, of: Callable[[LayerKind], Number]
-) -> Number:
-    """Sum of a figure over the stage's layers: leading ones exactly, others by their mean."""
-    first = leading_kinds(model)
-    others = tuple(kind for kind in model.layers if kind not in first)
-    total = (stage.layers - stage.leading) * _mean(others, of)
-    return total + stage.leading * _mean(first, of) if first else total
-
-
-def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
-    return sum(kind.count * of(kind) for kind in kinds) / sum(kind.count for kind in kinds)
-
-
-def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:
-    pipe, virtual = layout.pipe, layout.virtual
-    runs = 2 * (pipe - 1 - stage) + (virtual - 1) * pipe + 1
-    held = choose(virtual > 1, runs / virtual, pipe - stage)
-    return smaller(passes, larger(1, held))
 
 
 @dataclass(frozen=True)
@@ -217,7 +147,11 @@ def weight_copies(case: StageCase) -> Term:
     """Copies of all weights in the dtype of computation, where they are cast and not gathered."""
     needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
     split = case.sharding > 1 if case.layout.zero >= 3 else False
-    copies = _state("weight copies", case, case.element if needed else 0, 3)
+    counts = elements(case.model, case.stage)
+    if case.stack.wide_embedding and case.model.head_params:  # a tied head needs the copy
+        table = case.stage.embedding * case.model.embedding_params
+        counts = replace(counts, dense=counts.dense - table)
+    copies = _state("weight copies", case, case.element if needed else 0, 3, counts)
     return Term(copies.name, copies.bytes * choose(split, 0, 1), copies.formula)
 
 
@@ -260,8 +194,10 @@ def _shares(counts: Elements, case: StageCase, level: int) -> Iterator[tuple[str
     yield "experts ", counts.experts, (("expert", case.layout.expert), tensor, experts)
 
 
-def _state(name: str, case: StageCase, size: float, level: int) -> Term:
-    counts = elements(case.model, case.stage)
+def _state(
+    name: str, case: StageCase, size: float, level: int, counts: Elements | None = None
+) -> Term:
+    counts = counts or elements(case.model, case.stage)
 
     def formula() -> str:
         shares = _shares(counts, case, level)
@@ -428,16 +364,20 @@ def gathered(case: StageCase, instant: str) -> Term:
         ends = head + (0 if case.model.head_params else embedding * case.stage.head)
     else:
         ends = 0
+    # a tied head's table is gathered in FP32, and cast to the dtype of computation
+    tied = instant == "loss" and case.stack.wide_embedding and not case.model.head_params
+    each = unit + FP32 if tied and unit < FP32 <= case.workload.recipe.weights else unit
     pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
-    count = layers * layer + ends + pooled
+    size = (layers * layer + pooled) * unit + ends * each
 
     def formula() -> str:
         parts = [f"{layers:g} layers of {billions(layer)}"] if layers else []
-        parts += [f"embedding and head {billions(ends)}"] if ends else []
+        parts += [f"embedding and head {billions(ends)}"] if ends and each == unit else []
         parts += [f"buffer {billions(pooled)}"] if pooled else []
-        return f"({' + '.join(parts)}) x {unit} B"
+        wide = f" + tied head {billions(ends)} x {each} B" if ends and each > unit else ""
+        return f"({' + '.join(parts)}) x {unit} B{wide}"
 
-    return Term("gathered weights", count * unit * _is_split(case, 3), formula)
+    return Term("gathered weights", size * _is_split(case, 3), formula)
 
 
 def unreduced(case: StageCase, instant: str) -> Term:

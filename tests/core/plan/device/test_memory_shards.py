@@ -53,3 +53,22 @@ def test_a_device_holds_what_the_trainer_gives_it(family, axes):
     assert held["weights"] / 2 <= shards
     assert held["weights"] / 2 == pytest.approx(shards, rel=SMALL[family])
     assert held["optimizer"] == 6 * held["weights"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_table_of_embeddings_stays_in_fp32(tied):
+    """A tied head gathers it in FP32 and casts it; one that is only read has no BF16 copy."""
+    model = from_spec(from_config(MODELS["llama"] | {"tie_word_embeddings": tied}))
+    job, sabia = Workload(model, 4096, 64, RECIPES["fsdp-fp32"]), find_stack("sabia")
+    table = model.vocab * model.hidden
+
+    def at_loss(layout):
+        states = device_memory(job, layout, sabia).states
+        (terms,) = (one.terms for one in states if one.instant == "loss")
+        return {term.name: term.bytes for term in terms}
+
+    (kind,) = model.layers
+    gathered = at_loss(Layout(fsdp=2))["gathered weights"]
+    assert gathered == 2 * kind.params + (2 + 4 * tied) * table
+    copies = at_loss(Layout(data=2))["weight copies"]
+    assert copies == 2 * (model.params - table * (not tied))

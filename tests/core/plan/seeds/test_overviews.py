@@ -14,9 +14,8 @@ from sabia.core.plan import answer, compute, memory
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import operations, training_flops_per_token
-from sabia.core.plan.device.layout import Layout, Stack, Workload
+from sabia.core.plan.device.layout import Layout, Stack, Workload, stages_of
 from sabia.core.plan.device.memory import device_memory
-from sabia.core.plan.device.memory_state import stages_of
 from sabia.core.plan.money.prices import cost_usd, load_prices
 
 TODAY = datetime.date(2026, 9, 1)
