@@ -36,6 +36,7 @@ BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches
 LEAST_SAVED = {"torch": 256, "jax": 8_192}  # tokens, for which a prefix is worth a program
 GREEDY_ROWS = 64  # positions whose logits are held at once
+_IDS: dict[int, int] = {}  # one integer object for a token id, in all rows: a third of the memory
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
 
 
@@ -106,14 +107,14 @@ def encode_options(
         space, context = context[len(bare) :], bare
         continuations = [space + text for text in continuations]
     before = tokenizer.encode(context, bos=not special) if context else []
-    first = before or [prefix_token(tokenizer)]
+    first, start = [] if before else [prefix_token(tokenizer)], len(before) or 1
     rows = []
     for text in continuations:
-        whole = tokenizer.encode(context + text, bos=not special and bool(context))
-        tail = whole[len(before) :] if before else whole
-        if not tail:
+        whole = first + tokenizer.encode(context + text, bos=not special and bool(context))
+        if len(whole) <= start:
             raise BadData(f"continuation {text!r:.40} adds no token to its context")
-        rows.append(Row((*(whole[: len(before)] if before else first), *tail), len(tail)))
+        ids = tuple(_IDS.setdefault(token, token) for token in whole)
+        rows.append(Row(ids, len(ids) - start))
     return tuple(rows)
 
 
@@ -205,11 +206,9 @@ class Scorer:
         """
         fitted = [[row.fitting(self.context) for row in rows] for rows in questions]
         largest = max((max(row.ids) for rows in fitted for row in rows), default=0)
-        if largest >= self.spec.vocab_size:
-            raise BadData(
-                f"token id {largest} of a vocabulary of {self.spec.vocab_size} "
-                "(is this the model's tokenizer?)"
-            )
+        if largest >= (size := self.spec.vocab_size):
+            described = f"token id {largest} of a vocabulary of {size}"
+            raise BadData(f"{described} (is this the model's tokenizer?)")
         values = known_units(fitted, self.shares, kept, greedy)
         every = list(values)
         if self.split:  # the same units are left for all processes that score them
@@ -249,7 +248,8 @@ class Scorer:
         return has_fixed_rotations(self.spec) and not self.split
 
     def _batches(self, every: Sequence[Unit]) -> Iterator[Batch]:
-        """The units in batches of similar length, so that padding is small, prefix by prefix."""
+        """The units in batches of similar length (little padding), prefix by prefix; the longest
+        first, so that arrays of later batches fit where those of former ones were."""
         common = [shared_prefix(unit) for unit in every]
         most, position, states = 0, 1, 0
         if self._caches:
@@ -274,7 +274,7 @@ class Scorer:
                 sizes = {n: states + slots[n] * position for n in slots}
                 made += self._grouped({n: lengths[n] - start for n in members}, sizes)
             rows_at_once = max(map(len, made), default=0)
-            yield from (Batch(numbers, prefix, rows_at_once, longest) for numbers in made)
+            yield from (Batch(numbers, prefix, rows_at_once, longest) for numbers in made[::-1])
 
     def _grouped(self, tokens: Mapping[int, int], sizes: Mapping[int, int]) -> Iterator[list[int]]:
         """Units by number in batches, by the tokens to run and the bytes of cache of each."""

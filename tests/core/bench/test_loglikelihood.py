@@ -1,5 +1,6 @@
 """Log-likelihoods of options and documents against transformers, one row at a time."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,3 +192,18 @@ def test_rotations_by_length_take_the_length_of_each_text(
         losses, _ = ll.forward.token_losses(spec, there, hidden, np.array([row.ids[1:]]), ops)
         alone = -ops.to_numpy({"losses": losses})["losses"][0, -row.scored :].sum()
         assert ours == pytest.approx(alone, abs=2e-4), len(row.ids)
+
+
+def test_rows_of_long_questions_take_a_few_bytes_a_token(tiny_model: Path) -> None:
+    """Eight of a tuple's place, not also those of an integer object for each token."""
+    tokenizer = load_tokenizer(tiny_model)
+    context, options = "Pergunta: onde há galhos? " * 200, ["sim", "não", "talvez", "nunca"]
+    encoded = ll.encode_options(tokenizer, context, options, False)
+    tracemalloc.start()
+    try:
+        rows = [ll.encode_options(tokenizer, context, options, False) for _ in range(5)]
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert rows == [encoded] * 5
+    assert held <= 12 * 5 * sum(len(row.ids) for row in encoded)

@@ -117,3 +117,16 @@ def test_examples_are_run_once_and_caches_stay_within_their_bytes(
     tight.score(asked)
     assert sum(tokens) <= 120 + 40 * (2 + 4)
     assert max(held) <= limit
+
+
+def test_the_longest_batch_of_a_prefix_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it the last, no freed array were large enough for the next one."""
+    draw, made, sizes = np.random.default_rng(0), scorer(model_of("dense"), "torch"), list[int]()
+    made.batch_tokens = 300
+    hidden = made._hidden
+    monkeypatch.setattr(
+        made, "_hidden", lambda ids, *rest: (sizes.append(ids.shape[1]), hidden(ids, *rest))[1]
+    )
+    lengths = draw.permutation(np.arange(20, 180, 4))
+    made.score([[ll.Row((*draw.integers(0, VOCAB, n).tolist(), 1), 1)] for n in lengths])
+    assert len(sizes) > 8 and sizes == sorted(sizes, reverse=True)
