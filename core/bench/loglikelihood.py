@@ -31,6 +31,7 @@ from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.kernels.runtime.freed_memory import keep_few_products
 
 BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches
@@ -168,6 +169,7 @@ class Scorer:
         `cache_bytes` (None: see cache_limit). split: over the devices of a mesh; its processes make
         the same calls."""
         check_predicts(spec)
+        keep_few_products()
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
         self.split = split
         self.ops = split.ops if split else ops_as_served(backend, spec)
@@ -349,8 +351,7 @@ class Scorer:
             count, scored = _power(count), _power(scored)
             if self.split:
                 count = -(-count // self.split.rows) * self.split.rows
-        ids = np.zeros((count, length), np.int32)
-        index = np.zeros((count, scored), np.int32)
+        ids, index = (np.zeros((count, size), np.int32) for size in (length, scored))
         targets = np.full((count, scored), -1, np.int32)
         for number, row in enumerate(rows):
             last = len(row.ids) - 1 - start
@@ -398,8 +399,7 @@ class Scorer:
         used = np.nonzero(targets >= 0)
         picked, wanted = hidden[used][None], targets[used][None]
         losses, _ = forward.token_losses(self.spec, self.params, picked, wanted, self.ops)
-        full = np.zeros(targets.shape)
-        hits: Any = np.full(targets.shape, True)
+        full, hits = np.zeros(targets.shape), np.full(targets.shape, True)
         full[used] = self.ops.to_numpy({"losses": losses})["losses"][0]
         if greedy:
             parts = [

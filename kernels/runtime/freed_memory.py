@@ -1,11 +1,13 @@
-"""Memory that a training process on a CPU frees and needs again in the next step."""
+"""Memory that a process on a CPU keeps for what comes next: freed blocks, compiled products."""
 
 import ctypes
 import functools
+import os
 import sys
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt(3)
 LARGEST_KEPT = 32 << 20  # bytes of an allocation; glibc takes no larger threshold
+PRODUCTS_KEPT = 64  # a decoding step has 5, a batch of prompts 10
 
 
 @functools.cache
@@ -19,3 +21,13 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(TRIM_THRESHOLD, 2**31 - 1))
+
+
+def keep_few_products() -> None:
+    """Let oneDNN keep what it compiled for its last 64 sizes of products, not for 1,024.
+
+    Texts of many lengths leave .7 MiB for each size (tests/bench/RESULTS.md). It is read at the
+    first product, later calls do nothing; what the environment says stays.
+    """
+    for cache in ("ONEDNN_PRIMITIVE_CACHE", "LRU_CACHE"):  # its own, and that of torch before it
+        os.environ.setdefault(f"{cache}_CAPACITY", str(PRODUCTS_KEPT))
