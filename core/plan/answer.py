@@ -8,17 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.output import remarks, report, table
+from sabia.core.plan.output import remarks, report, several, table
 from sabia.core.plan.output.report import views
 from sabia.core.plan.placed import plan_of
-from sabia.core.plan.request import build
-
-if TYPE_CHECKING:
-    from sabia.core.plan.output.several import Priced
+from sabia.core.plan.planner import Plan
+from sabia.core.plan.request import PlanRequest, build
 
 # stage that is no training run → its function in output/generation.py
 STAGES = {"serve": "serve", "grpo": "grpo", "eval": "evaluate"}
@@ -52,18 +50,14 @@ def answer(settings: PlanOptions, today: date | None = None, *, beside: bool = F
         from sabia.core.plan.output import budget
 
         items = budget.budget_of(settings, today)
+        rows, stale = budget.flat_rows(items), remarks.stale_lines(items.prices, today)
         return PlanOutput(
-            text=budget.text(items),
-            report=budget.report(items),
-            rows=budget.flat_rows(items),
-            warnings=remarks.stale_lines(items.prices, today),
-            charts=lambda: _plots().of_rows(budget.flat_rows(items), "name", "cost_usd", "Budget"),
-        )
+            budget.text(items), budget.report(items), rows, stale,
+            charts=lambda: _plots().of_rows(rows, "name", "cost_usd", "Budget"),
+        )  # fmt: skip
     if settings.asks_size:
         return _of_size(settings, today)
     if settings.compare:
-        from sabia.core.plan.output import several
-
         return _of_several(settings, "CHIP", several.compared(settings, today), today)
     return _of_run(settings, today, beside)
 
@@ -74,7 +68,6 @@ def _of_inputs(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
         raise UsageError(f"{models[0]}: one config.json at a time (several go into a list of runs)")
     if models:
         return answer(settings.changed(model=models[0], inputs=()), today, beside=beside)
-    from sabia.core.plan.output import several
     from sabia.core.plan.runs import read_runs
 
     rows = (run for path in settings.runs for run in read_runs(path))
@@ -85,17 +78,13 @@ def _of_size(settings: PlanOptions, today: date) -> PlanOutput:
     from sabia.core.plan.output import size
 
     sized = size.SizeAnswer(settings, today)
-    return PlanOutput(
-        text=sized.text(),
-        report=sized.report(),
-        rows=sized.flat_rows(),
-        warnings=remarks.stale_lines(sized.request.cluster.prices, today),
-    )
+    stale = remarks.stale_lines(sized.request.cluster.prices, today)
+    return PlanOutput(sized.text(), sized.report(), sized.flat_rows(), stale)
 
 
-def _of_several(settings: PlanOptions, first: str, priced: "Priced", today: date) -> PlanOutput:
-    from sabia.core.plan.output import several
-
+def _of_several(
+    settings: PlanOptions, first: str, priced: several.Priced, today: date
+) -> PlanOutput:
     named, prices = priced
     return PlanOutput(
         text=several.text(first, named, first == "RUN"),
@@ -125,8 +114,7 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
             warnings=remarks.warnings(request, plan, today),
         )
     if beside and not plan.layouts:
-        module = import_module("sabia.core.plan.output.beside")
-        shown_views["search"] = module.beside(request, plan)
+        shown_views["search"] = search_beside(request, plan)
     texts = [table.render(request, plan), *(view.text for view in shown_views.values())]
     return PlanOutput(
         text="\n".join(texts),
@@ -141,7 +129,7 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
 
 def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     """Serving, GRPO steps, or an evaluation of the model."""
-    from sabia.core.plan.output import generation, several
+    from sabia.core.plan.output import generation
 
     request = build(settings, today=today)
     stage = settings.stage or ""
@@ -149,9 +137,42 @@ def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:
     given = settings.set_values()
     inputs = {"schema_version": report.SCHEMA_VERSION, "stage": stage, "inputs": given}
     row = {"stage": stage, "chip": request.cluster.chip.name} | shown_views.report
-    return PlanOutput(
-        text=shown_views.text,
-        report=inputs | shown_views.report,
-        rows=[several.scalars(row)],
-        warnings=remarks.stale_lines(request.cluster.prices, today),
+    rows, stale = [several.scalars(row)], remarks.stale_lines(request.cluster.prices, today)
+    return PlanOutput(shown_views.text, inputs | shown_views.report, rows, stale)
+
+
+MOST_WORDS = 200  # characters of a reason
+
+
+def search_beside(request: PlanRequest, plan: Plan) -> report.View:
+    """The lines and the object `search` of a plan that has no layouts."""
+    settings, cluster = request.settings, plan.cluster
+    basis = (
+        f"basis     the arithmetic of the article: {table.percent(cluster.mfu)} MFU is assumed, "
+        "every byte of memory counts, and no layout is checked"
     )
+    try:
+        plans = _searched(settings, request)
+    except (UsageError, Infeasible) as error:
+        words = str(error)
+        words = words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"
+        return report.View(f"{basis}\nsearch    finds none: {words}", {"error": str(error)})
+    best = plans.best
+    usd = [plans.cost_usd(price) for price in plans.cluster.prices]
+    figures = {
+        **report.fields(best, "deadline_s", "chips", "work_s", "finishes_s", "mfu"),
+        "layout": report.layout_words(best),
+        "costs_usd": usd,
+        "error": None,
+    }
+    return report.View(
+        f"{basis}\nsearch    {table.verdict(plans)} --search shows the layouts.", figures
+    )
+
+
+def _searched(settings: PlanOptions, request: PlanRequest) -> Plan:
+    """The same request by layouts. Raises UsageError, Infeasible."""
+    if settings.lora and settings.lora_rank is None:
+        raise UsageError("--lora: layouts need the size of the adapters; give --lora-rank")
+    own = settings.changed(search=True, mfu=None, plot=None)
+    return plan_of(own, priced=False, today=request.today)[1]

@@ -49,7 +49,8 @@ def batch_error(row: Row) -> float:
 
 def load_error(row: Row) -> float:
     """Predicted over published time of a token at full load, less one."""
-    load = full_load(replica(row), row["prompt"], row["output"], row["requests"], LOAD_SHARE)
+    engine = replace(replica(row), memory_share=LOAD_SHARE)
+    load = full_load(engine, row["prompt"], row["output"], row["requests"])
     return row["tokens_per_s_chip"] / load.output_tokens_per_s_chip - 1
 
 
@@ -112,9 +113,10 @@ def grpo_step(row: Row, train_s: float | None = None) -> rollout.Step:
         "training": train if train_s is None else train_s,
         "weights": rollout.hand_over_seconds(engine, bool(apart)),
     }
+    engine = replace(engine, memory_share=APART_SHARE if apart else COLOCATED_SHARE)
     if not apart:
-        return rollout.colocated(engine, sampling, row["chips"], parts, COLOCATED_SHARE)
-    return rollout.split(engine, sampling, apart, training, parts, row["off_policy"], APART_SHARE)
+        return rollout.colocated(engine, sampling, row["chips"], parts)
+    return rollout.split(engine, sampling, apart, training, parts, row["off_policy"])
 
 
 def grpo_error(row: Row) -> float:

@@ -329,9 +329,9 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
         parts = others | {"weights": rollout.hand_over_seconds(replica, bool(apart))}
         if apart:
             behind = settings.value("off_policy")
-            step = rollout.split(replica, drawn, apart, chips, parts, behind, share)
+            step = rollout.split(replica, drawn, apart, chips, parts, behind)
         else:
-            step = rollout.colocated(replica, drawn, chips, parts, share)
+            step = rollout.colocated(replica, drawn, chips, parts)
         steps.append((step, replica))
     step, replica = min(steps, key=lambda pair: pair[0].seconds)
     return GrpoStep(step, drawn, replica, verdicts, mfu, held)

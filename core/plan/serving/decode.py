@@ -151,7 +151,8 @@ class Replica:
     """A copy of a model on `chips`.
 
     weights, cache: names of formats. attention: "tensor" or "data", how the chips split it (see
-    above). Raises UsageError on unknown names and missing figures of the chip.
+    above). memory_share: share of a chip's usable bytes that the engine takes (None: that of
+    serving.toml). Raises UsageError on unknown names and missing figures of the chip.
     """
 
     architecture: Architecture
@@ -160,6 +161,7 @@ class Replica:
     weights: str = "bf16"
     cache: str = "bf16"
     attention: str = "tensor"
+    memory_share: float | None = None
 
     def __post_init__(self) -> None:
         """Check the names, and the figures of the chip."""

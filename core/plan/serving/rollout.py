@@ -162,9 +162,7 @@ class Step:
         return self.seconds * self.chips
 
 
-def generate(
-    replica: Replica, sampling: Sampling, chips: int, memory_share: float | None = None
-) -> Generation:
+def generate(replica: Replica, sampling: Sampling, chips: int) -> Generation:
     """Time of sampling a step's answers on `chips`, in copies of `replica`.
 
     Raises UsageError on fewer chips than a replica, Infeasible if it cannot hold a sequence.
@@ -176,7 +174,7 @@ def generate(
         )
     lengths, share = sampling.lengths, math.ceil(sampling.samples / replicas)
     longest = lengths.longest_of(sampling.samples)
-    most = largest_batch(replica, sampling.prompt_tokens + lengths.mean, memory_share)
+    most = largest_batch(replica, sampling.prompt_tokens + lengths.mean)
     slots = max(1, min(share, most, sampling.slots or most))
     first_s = max(1.0, share / sampling.group) * prefill(replica, sampling.prompt_tokens).seconds
     count = min(share, SLICES)
@@ -230,24 +228,21 @@ def hand_over_seconds(replica: Replica, apart: bool) -> float:
     return replica.chip_weight_bytes / (rate or known(chip, "network_bytes_per_s"))
 
 
-def colocated(
-    replica: Replica, sampling: Sampling, chips: int, parts: dict[str, float],
-    memory_share: float | None = None,
-) -> Step:  # fmt: skip
+def colocated(replica: Replica, sampling: Sampling, chips: int, parts: dict[str, float]) -> Step:
     """All parts one after the other on the same chips. parts: seconds by name, of all others."""
-    made = generate(replica, sampling, chips, memory_share)
+    made = generate(replica, sampling, chips)
     named = {"generation": made.seconds} | parts
     return Step(made, named, sum(named.values()), chips, _binding(made, named))
 
 
 def split(
     replica: Replica, sampling: Sampling, generation_chips: int, training_chips: int,
-    parts: dict[str, float], off_policy: int = 1, memory_share: float | None = None,
+    parts: dict[str, float], off_policy: int = 1,
 ) -> Step:  # fmt: skip
     """Generation on its own chips, `off_policy` steps ahead of training."""
     together = off_policy + 1
     ahead = replace(sampling, prompts=sampling.prompts * together)
-    made = generate(replica, ahead, generation_chips, memory_share)
+    made = generate(replica, ahead, generation_chips)
     made = replace(made, seconds=made.seconds / together, tail_s=made.tail_s / together)
     named = {"generation": made.seconds} | parts
     sides = (made.seconds + parts["reward"], parts["log-probs"] + parts["training"])

@@ -47,9 +47,9 @@ class ChipMemory:
         return self.chip_bytes - self.weights - self.workspace
 
 
-def chip_memory(replica: Replica, memory_share: float | None = None) -> ChipMemory:
-    """Each chip's memory: `memory_share` of the usable bytes (default: that of serving.toml)."""
-    share = factor("memory_share") if memory_share is None else memory_share
+def chip_memory(replica: Replica) -> ChipMemory:
+    """Each chip's memory: the replica's share of the usable bytes."""
+    share = factor("memory_share") if replica.memory_share is None else replica.memory_share
     model = replica.architecture
     inner = max(kind.mlp_width + kind.top_k * kind.expert_width for kind in model.layers)
     split = replica.chips if replica.attention == "tensor" else 1
@@ -61,9 +61,9 @@ def chip_memory(replica: Replica, memory_share: float | None = None) -> ChipMemo
     )
 
 
-def largest_batch(replica: Replica, context: float, memory_share: float | None = None) -> int:
+def largest_batch(replica: Replica, context: float) -> int:
     """Sequences of `context` tokens that run at the same time. Raises Infeasible if none fits."""
-    memory = chip_memory(replica, memory_share)
+    memory = chip_memory(replica)
     each = cache_bytes(replica, context, on_chip=True)
     batch = math.floor(memory.cache / each) if memory.cache > 0 else 0
     if batch < 1:
@@ -71,17 +71,16 @@ def largest_batch(replica: Replica, context: float, memory_share: float | None =
             f"{replica.chips} x {replica.chip.name}: {replica.architecture.name} in "
             f"{replica.weights} needs {(memory.weights + memory.workspace + each) / 1e9:,.0f} GB "
             f"per chip with one sequence of {context:,.0f} tokens (expected at most "
-            f"{memory.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context, memory)}"
+            f"{memory.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context)}"
         )
     return batch
 
 
-def _what_fits(replica: Replica, context: float, memory: ChipMemory) -> str:
+def _what_fits(replica: Replica, context: float) -> str:
     """The next larger replica that holds one sequence, and formats with which this one does."""
-    share = memory.chip_bytes / replica.chip.usable_hbm_bytes
 
     def holds(other: Replica) -> bool:
-        return chip_memory(other, share).cache >= cache_bytes(other, context, on_chip=True)
+        return chip_memory(other).cache >= cache_bytes(other, context, on_chip=True)
 
     sizes = [replica.chips << i for i in range(1, 11) if replica.chips << i <= MOST_CHIPS]
     larger = next((f"{n} chips" for n in sizes if holds(replace(replica, chips=n))), None)
@@ -148,11 +147,10 @@ class Load:
 
 
 def full_load(
-    replica: Replica, prompt: float, output: float, batch: int | None = None,
-    memory_share: float | None = None, samples: int = 1,
-) -> Load:  # fmt: skip
+    replica: Replica, prompt: float, output: float, batch: int | None = None, samples: int = 1
+) -> Load:
     """`replica` with `batch` running requests (default: as many as fit). Raises Infeasible."""
-    most = largest_batch(replica, prompt + output, memory_share)
+    most = largest_batch(replica, prompt + output)
     running = most if batch is None else min(batch, most)
     return Load(
         replica=replica,
@@ -183,9 +181,10 @@ def loads(
         moe = chips > 1 and any(kind.experts >= chips for kind in architecture.layers)
         # "tensor" last: its error names the smallest change
         for attention in ("data", "tensor") if moe else ("tensor",):
-            replica = Replica(architecture, chip, chips, weights, cache, attention)
+            formats = weights, cache
+            replica = Replica(architecture, chip, chips, *formats, attention, memory_share)
             try:
-                possible.append(full_load(replica, prompt, output, batch, memory_share, samples))
+                possible.append(full_load(replica, prompt, output, batch, samples))
             except Infeasible as error:
                 refused = error
         chips *= 2

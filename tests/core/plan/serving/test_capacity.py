@@ -29,9 +29,8 @@ def test_room_is_memory_less_weights_and_workspace():
     assert memory.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
     left = memory.chip_bytes - memory.weights - memory.workspace
     assert largest_batch(Replica(LLAMA, H100), 8192) == int(left / (131_072 * 8192))
-    assert largest_batch(Replica(LLAMA, H100), 8192, 0.5) < largest_batch(
-        Replica(LLAMA, H100), 8192
-    )
+    half = Replica(LLAMA, H100, memory_share=0.5)
+    assert largest_batch(half, 8192) < largest_batch(Replica(LLAMA, H100), 8192)
 
 
 def test_what_does_not_fit_says_what_would():
