@@ -1,9 +1,10 @@
 """The operations of one device in torch.
 
-Attention, norms, expert products and the vocabulary loss are those of sabia.kernels. Large rotary
-embeddings and gated activations on a CPU are its loops over rows; smaller rotary embeddings have a
-gradient by hand in fp32, which reads and writes memory fewer times than autograd's chain. Inside
-torch.compile plain expressions are used, because the compiler fuses them.
+Attention, norms, expert products and the vocabulary loss are those of sabia.kernels. Rotary
+embeddings and gated activations on a CPU are its loops over rows where they are large or decoded;
+other rotary embeddings have a gradient by hand in fp32, which reads and writes memory fewer times
+than autograd's chain. Inside torch.compile plain expressions are used, because the compiler fuses
+them.
 """
 
 import functools
@@ -217,7 +218,7 @@ class _Rope(torch.autograd.Function):
 
 def rope(x: Tensor, angles: Angles) -> Tensor:
     """See Ops.rope."""
-    return rotate(x, *angles) if serves(x) else plain_rope(x, angles)
+    return rotate(x, *angles) if serves(x, decodes=True) else plain_rope(x, angles)
 
 
 def plain_rope(x: Tensor, angles: Angles) -> Tensor:
@@ -322,7 +323,7 @@ class TorchOps(Ops):
 
     def silu_product(self, gate: Tensor, up: Tensor) -> Tensor:
         """See Ops.silu_product."""
-        if serves(gate) and gate.dtype == up.dtype:
+        if serves(gate, decodes=True) and gate.dtype == up.dtype:
             return silu_product(gate, up)
         return self.silu(gate) * up
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.row_functions.torch_arrays import RowNorm, serves
+from sabia.kernels.row_functions.torch_arrays import rms_norm as row_norm
+from sabia.kernels.row_functions.torch_arrays import serves
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 
@@ -88,8 +89,8 @@ def _eager(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, plus_one: bool
 ) -> Tensor:
     factor = weight.float() + 1 if plus_one else weight.float()
-    if serves(x):
-        return RowNorm.apply(x, factor, eps)
+    if serves(x, decodes=True):
+        return row_norm(x, factor, eps)
     if x.dtype != torch.float32:
         return _reference(x, weight, eps, None, plus_one)
     if torch.is_grad_enabled():

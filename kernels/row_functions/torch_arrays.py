@@ -10,28 +10,37 @@ from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 LEAST = 1 << 18  # numbers; with fewer a run would compile more than it computes
+LEAST_DECODED = 1 << 8  # of a step of decoding, which many equal steps follow
 
 
-def serves(x: Tensor) -> bool:
-    """Whether the functions of numbers like x are computed by these loops, in one thread."""
+def serves(x: Tensor, decodes: bool = False) -> bool:
+    """Whether the functions of numbers like x are computed by these loops, in one thread; decodes:
+    fewer numbers are, in inference mode."""
+    least = LEAST_DECODED if decodes and torch.is_inference_mode_enabled() else LEAST
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16)
-        and x.numel() >= LEAST
+        and x.numel() >= least
         and not torch.compiler.is_compiling()
         and torch.get_num_threads() <= FEW_THREADS
     )
 
 
-class RowNorm(torch.autograd.Function):
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of contiguous x[..., D], and the inverse of each row."""
+    y, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
+    rows, made = (numbers(part.view(-1, x.shape[-1])) for part in (x, y))
+    interface.rms_norm(rows, numbers(weight), eps, made, numbers(inverse.view(-1)))
+    return y, inverse
+
+
+class _RowNorm(torch.autograd.Function):
     """rms_norm of x[..., D] and weight[D], fp32."""
 
     @staticmethod
     def forward(ctx: Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
-        y, inverse = torch.empty_like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
-        rows = numbers(x.flatten(0, -2)), numbers(weight), eps
-        interface.rms_norm(*rows, numbers(y.flatten(0, -2)), numbers(inverse.flatten()))
+        y, inverse = _normed(x, weight, eps)
         ctx.save_for_backward(x, weight, inverse)
         return y
 
@@ -45,8 +54,22 @@ class RowNorm(torch.autograd.Function):
         return dx, dw, None
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm of x[..., D] and fp32 weight[D]."""
+    if torch.is_grad_enabled():
+        made: Tensor = _RowNorm.apply(x, weight, eps)
+        return made
+    return _normed(x.contiguous(), weight, eps)[0]
+
+
 def _flat(*tensors: Tensor) -> Any:
     return [numbers(x.view(-1)) for x in tensors]
+
+
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    out = torch.empty_like(gate)
+    interface.silu_product(*_flat(gate, up, out))
+    return out
 
 
 class _SiluProduct(torch.autograd.Function):
@@ -54,9 +77,7 @@ class _SiluProduct(torch.autograd.Function):
     def forward(ctx: Context, gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
-        out = torch.empty_like(gate)
-        interface.silu_product(*_flat(gate, up, out))
-        return out
+        return _gated(gate, up)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,8 +89,10 @@ class _SiluProduct(torch.autograd.Function):
 
 def silu_product(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, of one shape and dtype."""
-    made: Tensor = _SiluProduct.apply(gate, up)
-    return made
+    if torch.is_grad_enabled():
+        made: Tensor = _SiluProduct.apply(gate, up)
+        return made
+    return _gated(gate.contiguous(), up.contiguous())
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
@@ -95,5 +118,7 @@ class _Rotation(torch.autograd.Function):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x[B, T, H, N] rotated by the angles of fp32 cos and sin[B or 1, T, 1, N]."""
-    made: Tensor = _Rotation.apply(x, cos, sin)
-    return made
+    if torch.is_grad_enabled():
+        made: Tensor = _Rotation.apply(x, cos, sin)
+        return made
+    return _rotated(x, cos, sin, 1.0)

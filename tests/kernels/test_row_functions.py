@@ -181,3 +181,25 @@ def test_exact_operations_do_not_depend_on_the_size(always: None) -> None:
     torch_arrays.LEAST = 1 << 30
     plain = exact.rms_norm(x, weight, 1e-6), exact.rope(x, angles), exact.silu_product(x, up)
     assert all(torch.equal(one, other) for one, other in zip(whole, plain, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_decoding_uses_the_loops(dtype: torch.dtype, monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    ops, x, up = TorchOps(), drawn(3, 1, 4, 64, dtype=dtype), drawn(3, 1, 4, 64, seed=1).to(dtype)
+    angles = ops.rope_angles(torch.tensor([[5], [0], [9]]), tuple(2.0**-i for i in range(32)))
+
+    def results() -> list[torch.Tensor]:
+        return [ops.rms_norm(x, drawn(64), 1e-6), ops.rope(x, angles), ops.silu_product(x, up)]
+
+    plain, calls = results(), list[str]()
+    for name in ("rms_norm", "rotate", "silu_product"):
+        loop = getattr(interface, name)
+        counted = lambda *given, name=name, loop=loop: (calls.append(name), loop(*given))  # noqa: E731
+        monkeypatch.setattr(interface, name, counted)
+    assert results() and not calls
+    with torch.inference_mode():
+        made = results()
+    assert calls == ["rms_norm", "rotate", "silu_product"]
+    for one, other in zip(made, plain, strict=True):
+        torch.testing.assert_close(one, other)
