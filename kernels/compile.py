@@ -44,6 +44,7 @@ from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
 from sabia.kernels.quality.interface import measure
 from sabia.kernels.row_functions.interface import (
+    attention_gradient,
     log_sums,
     rms_norm,
     rms_norm_gradient,
@@ -164,6 +165,9 @@ def _row_functions() -> None:
         rotate(x[None, None], cos, cos, 1.0, x[None, None], _N)
         log_sums(x, 0.0, one, _N)
         softmax_gradient(x, one, np.zeros(1, np.int64), one, one, 0.0, _N)
+    made = np.zeros(cos.shape, np.uint16)
+    given = cos, cos, cos[0], made, made, cos[0], 0, True, 1.0, made, made
+    attention_gradient(*given, _N)
 
 
 EXAMPLES: Mapping[str, Callable[[], None]] = {

@@ -1,10 +1,11 @@
 """Attention on CPU without a [T, S] matrix: pieces of queries and keys, each one fused call.
 
 The queries of a row are divided where their intervals of keys (see interface.py) change form:
-- triangle: 256 or more queries whose first key is the same and whose last key is their own, or up
-  to 128 queries that see 256 or more earlier keys (long windows), on the queries' own keys. The
-  earlier keys that all of them see are a rectangle of their own, those that some of them see (the
-  edge of a window) too, with a bias; results are merged by their log-sum-exps.
+- triangle: 256 or more queries (or all of a square) whose first key is the same and whose last key
+  is their own, or up to 128 queries that see 256 or more earlier keys (long windows), on the
+  queries' own keys. The earlier keys that all of them see are a rectangle of their own, those that
+  some of them see (the edge of a window) too, with a bias; results are merged by their
+  log-sum-exps.
 - rectangle: 256 or more queries that all see the same keys.
 - tile: up to 128 of the other queries (short documents, windows) and the keys that any of them
   sees, with a bias of 0 or -inf. Queries of padding get 0.
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.attention import torch_products
 from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
@@ -53,18 +55,20 @@ def _is_one_piece(parts: list[Group], queries: Tensor, keys: Tensor) -> bool:
     return ranges == [(slice(0, len(queries)), slice(0, len(keys)))]
 
 
-def _runs(first: np.ndarray, last: np.ndarray, causal: bool) -> Iterator[tuple[int, int]]:
-    """[begin, end) of queries of a row, long runs alone, the others in tiles."""
+def _runs(
+    first: np.ndarray, last: np.ndarray, causal: bool, least: int
+) -> Iterator[tuple[int, int, bool]]:
+    """[begin, end) of queries of a row, runs of at least `least` (True) alone, others in tiles."""
     change = first[1:] != first[:-1]
     change |= np.diff(last) != (1 if causal else 0)
     edges = np.concatenate(([0], np.flatnonzero(change) + 1, [len(first)]))
-    long = np.flatnonzero(np.diff(edges) >= LEAST_RUN)
+    long = np.flatnonzero(np.diff(edges) >= least)
     at = 0
     for begin, end in [*zip(edges[long], edges[long + 1], strict=True), (len(first), len(first))]:
         for start in range(at, begin, TILE):
-            yield start, min(start + TILE, int(begin))
+            yield start, min(start + TILE, int(begin)), False
         if begin < end:
-            yield int(begin), int(end)
+            yield int(begin), int(end), True
         at = int(end)
 
 
@@ -72,21 +76,23 @@ def _pieces(
     first: np.ndarray, last: np.ndarray, keys: int, causal: bool
 ) -> Iterator[tuple[str, int, int, int, int]]:
     """(kind, first query, queries, first key, keys) of one row."""
-    for begin, end in _runs(first, last, causal):
+    # a square that is all one run needs no bias, however small
+    least = LEAST_RUN if len(first) < keys else min(LEAST_RUN, len(first))
+    for begin, end, is_long in _runs(first, last, causal, least):
         low, high = int(first[begin:end].min()), int(last[begin:end].max()) + 1
         if low >= high:  # padding
             continue
         common = int(first[begin:end].max())  # seen by all, if it lies before the queries
         own = int(last[begin])  # the key of the first query
         is_run = causal and bool((np.diff(last[begin:end]) == 1).all())
-        if is_run and (end - begin >= LEAST_RUN or own - common > LEAST_KEYS):
+        if is_run and (is_long or own - common > LEAST_KEYS):
             yield "triangle", begin, end - begin, own, end - begin
             if low < common:
                 yield "edge", begin, end - begin, low, common + 1 - low
                 common += 1
             if common < own:
                 yield "before", begin, end - begin, common, own - common
-        elif end - begin < LEAST_RUN:
+        elif not is_long:
             size = min(keys, -(-(high - low) // KEY_STEP) * KEY_STEP)
             yield "tile", begin, end - begin, min(low, keys - size), size
         else:
@@ -175,6 +181,9 @@ def _piece_backward(
     scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v, each with the shape of its input."""
+    if cap is None and torch_products.serves(q):
+        given = group.causal, group.bias, scale
+        return torch_products.backward(grad, q, k, v, out, lse, *given)
     if cap is None:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, q, k, v, out, lse, 0.0, group.causal, attn_mask=group.bias, scale=scale

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.attention import torch_cached, torch_cpu
+from sabia.kernels.attention import torch_cached, torch_cpu, torch_products
 from sabia.kernels.attention.torch_cached import CacheMask, cache_mask  # noqa: F401
 from sabia.kernels.runtime.compilations import allow_compilations
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
@@ -325,7 +325,7 @@ def _library(
         wide = _library(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)
         return wide.to(q.dtype)
     plain = softcap is None and sinks is None
-    if plain and _bare(mask):
+    if plain and _bare(mask) and not torch_products.serves(q.transpose(1, 2)):
         return _sdpa(q, k, v, mask, scale)
     if q.device.type == "cpu":
         return torch_cpu.attention(q, k, v, mask, scale, softcap, sinks)

@@ -70,3 +70,17 @@ def softmax_gradient(
     """scores[R, V] ← (factor · e^(z - lse) - minus · onehot(target)) · dz/dscores, with the z of
     `log_sums`; targets[R] are int64, lse, factor and minus[R] float32."""
     _engine(engine).softmax_gradient(scores, lse, targets, factor, minus, cap)
+
+
+def attention_gradient(
+    scores: np.ndarray, products: np.ndarray, lse: np.ndarray, grad: np.ndarray, out: np.ndarray,
+    bias: np.ndarray, start: int, causal: bool, scale: float, weights: np.ndarray,
+    d_scores: np.ndarray, engine: str = "numba",
+) -> None:  # fmt: skip
+    """The weights of attention and the gradients of its scores, from float32 scores = q · k and
+    products = grad · v, for queries that begin at `start`; all four are [B, H, t, S]:
+    weights = p = e^(scale · scores - lse), d_scores = scale · p · (products - grad · out). Both are
+    0 for hidden keys: later than the query if `causal`, and those where float32 bias[B, T, S], if
+    not empty, is not 0. Of all queries there are float32 lse[B, H, T], grad and out[B, T, H, N]."""
+    of_queries = lse, grad, out, bias, start, causal, scale
+    _engine(engine).attention_gradient(scores, products, *of_queries, weights, d_scores)

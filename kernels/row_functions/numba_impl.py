@@ -171,3 +171,37 @@ def softmax_gradient(scores, lse, targets, factor, minus, cap):
                 values[j] = _rounded(made, values[j])
         made = (exp(z - whole) * share - minus[row]) * slope
         values[target] = _rounded(made, values[target])
+
+
+@jit
+def attention_gradient(
+    scores, products, lse, grad, out, bias, start, causal, scale, weights, d_scores
+):
+    """See the interface."""
+    scale, masked, keys = F(scale), bias.shape[0] > 0, scores.shape[3]
+    for b in range(scores.shape[0]):
+        for h in range(scores.shape[1]):
+            for t in range(scores.shape[2]):
+                at = start + t
+                seen = min(keys, at + 1) if causal else keys
+                g, o, whole, inner = grad[b, at, h], out[b, at, h], lse[b, h, at], F(0)
+                for i in range(g.shape[0]):
+                    inner += wide(g[i]) * wide(o[i])
+                s, d, p, ds = (
+                    scores[b, h, t],
+                    products[b, h, t],
+                    weights[b, h, t],
+                    d_scores[b, h, t],
+                )
+                for j in range(seen):
+                    x = s[j] * scale - whole
+                    share = exp(F(0) if x > F(0) else x)
+                    p[j] = _rounded(share, p[j])
+                    ds[j] = _rounded((d[j] - inner) * share * scale, ds[j])
+                for j in range(seen, keys):
+                    p[j] = ds[j] = 0
+                if masked:
+                    hidden = bias[b, at]
+                    for j in range(seen):
+                        p[j] = p[j] if hidden[j] == F(0) else 0
+                        ds[j] = ds[j] if hidden[j] == F(0) else 0

@@ -83,3 +83,22 @@ def softmax_gradient(
     dz = np.exp((share * cap if cap else z) - lse[:, None]) * factor[:, None]
     dz[np.arange(len(dz)), targets] -= minus
     _put(scores, dz * (1 - share * share))
+
+
+def attention_gradient(
+    scores: np.ndarray, products: np.ndarray, lse: np.ndarray, grad: np.ndarray, out: np.ndarray,
+    bias: np.ndarray, start: int, causal: bool, scale: float, weights: np.ndarray,
+    d_scores: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    rows = slice(start, start + scores.shape[2])
+    visible = np.ones(scores.shape[2:], bool)
+    if causal:
+        visible = np.arange(scores.shape[3]) <= np.arange(rows.start, rows.stop)[:, None]
+    if len(bias):
+        visible = (visible & (bias[:, rows] == 0))[:, None]
+    inner = (_wide(grad) * _wide(out)).sum(-1).transpose(0, 2, 1)[:, :, rows, None]
+    p = np.exp(np.minimum(scores * np.float32(scale) - lse[:, :, rows, None], 0))
+    p = np.where(visible, p, np.float32(0))
+    _put(weights, p)
+    _put(d_scores, (products - inner) * p * np.float32(scale))

@@ -20,7 +20,7 @@ from sabia.kernels.row_functions.interface import log_sums, softmax_gradient
 from sabia.kernels.row_functions.torch_arrays import serves
 from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.autograd_context import Context
-from sabia.kernels.runtime.torch_fp32 import HAS_AMX, computed_in_fp32, times
+from sabia.kernels.runtime.torch_fp32 import HAS_AMX, HAS_BF16_UNITS, computed_in_fp32, times
 
 Tensor = torch.Tensor
 CPU_BLOCK_BYTES = 8 << 20
@@ -48,91 +48,175 @@ def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
     return (slice(i, min(i + rows, stop)) for i in range(start, stop, rows))
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """`rows` tokens are processed at a time, `product_rows` (a multiple) in one matrix product."""
+def _forward(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int,
+    product_rows: int, save: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """(nll, lse, scores of each product if they are saved): `rows` tokens are processed at a time,
+    `product_rows` (a multiple) in one matrix product."""
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    # [tokens] each
+    lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
+    target_column, saved = targets.clamp_min(0)[:, None], []
+    buffer = None if save else hidden.new_empty((product_rows, vocabulary))
+    for part in _blocks(0, tokens, product_rows):
+        if buffer is None:
+            saved.append(raw := times(hidden[part], weight))
+        else:
+            raw = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
+        if serves(raw):
+            picked = raw.gather(1, target_column[part])[:, 0]
+            target_score[part] = _capped(picked.float(), cap)
+            log_sums(numbers(raw), cap or 0.0, numbers(lse[part]))
+            continue
+        for block in _blocks(part.start, part.stop, rows):
+            z = raw[block.start - part.start : block.stop - part.start].float()
+            z = _capped(z, cap)
+            target_score[block] = z.gather(1, target_column[block])[:, 0]
+            # log Σ e^z = max + log Σ e^{z - max}
+            largest = z.amax(-1)
+            sums = z.sub(largest[:, None]).exp_().sum(-1)
+            torch.add(largest, sums.log_(), out=lse[block])
+    return torch.where(targets >= 0, lse - target_score, 0.0), lse.clone(), saved
 
+
+def _backward(
+    grad_nll: Tensor, grad_lse: Tensor, every: Tensor, weight: Tensor, targets: Tensor,
+    lse: Tensor, saved: list[Tensor], cap: float | None, rows: int, product_rows: int,
+    of_weight: bool, overwrite: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(d hidden, d weight) of `_forward`; overwrite: the saved scores become their gradients."""
+    grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
+    hidden, used = every, _used(grad_nll, grad_lse)
+    if used is not None:
+        hidden, targets, lse = every[used], targets[used], lse[used]
+        grad_nll, grad_lse = grad_nll[used], grad_lse[used]
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
+    d_hidden, d_weight = torch.empty_like(hidden), None
+    buffer = None if saved else hidden.new_empty((product_rows, vocabulary))
+    for number, part in enumerate(_blocks(0, tokens, product_rows)):
+        # the scores, which their gradient overwrites
+        if buffer is not None:
+            d_part = buffer[: part.stop - part.start]
+            torch.mm(hidden[part], weight.t(), out=d_part)
+        elif used is not None:
+            d_part = _rows(saved, used[part])
+        elif overwrite:
+            d_part = saved[number]
+            increment_version(d_part)  # a second pass over the graph is an error
+        else:
+            d_part = saved[number].clone()
+        blocks = _blocks(part.start, part.stop, rows)
+        if serves(d_part):
+            of_rows = lse[part], target_column[part, 0], factor[part], grad_nll[part]
+            given: Any = numbers(d_part), *(x.numpy() for x in of_rows), cap or 0.0
+            softmax_gradient(*given)
+            blocks = iter(())
+        for block in blocks:
+            inner = slice(block.start - part.start, block.stop - part.start)
+            dz, slope = d_part[inner].float(), None
+            if cap is not None:  # tanh's slope is 1 - (z/cap)²
+                share = torch.tanh(dz / cap)
+                dz, slope = share * cap, 1 - share.square()
+            # p·(g_nll + g_lse), minus g_nll at the target
+            dz = dz.sub(lse[block, None]).exp_().mul_(factor[block, None])
+            dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
+            d_part[inner] = dz if slope is None else dz.mul_(slope)
+        d_hidden[part] = times(d_part, weight.t())
+        if of_weight:
+            d_weight = _added(d_weight, d_part.t(), hidden[part])
+    if of_weight:
+        d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
+    if used is not None:
+        d_hidden = torch.zeros_like(every).index_copy_(0, used, d_hidden)
+    return d_hidden, d_weight
+
+
+def _sizes(hidden: Tensor, weight: Tensor, chunk_bytes: int) -> tuple[int, int]:
+    """(tokens processed at a time, tokens of a product, a multiple)."""
+    tokens, row_bytes = max(1, hidden.shape[0]), 4 * weight.shape[0]
+    small, large = (
+        min(chunk_bytes, limit) if hidden.device.type == "cpu" else chunk_bytes
+        for limit in (CPU_BLOCK_BYTES, PRODUCT_BYTES)
+    )
+    rows = min(max(1, small // row_bytes), tokens)
+    raw_bytes = hidden.element_size() * weight.shape[0]
+    return rows, min(rows * max(1, large // raw_bytes // rows), tokens)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        cap: float | None,
-        rows: int,
-        product_rows: int,
-        save: bool,
-    ) -> tuple[Tensor, Tensor]:
-        tokens, vocabulary = hidden.shape[0], weight.shape[0]
-        # [tokens] each
-        lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
-        target_column, saved = targets.clamp_min(0)[:, None], []
-        buffer = None if save else hidden.new_empty((product_rows, vocabulary))
-        for part in _blocks(0, tokens, product_rows):
-            if buffer is None:
-                saved.append(raw := times(hidden[part], weight))
-            else:
-                raw = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
-            if serves(raw):
-                picked = raw.gather(1, target_column[part])[:, 0]
-                target_score[part] = _capped(picked.float(), cap)
-                log_sums(numbers(raw), cap or 0.0, numbers(lse[part]))
-                continue
-            for block in _blocks(part.start, part.stop, rows):
-                z = raw[block.start - part.start : block.stop - part.start].float()
-                z = _capped(z, cap)
-                target_score[block] = z.gather(1, target_column[block])[:, 0]
-                # log Σ e^z = max + log Σ e^{z - max}
-                largest = z.amax(-1)
-                sums = z.sub(largest[:, None]).exp_().sum(-1)
-                torch.add(largest, sums.log_(), out=lse[block])
+        ctx: Context, hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None,
+        rows: int, product_rows: int, save: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ctx.settings = cap, rows, product_rows
+        nll, lse, saved = _forward(hidden, weight, targets, *ctx.settings, save)
         ctx.save_for_backward(hidden, weight, targets, lse, *saved)
-        ctx.cap, ctx.rows, ctx.product_rows = cap, rows, product_rows
-        return torch.where(targets >= 0, lse - target_score, 0.0), lse
+        return nll, lse
 
     @staticmethod
     def backward(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        every, weight, targets, lse, *saved = ctx.saved_tensors
-        grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
-        hidden, used = every, _used(grad_nll, grad_lse)
-        if used is not None:
-            hidden, targets, lse = every[used], targets[used], lse[used]
-            grad_nll, grad_lse = grad_nll[used], grad_lse[used]
-        tokens, vocabulary = hidden.shape[0], weight.shape[0]
-        factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
-        d_hidden, d_weight = torch.empty_like(hidden), None
-        buffer = None if saved else hidden.new_empty((ctx.product_rows, vocabulary))
-        for number, part in enumerate(_blocks(0, tokens, ctx.product_rows)):
-            # the scores, which their gradient overwrites
-            if buffer is not None:
-                d_part = buffer[: part.stop - part.start]
-                torch.mm(hidden[part], weight.t(), out=d_part)
-            else:
-                d_part = saved[number] if used is None else _rows(saved, used[part])
-                increment_version(d_part)  # a second pass over the graph is an error
-            blocks = _blocks(part.start, part.stop, ctx.rows)
-            if serves(d_part):
-                of_rows = lse[part], target_column[part, 0], factor[part], grad_nll[part]
-                given: Any = numbers(d_part), *(x.numpy() for x in of_rows), ctx.cap or 0.0
-                softmax_gradient(*given)
-                blocks = iter(())
-            for block in blocks:
-                rows = slice(block.start - part.start, block.stop - part.start)
-                dz, slope = d_part[rows].float(), None
-                if ctx.cap is not None:  # tanh's slope is 1 - (z/cap)²
-                    share = torch.tanh(dz / ctx.cap)
-                    dz, slope = share * ctx.cap, 1 - share.square()
-                # p·(g_nll + g_lse), minus g_nll at the target
-                dz = dz.sub(lse[block, None]).exp_().mul_(factor[block, None])
-                dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
-                d_part[rows] = dz if slope is None else dz.mul_(slope)
-            d_hidden[part] = times(d_part, weight.t())
-            if ctx.needs_input_grad[1]:
-                d_weight = _added(d_weight, d_part.t(), hidden[part])
-        if ctx.needs_input_grad[1]:
-            d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
-        if used is not None:
-            d_hidden = torch.zeros_like(every).index_copy_(0, used, d_hidden)
-        return d_hidden, d_weight, None, None, None, None, None
+        hidden, weight, targets, lse, *saved = ctx.saved_tensors
+        cap, rows, product_rows = ctx.settings
+        given = grad_nll, grad_lse, hidden, weight, targets, lse, saved, cap, rows, product_rows
+        return *_backward(*given, ctx.needs_input_grad[1], overwrite=True), *[None] * 5
+
+
+# For torch.compile on a CPU with units for BF16: the same as operators. What the compiler makes of
+# plain expressions reads the scores more often, and their product with hidden is slow (_product).
+
+
+@torch.library.custom_op("sabia::vocabulary_loss", mutates_args=())
+def _operator(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_bytes: int,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(nll, lse, the scores of all tokens or of none)"""
+    rows, product_rows = _sizes(hidden, weight, chunk_bytes)
+    product_rows = max(1, len(hidden)) if save else product_rows
+    nll, lse, saved = _forward(hidden, weight, targets, cap, rows, product_rows, save)
+    return nll, lse, saved[0] if saved else hidden.new_empty(0, len(weight))
+
+
+@_operator.register_fake
+def _(hidden: Tensor, weight: Tensor, _t: Tensor, _cap: object, _chunk: int, save: bool) -> Any:
+    nll, lse = (hidden.new_empty(hidden.shape[0], dtype=torch.float32) for _ in range(2))
+    return nll, lse, hidden.new_empty(hidden.shape[0] if save else 0, weight.shape[0])
+
+
+@torch.library.custom_op("sabia::vocabulary_loss_backward", mutates_args=())
+def _backward_operator(
+    grad_nll: Tensor, grad_lse: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
+    lse: Tensor, scores: Tensor, cap: float | None, chunk_bytes: int, of_weight: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    rows, product_rows = _sizes(hidden, weight, chunk_bytes)
+    saved = list(scores.split(product_rows)) if len(scores) else []
+    given = grad_nll, grad_lse, hidden, weight, targets, lse, saved, cap, rows, product_rows
+    d_hidden, d_weight = _backward(*given, of_weight, overwrite=False)
+    return d_hidden, weight.new_empty(0) if d_weight is None else d_weight
+
+
+@_backward_operator.register_fake
+def _(_n: Tensor, _l: Tensor, hidden: Tensor, weight: Tensor, *others: object) -> Any:
+    return torch.empty_like(hidden), torch.empty_like(weight) if others[-1] else weight.new_empty(0)
+
+
+def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, targets, ctx.cap, ctx.chunk_bytes, _ = inputs
+    ctx.save_for_backward(hidden, weight, targets, *output[1:])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _differentiate(ctx: Context, nll: Tensor, lse: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    of_weight = ctx.needs_input_grad[1]
+    settings = ctx.cap, ctx.chunk_bytes, of_weight
+    d_hidden, d_weight = _backward_operator(nll, lse, *ctx.saved_tensors, *settings)
+    return d_hidden, d_weight if of_weight else None, *[None] * 4
+
+
+_operator.register_autograd(_differentiate, setup_context=_keep)
 
 
 def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
@@ -201,17 +285,16 @@ def linear_cross_entropy(
     weight, on_cpu = weight.to(hidden.dtype), hidden.device.type == "cpu"
     if computed_in_fp32(hidden):  # the weight's gradient is then summed in fp32 too
         weight = weight.float()
-    row_bytes = 4 * weight.shape[0]
-    if torch.compiler.is_compiling():
-        return _compiled(hidden, weight, targets, cap, max(1, chunk_bytes // row_bytes))
-    hidden, tokens = hidden.to(weight.dtype), max(1, hidden.shape[0])
-    small, large = (
-        min(chunk_bytes, limit) if on_cpu else chunk_bytes
-        for limit in (CPU_BLOCK_BYTES, PRODUCT_BYTES)
-    )
-    rows = min(max(1, small // row_bytes), tokens)
-    raw_bytes = hidden.element_size() * weight.shape[0]
-    product_rows = min(rows * max(1, large // raw_bytes // rows), tokens)
+    compiling = torch.compiler.is_compiling()
+    if compiling and not (on_cpu and HAS_BF16_UNITS and hidden.dtype == torch.bfloat16):
+        return _compiled(hidden, weight, targets, cap, max(1, chunk_bytes // (4 * weight.shape[0])))
+    hidden = hidden.to(weight.dtype)
     differentiable = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    save = differentiable and hidden.shape[0] * raw_bytes <= chunk_bytes
-    return _LinearCrossEntropy.apply(hidden, weight, targets, cap, rows, product_rows, save)
+    fits = hidden.shape[0] * hidden.element_size() * weight.shape[0] <= chunk_bytes
+    save = bool(differentiable and fits)
+    if compiling:
+        nll, lse, _ = _operator(hidden, weight, targets, cap, chunk_bytes, save)
+        return nll, lse
+    return _LinearCrossEntropy.apply(
+        hidden, weight, targets, cap, *_sizes(hidden, weight, chunk_bytes), save
+    )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.kernels.attention import torch_cpu
+from sabia.kernels.attention import torch_cpu, torch_products
 from sabia.kernels.attention.interface import attention, attention_mask
 
 Tensor = torch.Tensor
@@ -100,6 +100,39 @@ def test_bf16_rounds_as_the_reference_does(seed: int, monkeypatch: pytest.Monkey
     wide = {name: None if x is None else x.float() for name, x in data.items()}
     right = computed(wide, mask, implementation="reference", **options)
     agree(computed(data, mask, implementation="library", **options), right, 3e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "longest", "window"),
+    [
+        (5, 37, (4, 2), None, None), (2, 300, (2, 2), None, None), (1, 767, (3, 1), None, None),
+        (3, 300, (4, 2), 40, None), (2, 600, (2, 1), 500, None), (2, 600, (2, 2), None, 130),
+    ],
+)  # fmt: skip
+def test_short_rows_in_bf16_by_whole_products(
+    rows: int, length: int, heads: tuple[int, int], longest: int | None, window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Gradients within 8e-3 of the largest of those in fp32 (torch's backward pass: up to 2e-2),
+    in blocks of queries and batches of pieces; the setting of fp32 products stays as it was."""
+    monkeypatch.setattr(torch_products, "HAS_BF16_UNITS", True)
+    monkeypatch.setattr(torch_products, "SCORES", 5 * length**2)
+    random = np.random.default_rng(length)
+    segments = None if longest is None else random_segments(random, rows, length, longest)
+    shapes = dict.fromkeys(("q", "grad"), (rows, length, heads[0], 32))
+    shapes |= dict.fromkeys(("k", "v"), (rows, length, heads[1], 32))
+    data: dict[str, Any] = {
+        name: torch.from_numpy(random.standard_normal(shape, np.float32)).bfloat16()
+        for name, shape in shapes.items()
+    } | {"sinks": None}
+    mask = attention_mask(data["q"], length, length, segments=segments, window=window)
+    wide = {name: None if x is None else x.float() for name, x in data.items()}
+    right = computed(wide, mask, implementation="reference")[1:]
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    ours = computed(data, mask, implementation="library")[1:]
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    for one, other in zip(ours, right, strict=True):
+        assert (one - other).abs().max() <= 8e-3 * other.abs().max()
 
 
 @pytest.mark.parametrize("window", [None, 64, 300, 700])

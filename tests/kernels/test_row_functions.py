@@ -69,6 +69,36 @@ def test_engines_agree(rows: int, size: int, cap: float, dtype: torch.dtype) -> 
         torch.testing.assert_close(*wide, rtol=2 * NEAR[dtype], atol=3e-5)
 
 
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_of_attention_and_their_gradients(start: int, causal: bool, masked: bool) -> None:
+    """Both engines against torch's softmax and its gradient in fp64, for 5 of 8 queries."""
+    scores, grad, v = drawn(2, 3, 8, 11, seed=1), drawn(2, 8, 3, 6, seed=2), drawn(2, 3, 11, 6)
+    visible = torch.ones(8, 11, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    bias = torch.zeros(2 * masked, 8 * masked, 11 * masked)
+    if masked:
+        bias[:, :, 1:] = torch.where(drawn(2, 8, 10, seed=3) > 0, -torch.inf, 0.0)
+        visible = (visible & (bias == 0))[:, None]
+    z = torch.where(visible, scores.double() * 0.7, -torch.inf).requires_grad_()
+    p = torch.softmax(z, -1)
+    products = grad.double().transpose(1, 2) @ v.double().transpose(2, 3)
+    (gradient,) = torch.autograd.grad(p, z, products)
+    out = (p.detach() @ v.double()).transpose(1, 2).float().contiguous().numpy()
+    lse, part = torch.logsumexp(z, -1).detach().float().numpy(), slice(start, start + 5)
+    given = [x[:, :, part].float().contiguous().numpy() for x in (scores, products)]
+    right = [x[:, :, part] for x in (p.detach(), 0.7 * gradient)]
+    for engine in ("numba", "reference"):
+        for dtype in DTYPES:
+            made = torch.empty(2, 2, 3, 5, 11, dtype=dtype)
+            arrays = lse, grad.numpy(), out, bias.numpy(), start, causal, 0.7
+            interface.attention_gradient(*given, *arrays, *(numbers(x) for x in made), engine)
+            for one, other in zip(made, right, strict=True):
+                near = {"rtol": NEAR[dtype], "atol": 1e-6}
+                torch.testing.assert_close(one.double(), other, **near)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_number_that_is_none_stays(dtype: torch.dtype) -> None:
     x = drawn(3, 40, dtype=dtype)
