@@ -1,11 +1,10 @@
 """Products of one row at a time on a CPU: definitions.
 
 A step of decoding reads all weights and all keys and values once, and computes little with each
-number, so it is as fast as memory is read. These loops read it in its order, a matrix in four rows
-at a time: MKL's product of a matrix and a vector reads eight, at half to four fifths of the speed
-on the processors that were measured, and `scaled_dot_product_attention` computes with three or four
-queries of a group as with a matrix. Numbers are float32, or bfloat16 as uint16 (their bits); sums
-are float32.
+number, so it is as fast as memory is read. These loops read it in its order: MKL's product of a
+matrix and a vector reads eight rows of the matrix at once, at half the speed on the processors that
+were measured, and `scaled_dot_product_attention` computes with three or four queries of a group as
+with a matrix. Numbers are float32, or bfloat16 as uint16 (their bits); sums are float32.
 """
 
 import functools

@@ -29,20 +29,10 @@ def wide(_context, x):
 
 @jit
 def matrix_vector(weight, x, out):
-    """See the interface; four rows at a time, whose sums do not wait for one another."""
-    fours = weight.shape[0] - weight.shape[0] % 4
-    for row in range(0, fours, 4):
-        w0, w1, w2, w3 = weight[row], weight[row + 1], weight[row + 2], weight[row + 3]
-        t0, t1, t2, t3 = F(0), F(0), F(0), F(0)
-        for i in range(x.shape[0]):
-            t0 += wide(w0[i]) * x[i]
-            t1 += wide(w1[i]) * x[i]
-            t2 += wide(w2[i]) * x[i]
-            t3 += wide(w3[i]) * x[i]
-        out[row], out[row + 1], out[row + 2], out[row + 3] = t0, t1, t2, t3
-    for row in range(fours, weight.shape[0]):
+    """See the interface."""
+    for row in range(weight.shape[0]):
         total = F(0)
-        for i in range(x.shape[0]):
+        for i in range(weight.shape[1]):
             total += wide(weight[row, i]) * x[i]
         out[row] = total
 
