@@ -16,12 +16,13 @@ LEAST_DECODED = 1 << 8  # of a step of decoding, which many equal steps follow
 def serves(x: Tensor, decodes: bool = False) -> bool:
     """Whether the functions of numbers like x are computed by these loops, in one thread; decodes:
     fewer numbers are, in inference mode."""
+    if torch.compiler.is_compiling():  # the mode cannot be traced
+        return False
     least = LEAST_DECODED if decodes and torch.is_inference_mode_enabled() else LEAST
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16)
         and x.numel() >= least
-        and not torch.compiler.is_compiling()
         and torch.get_num_threads() <= FEW_THREADS
     )
 
