@@ -27,8 +27,8 @@ class ModelCounts:
 
 
 def given_counts(
-    params: float | None, active: float | None = None, layers: int | None = None, hidden: int | None
-    = None,
+    params: float | None, active: float | None = None, layers: int | None = None,
+    hidden: int | None = None,
 ) -> ModelCounts:  # fmt: skip
     """Counts from options; dense unless `active` is given; a published shape unless given."""
     if params is None:

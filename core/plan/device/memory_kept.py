@@ -59,8 +59,8 @@ class KeptTensor:
 
 
 def layer_tensors(
-    kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack, input_element: float
-    | None = None,
+    kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack,
+    input_element: float | None = None,
 ) -> Iterator[KeptTensor]:  # fmt: skip
     """All tensors that the layer's backward pass uses in that software, in forward order.
 

@@ -115,8 +115,8 @@ class StepTime:
 
 
 def step_time(
-    workload: Workload, layout: Layout, chip: Chip, stack: Stack, constants: Constants | None =
-    None,
+    workload: Workload, layout: Layout, chip: Chip, stack: Stack,
+    constants: Constants | None = None,
 ) -> StepTime:  # fmt: skip
     """Predict the step; `constants` replace the calibrated ones.
 

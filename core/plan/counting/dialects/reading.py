@@ -65,8 +65,8 @@ def biases(fields: CountFields, name: str = "attention_bias") -> dict[str, Any]:
 
 
 def grouped(
-    hidden: int, heads: int, kv_heads: int, size: int, window: int | None = None, qkv_bias: bool =
-    False, output_bias: bool = False, **flags: bool,
+    hidden: int, heads: int, kv_heads: int, size: int, window: int | None = None,
+    qkv_bias: bool = False, output_bias: bool = False, **flags: bool,
 ) -> LayerHalf:  # fmt: skip
     """Grouped-query attention of heads of `size`; flags: of core.spec's Attention."""
     if heads % kv_heads:
@@ -106,8 +106,8 @@ def plain(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
 
 
 def moe(
-    hidden: int, experts: int, chosen: int, inner: int, shared: int = 0, *, correction: bool =
-    False, shared_gate: bool = False,
+    hidden: int, experts: int, chosen: int, inner: int, shared: int = 0, *,
+    correction: bool = False, shared_gate: bool = False,
 ) -> LayerHalf:  # fmt: skip
     """Gated experts of inner width `inner`, and shared experts of width `shared`."""
     router = Router(experts, chosen, expert_bias=correction)
@@ -115,8 +115,8 @@ def moe(
 
 
 def routed(
-    fields: CountFields, experts: str, inner: str = "moe_intermediate_size", chosen: str =
-    "num_experts_per_tok", alike: str = "", **more: Any,
+    fields: CountFields, experts: str, inner: str = "moe_intermediate_size",
+    chosen: str = "num_experts_per_tok", alike: str = "", **more: Any,
 ) -> LayerHalf:  # fmt: skip
     """Read an MoE layer by the names of its fields; alike: field of the number of shared experts.
 
@@ -129,8 +129,8 @@ def routed(
 
 
 def decoder(
-    fields: CountFields, layers: Iterable[LayerKind], *, tied: bool = False, vocab: int | None =
-    None, other: int | None = None, positions: int = 0, **more: Any,
+    fields: CountFields, layers: Iterable[LayerKind], *, tied: bool = False,
+    vocab: int | None = None, other: int | None = None, positions: int = 0, **more: Any,
 ) -> Architecture:  # fmt: skip
     """Read the tensors outside the layers; tied: the family's default; other: final norm etc.
 
