@@ -163,6 +163,13 @@ def test_a_file_name_stands_once_in_core() -> None:
     assert not [paths for paths in names.values() if len(paths) > 1]
 
 
+def test_an_operator_of_torch_is_registered_once() -> None:
+    """torch lets the later registration of a name replace the former one without a word."""
+    text = "".join(path.read_text() for path in FILES)
+    names = collections.Counter(re.findall(r"custom_op\(\s*\"([\w:]+)\"", text))
+    assert names["sabia::cpu_attention"] and not [n for n, count in names.items() if count > 1]
+
+
 def test_one_import_style() -> None:
     """`from module import Name` or `from package import module`; a module keeps its name."""
     modules, wrong = set(import_graph()), []

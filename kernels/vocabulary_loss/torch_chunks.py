@@ -168,7 +168,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 # plain expressions reads the scores more often, and their product with hidden is slow (_product).
 
 
-@torch.library.custom_op("sabia::vocabulary_loss", mutates_args=())
+@torch.library.custom_op("sabia::cpu_vocabulary_loss", mutates_args=())
 def _operator(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_bytes: int,
     save: bool,
@@ -186,7 +186,7 @@ def _(hidden: Tensor, weight: Tensor, _t: Tensor, _cap: object, _chunk: int, sav
     return nll, lse, hidden.new_empty(hidden.shape[0] if save else 0, weight.shape[0])
 
 
-@torch.library.custom_op("sabia::vocabulary_loss_backward", mutates_args=())
+@torch.library.custom_op("sabia::cpu_vocabulary_loss_backward", mutates_args=())
 def _backward_operator(
     grad_nll: Tensor, grad_lse: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
     lse: Tensor, scores: Tensor, cap: float | None, chunk_bytes: int, of_weight: bool,

@@ -138,6 +138,41 @@ def test_operators_are_sound() -> None:
     hidden, weight = torch.ones(3, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
     inputs = (hidden, weight, torch.tensor([0, -1, 4]), 0.0, 2)
     torch.library.opcheck(torch.ops.sabia.vocabulary_loss_forward, inputs)
+    inputs = (*inputs[:3], None, 20, True)
+    torch.library.opcheck(torch.ops.sabia.cpu_vocabulary_loss, inputs)
+
+
+@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20])
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_compiled_in_bf16_on_a_cpu_with_units_for_it(
+    chunk: int, cap: float | None, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operators give what the eager function gives, with scores that are saved or computed
+    again, in one or several products, and leave their inputs as they were."""
+    monkeypatch.setattr(torch_chunks, "HAS_BF16_UNITS", True)
+    monkeypatch.setattr(torch_chunks, "PRODUCT_BYTES", 8 * V * 2)
+    data = {n: torch.from_numpy(a) for n, a in arrays().items()}
+    results = []
+    torch._dynamo.reset()
+    for compute in (
+        linear_cross_entropy,
+        torch.compile(linear_cross_entropy, backend="aot_eager", fullgraph=True),
+    ):
+        hidden = data["hidden"].bfloat16().requires_grad_()
+        weight = data["weight"].bfloat16().requires_grad_(not frozen)
+        inputs = [hidden] if frozen else [hidden, weight]
+        outs = compute(hidden, weight, data["targets"], softcap=cap, chunk_bytes=chunk)
+        given = data["g_nll"], data["g_lse"]
+        grads = torch.autograd.grad(
+            outs, inputs, given, retain_graph=compute is not linear_cross_entropy
+        )
+        if compute is not linear_cross_entropy and chunk > CHUNK:
+            again = torch.autograd.grad(outs, inputs, given)
+            assert all(map(torch.equal, grads, again))
+        results.append([*outs, *grads])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=2**-8, atol=1e-6)
 
 
 def test_choice_is_said() -> None:
