@@ -15,10 +15,11 @@ LEAST_DECODED = 1 << 8  # of a step of decoding, which many equal steps follow
 
 def serves(x: Tensor, decodes: bool = False) -> bool:
     """Whether the functions of numbers like x are computed by these loops, in one thread; decodes:
-    fewer numbers are, in inference mode."""
+    of x[B, 1, ...] in inference mode, fewer numbers are."""
     if torch.compiler.is_compiling():  # the mode cannot be traced
         return False
-    least = LEAST_DECODED if decodes and torch.is_inference_mode_enabled() else LEAST
+    decodes = decodes and x.ndim > 2 and x.shape[1] == 1 and torch.is_inference_mode_enabled()
+    least = LEAST_DECODED if decodes else LEAST
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16)
