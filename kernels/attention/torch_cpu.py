@@ -206,8 +206,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(out[B, T, H, N], log-sum-exp[B, T, H], fp32, with the sinks)."""
     queries, keys, values = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    out = torch.zeros_like(queries)
-    lse = torch.zeros(queries.shape[:2])
+    is_whole = _is_one_piece(parts, queries, keys)
+    out = queries if is_whole else torch.zeros_like(queries)
+    lse = torch.zeros(0 if is_whole else len(queries), queries.shape[1])
     for group in parts:
         count = group.count
         part, weight = _piece(
@@ -219,7 +220,7 @@ def _forward(
             cap,
         )
         part, weight = _flat(part), _flat(weight)
-        if _is_one_piece(parts, queries, keys):
+        if is_whole:
             out, lse = part, weight
             break
         if group.merged:

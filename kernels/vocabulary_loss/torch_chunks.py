@@ -26,6 +26,7 @@ Tensor = torch.Tensor
 CPU_BLOCK_BYTES = 8 << 20
 PRODUCT_BYTES = 64 << 20
 WIDE_BLOCK_BYTES = 32 << 20
+COPIED_ROWS = 32  # of saved scores at once: in a cache when their gradient is computed
 MOST_USED = 0.95  # a larger share of tokens with gradients is not gathered
 
 
@@ -96,7 +97,8 @@ def _backward(
     d_hidden, d_weight = torch.empty_like(hidden), None
     buffer = None if saved else hidden.new_empty((product_rows, vocabulary))
     for number, part in enumerate(_blocks(0, tokens, product_rows)):
-        # the scores, which their gradient overwrites
+        # the scores, which their gradient overwrites, or those of which it is made
+        source = None
         if buffer is not None:
             d_part = buffer[: part.stop - part.start]
             torch.mm(hidden[part], weight.t(), out=d_part)
@@ -106,13 +108,21 @@ def _backward(
             d_part = saved[number]
             increment_version(d_part)  # a second pass over the graph is an error
         else:
-            d_part = saved[number].clone()
+            source, d_part = saved[number], torch.empty_like(saved[number])
         blocks = _blocks(part.start, part.stop, rows)
         if serves(d_part):
-            of_rows = lse[part], target_column[part, 0], factor[part], grad_nll[part]
-            given: Any = numbers(d_part), *(x.numpy() for x in of_rows), cap or 0.0
-            softmax_gradient(*given)
+            for block in _blocks(
+                part.start, part.stop, product_rows if source is None else COPIED_ROWS
+            ):
+                inner = slice(block.start - part.start, block.stop - part.start)
+                if source is not None:
+                    d_part[inner] = source[inner]
+                of_rows = lse[block], target_column[block, 0], factor[block], grad_nll[block]
+                given: Any = numbers(d_part[inner]), *(x.numpy() for x in of_rows), cap or 0.0
+                softmax_gradient(*given)
             blocks = iter(())
+        elif source is not None:
+            d_part.copy_(source)
         for block in blocks:
             inner = slice(block.start - part.start, block.stop - part.start)
             dz, slope = d_part[inner].float(), None
