@@ -187,12 +187,8 @@ def attention_gradient(
                 g, o, whole, inner = grad[b, at, h], out[b, at, h], lse[b, h, at], F(0)
                 for i in range(g.shape[0]):
                     inner += wide(g[i]) * wide(o[i])
-                s, d, p, ds = (
-                    scores[b, h, t],
-                    products[b, h, t],
-                    weights[b, h, t],
-                    d_scores[b, h, t],
-                )
+                s, d = scores[b, h, t], products[b, h, t]
+                p, ds = weights[b, h, t], d_scores[b, h, t]
                 for j in range(seen):
                     x = s[j] * scale - whole
                     share = exp(F(0) if x > F(0) else x)

@@ -78,6 +78,7 @@ def _forward(
             largest = z.amax(-1)
             sums = z.sub(largest[:, None]).exp_().sum(-1)
             torch.add(largest, sums.log_(), out=lse[block])
+    # results of an operator share no memory
     return torch.where(targets >= 0, lse - target_score, 0.0), lse.clone(), saved
 
 
@@ -109,22 +110,18 @@ def _backward(
             increment_version(d_part)  # a second pass over the graph is an error
         else:
             source, d_part = saved[number], torch.empty_like(saved[number])
-        blocks = _blocks(part.start, part.stop, rows)
-        if serves(d_part):
-            for block in _blocks(
-                part.start, part.stop, product_rows if source is None else COPIED_ROWS
-            ):
-                inner = slice(block.start - part.start, block.stop - part.start)
-                if source is not None:
-                    d_part[inner] = source[inner]
+        by_loops, size = serves(d_part), rows
+        if by_loops:
+            size = product_rows if source is None else COPIED_ROWS
+        for block in _blocks(part.start, part.stop, size):
+            inner = slice(block.start - part.start, block.stop - part.start)
+            if source is not None:
+                d_part[inner] = source[inner]
+            if by_loops:
                 of_rows = lse[block], target_column[block, 0], factor[block], grad_nll[block]
                 given: Any = numbers(d_part[inner]), *(x.numpy() for x in of_rows), cap or 0.0
                 softmax_gradient(*given)
-            blocks = iter(())
-        elif source is not None:
-            d_part.copy_(source)
-        for block in blocks:
-            inner = slice(block.start - part.start, block.stop - part.start)
+                continue
             dz, slope = d_part[inner].float(), None
             if cap is not None:  # tanh's slope is 1 - (z/cap)²
                 share = torch.tanh(dz / cap)
