@@ -1,6 +1,7 @@
 """The vocabulary loss: every implementation against torch's cross_entropy and logsumexp in fp64,
 both results and both gradients, with a z-loss, ignored targets and a cap."""
 
+import importlib
 import os
 from typing import Any
 
@@ -135,6 +136,7 @@ def test_scores_are_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_operators_are_sound() -> None:
+    importlib.import_module("sabia.kernels.vocabulary_loss.triton_impl")  # registers one of them
     hidden, weight = torch.ones(3, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
     inputs = (hidden, weight, torch.tensor([0, -1, 4]), 0.0, 2)
     torch.library.opcheck(torch.ops.sabia.vocabulary_loss_forward, inputs)
