@@ -164,7 +164,7 @@ def _row_functions() -> None:
         silu_product_gradient(x[0], x[0], x[0], x[0], x[0], _N)
         rotate(x[None, None], cos, cos, 1.0, x[None, None], _N)
         log_sums(x, 0.0, one, _N)
-        softmax_gradient(x, one, np.zeros(1, np.int64), one, one, 0.0, _N)
+        softmax_gradient(x, np.zeros(1, np.int64), 0.0, one, _N)
     made = np.zeros(cos.shape, np.uint16)
     given = cos, cos, cos[0], made, made, cos[0], 0, True, 1.0, made, made
     attention_gradient(*given, _N)

@@ -36,7 +36,7 @@ from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product
 from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
 from sabia.kernels.runtime.autograd_context import Context
-from sabia.kernels.runtime.torch_fp32 import computed_in_fp32, fp32_linear, is_large
+from sabia.kernels.runtime.torch_fp32 import linear
 
 Tensor = torch.Tensor
 
@@ -370,6 +370,4 @@ def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan | 
     if plan is not None:
         return biased(grouped(x, weight, plan), bias, plan)
     bias = None if bias is None else bias.to(x.dtype)
-    multiply: Any = fp32_linear if computed_in_fp32(x) or is_large(x, weight) else F.linear
-    made: Tensor = multiply(x, weight, bias)
-    return made
+    return linear(x, weight, bias)

@@ -21,7 +21,7 @@ from sabia.kernels.runtime.torch_fp32 import HAS_BF16_UNITS
 Tensor = torch.Tensor
 MOST_QUERIES = 767  # torch's blocks are 256 queries from 768 on
 BLOCK = 256  # queries at once; a causal block has no products with later keys
-SCORES = 1 << 20  # of a batch of pieces
+SCORES = 1 << 21  # of a batch of pieces
 
 
 def serves(q: Tensor) -> bool:

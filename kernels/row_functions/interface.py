@@ -64,12 +64,11 @@ def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray, engine: str = "num
 
 
 def softmax_gradient(
-    scores: np.ndarray, lse: np.ndarray, targets: np.ndarray, factor: np.ndarray,
-    minus: np.ndarray, cap: float, engine: str = "numba",
-) -> None:  # fmt: skip
-    """scores[R, V] ← (factor · e^(z - lse) - minus · onehot(target)) · dz/dscores, with the z of
-    `log_sums`; targets[R] are int64, lse, factor and minus[R] float32."""
-    _engine(engine).softmax_gradient(scores, lse, targets, factor, minus, cap)
+    scores: np.ndarray, targets: np.ndarray, cap: float, lse: np.ndarray, engine: str = "numba"
+) -> None:
+    """scores[R, V] ← (e^(z - lse) - onehot(target)) · dz/dscores, with the z and lse[R] of
+    `log_sums`, which is computed; int64 targets[R], below 0 for none."""
+    _engine(engine).softmax_gradient(scores, targets, cap, lse)
 
 
 def attention_gradient(

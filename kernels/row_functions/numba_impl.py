@@ -132,16 +132,22 @@ def _order(_context, x):
 
 
 @jit
+def _largest(values, cap):
+    """The largest z; the largest score is found among integers, which vectorizes."""
+    most = np.int32(-(2**31))
+    for j in range(values.shape[0]):
+        most = max(most, _order(wide(values[j])))
+    top = _order(most)
+    return top if cap == 0 else cap * _share(top / cap)
+
+
+@jit
 def log_sums(scores, cap, lse):
-    """See the interface; the largest score is found among integers, which vectorizes."""
+    """See the interface."""
     cap = F(cap)
     for row in range(scores.shape[0]):
-        values, most, total = scores[row], np.int32(-(2**31)), F(0)
-        for j in range(values.shape[0]):
-            most = max(most, _order(wide(values[j])))
-        top = _order(most)
-        if cap != 0:
-            top = cap * _share(top / cap)
+        values, total = scores[row], F(0)
+        top = _largest(values, cap)
         if cap == 0:
             for j in range(values.shape[0]):
                 total += exp(wide(values[j]) - top)
@@ -152,25 +158,31 @@ def log_sums(scores, cap, lse):
 
 
 @jit
-def softmax_gradient(scores, lse, targets, factor, minus, cap):
+def softmax_gradient(scores, targets, cap, lse):
     """See the interface."""
-    cap = F(cap)
+    cap, made = F(cap), np.empty(scores.shape[1], np.float32)
     for row in range(scores.shape[0]):
-        values, whole, share, target = scores[row], lse[row], factor[row], targets[row]
-        z, slope = wide(values[target]), F(1)
+        values, target, total = scores[row], targets[row], F(0)
+        top = _largest(values, cap)
         if cap == 0:
             for j in range(values.shape[0]):
-                made = exp(wide(values[j]) - whole) * share
-                values[j] = _rounded(made, values[j])
+                made[j] = exp(wide(values[j]) - top)
+                total += made[j]
         else:
-            part = _share(z / cap)
-            z, slope = cap * part, F(1) - part * part
+            for j in range(values.shape[0]):
+                made[j] = exp(cap * _share(wide(values[j]) / cap) - top)
+                total += made[j]
+        lse[row] = top + np.log(total)
+        inverse = F(1) / total
+        if target >= 0:
+            made[target] -= total
+        if cap == 0:
+            for j in range(values.shape[0]):
+                values[j] = _rounded(made[j] * inverse, values[j])
+        else:
             for j in range(values.shape[0]):
                 part = _share(wide(values[j]) / cap)
-                made = exp(cap * part - whole) * share * (F(1) - part * part)
-                values[j] = _rounded(made, values[j])
-        made = (exp(z - whole) * share - minus[row]) * slope
-        values[target] = _rounded(made, values[target])
+                values[j] = _rounded(made[j] * inverse * (F(1) - part * part), values[j])
 
 
 @jit
@@ -194,8 +206,8 @@ def attention_gradient(
                     share = exp(F(0) if x > F(0) else x)
                     p[j] = _rounded(share, p[j])
                     ds[j] = _rounded((d[j] - inner) * share * scale, ds[j])
-                for j in range(seen, keys):
-                    p[j] = ds[j] = 0
+                p[seen:] = 0
+                ds[seen:] = 0
                 if masked:
                     hidden = bias[b, at]
                     for j in range(seen):

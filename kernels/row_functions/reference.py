@@ -73,15 +73,13 @@ def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray) -> None:
     lse[:] = top + np.log(np.exp(z - top[:, None]).sum(-1))
 
 
-def softmax_gradient(
-    scores: np.ndarray, lse: np.ndarray, targets: np.ndarray, factor: np.ndarray,
-    minus: np.ndarray, cap: float,
-) -> None:  # fmt: skip
+def softmax_gradient(scores: np.ndarray, targets: np.ndarray, cap: float, lse: np.ndarray) -> None:
     """See the interface."""
+    log_sums(scores, cap, lse)
     z = _wide(scores)
     share = np.tanh(z / cap) if cap else np.zeros(1, np.float32)
-    dz = np.exp((share * cap if cap else z) - lse[:, None]) * factor[:, None]
-    dz[np.arange(len(dz)), targets] -= minus
+    dz = np.exp((share * cap if cap else z) - lse[:, None])
+    dz[np.arange(len(dz)), np.maximum(targets, 0)] -= targets >= 0
     _put(scores, dz * (1 - share * share))
 
 

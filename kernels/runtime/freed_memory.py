@@ -6,7 +6,7 @@ import os
 import sys
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt(3)
-LARGEST_KEPT = 32 << 20  # bytes of an allocation; glibc takes no larger threshold
+LARGEST_KEPT = 1 << 30, 32 << 20  # bytes of an allocation; the second is the most of old versions
 PRODUCTS_KEPT = 64  # a decoding step has 5, a batch of prompts 10
 
 
@@ -20,7 +20,8 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return False
-    return bool(mallopt(MMAP_THRESHOLD, LARGEST_KEPT) and mallopt(TRIM_THRESHOLD, 2**31 - 1))
+    kept = any(mallopt(MMAP_THRESHOLD, size) for size in LARGEST_KEPT)
+    return bool(kept and mallopt(TRIM_THRESHOLD, 2**31 - 1))
 
 
 def keep_few_products() -> None:

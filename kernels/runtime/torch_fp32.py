@@ -1,4 +1,4 @@
-"""Matrix products in fp32 on CPUs, of fp32 matrices and of 16-bit ones that have no instructions.
+"""Matrix products of a training step on CPUs: in fp32, and in BF16 for AMX.
 
 Large fp32 products are oneDNN's: beside those of MKL, which torch uses, they take 0.75 to 0.95 of
 the time on a processor of AMD (tests/bench/RESULTS.md); small ones are slower to start.
@@ -7,6 +7,10 @@ A CPU without AMX or AVX512-BF16 multiplies BF16 matrices several times slower t
 product of two BF16 (or FP16) numbers is exact in fp32, which is also the dtype of the sum, so
 converting the inputs to fp32, multiplying and rounding the result once is the same computation at
 the speed of fp32. Only the 16-bit tensors are saved for the backward pass.
+
+AMX needs the rows of its left operand one after the other, and the left operand of a weight's
+gradient is transposed: oneDNN's copy takes as long as the product. torch.compile writes it
+transposed at once, in the same loop as the gradient itself, or copies it faster.
 """
 
 import platform
@@ -94,6 +98,44 @@ class _Fp32Linear(torch.autograd.Function):
         dx = times(grad32, weight.float().t()).to(x.dtype) if needs_x else None
         dw = (rows.t() @ x.float().flatten(0, -2)).to(weight.dtype) if needs_weight else None
         return dx, dw, rows.sum(0).to(x.dtype) if needs_bias else None
+
+
+@torch.library.custom_op("sabia::cpu_rows_product", mutates_args=())
+def _rows_product(left: Tensor, right: Tensor) -> Tensor:
+    """left · right; torch's compiler chooses the strides of its own products, not of this one."""
+    return left @ right
+
+
+@_rows_product.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
+
+
+class _AmxLinear(torch.autograd.Function):
+    """For torch.compile, in BF16."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows, dw = grad.flatten(0, -2), None  # [M, out]
+        if ctx.needs_input_grad[1]:
+            dw = _rows_product(rows.t().contiguous(), x.flatten(0, -2))
+        return grad @ weight, dw, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x[..., in] · weight[out, in]ᵀ + bias, all of one dtype."""
+    compiled = torch.compiler.is_compiling() and torch.is_grad_enabled()
+    if HAS_AMX and compiled and x.device.type == "cpu" and x.dtype == torch.bfloat16:
+        return _AmxLinear.apply(x, weight, bias)
+    if computed_in_fp32(x) or is_large(x, weight):
+        return fp32_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def fp32_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

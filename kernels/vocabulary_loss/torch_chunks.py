@@ -2,18 +2,19 @@
 
 Scores are computed for some tokens at a time. The functions of large ones on a CPU are loops over
 their rows (kernels.row_functions); others are computed in fp32 for fewer tokens still, so that they
-stay in a cache. If the scores of all tokens fit in the budget they are saved, in the dtype of the
-product, and become their own gradient; otherwise the products are repeated in the backward pass.
-With p = softmax(z): dz = g_nll·(p - onehot) + g_lse·p; for z = cap·tanh(u/cap), du = dz·(1 -
-(z/cap)²). The weight's gradient is summed over products in fp32. On a CPU, tokens whose two
-gradients are 0, such as those of prompts, are left out of the backward pass.
+stay in a cache. Where the scores of all tokens fit in the budget, the forward pass turns them into
+their gradients and saves these, in the dtype of the product; otherwise the backward pass repeats
+the products. With p = softmax(z), z = cap·tanh(u/cap) and s = 1 - (z/cap)² (or z = u and s = 1),
+(p - onehot)·s is saved. A token's gradients are those times its g_nll + g_lse, which multiplies
+rows of hidden's size, and g_lse·s·onehot, which is added apart where g_lse is not 0. The weight's
+gradient is summed over products in fp32. On a CPU, tokens whose two gradients are 0, such as those
+of prompts, are left out of the backward pass.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.utils.checkpoint import checkpoint
 
 from sabia.kernels.row_functions.interface import log_sums, softmax_gradient
@@ -26,7 +27,6 @@ Tensor = torch.Tensor
 CPU_BLOCK_BYTES = 8 << 20
 PRODUCT_BYTES = 64 << 20
 WIDE_BLOCK_BYTES = 32 << 20
-COPIED_ROWS = 32  # of saved scores at once: in a cache when their gradient is computed
 MOST_USED = 0.95  # a larger share of tokens with gradients is not gathered
 
 
@@ -49,12 +49,31 @@ def _blocks(start: int, stop: int, rows: int) -> Iterator[slice]:
     return (slice(i, min(i + rows, stop)) for i in range(start, stop, rows))
 
 
+def _make_gradient(
+    scores: Tensor, targets: Tensor, cap: float | None, rows: int, lse: Tensor
+) -> None:
+    """scores[R, V] ← the gradient in them of the loss of each row, of its lse where the target is
+    below 0; lse[R] is filled. Without loops `rows` rows are processed at a time."""
+    if serves(scores):
+        softmax_gradient(numbers(scores), targets.numpy(), cap or 0.0, numbers(lse))
+        return
+    for block in _blocks(0, len(scores), rows):
+        z, slope, target = scores[block].float(), None, targets[block, None]
+        if cap is not None:  # tanh's slope is 1 - (z/cap)²
+            share = torch.tanh(z / cap)
+            z, slope = share * cap, 1 - share.square()
+        lse[block] = torch.logsumexp(z, -1)
+        dz = z.sub(lse[block, None]).exp_()
+        dz.scatter_add_(1, target.clamp_min(0), -(target >= 0).float())
+        scores[block] = dz if slope is None else dz.mul_(slope)
+
+
 def _forward(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, rows: int,
     product_rows: int, save: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """(nll, lse, scores of each product if they are saved): `rows` tokens are processed at a time,
-    `product_rows` (a multiple) in one matrix product."""
+    """(nll, lse, gradients in the scores of each product if they are saved): `rows` tokens are
+    processed at a time, `product_rows` (a multiple) in one matrix product."""
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
     # [tokens] each
     lse, target_score = hidden.new_empty((2, tokens), dtype=torch.float32)
@@ -65,74 +84,54 @@ def _forward(
             saved.append(raw := times(hidden[part], weight))
         else:
             raw = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
-        if serves(raw):
-            picked = raw.gather(1, target_column[part])[:, 0]
-            target_score[part] = _capped(picked.float(), cap)
+        picked = raw.gather(1, target_column[part])[:, 0]
+        target_score[part] = _capped(picked.float(), cap)
+        if save:
+            _make_gradient(raw, targets[part], cap, rows, lse[part])
+        elif serves(raw):
             log_sums(numbers(raw), cap or 0.0, numbers(lse[part]))
-            continue
-        for block in _blocks(part.start, part.stop, rows):
-            z = raw[block.start - part.start : block.stop - part.start].float()
-            z = _capped(z, cap)
-            target_score[block] = z.gather(1, target_column[block])[:, 0]
-            # log Σ e^z = max + log Σ e^{z - max}
-            largest = z.amax(-1)
-            sums = z.sub(largest[:, None]).exp_().sum(-1)
-            torch.add(largest, sums.log_(), out=lse[block])
+        else:
+            for block in _blocks(0, len(raw), rows):
+                lse[part][block] = torch.logsumexp(_capped(raw[block].float(), cap), -1)
     # results of an operator share no memory
     return torch.where(targets >= 0, lse - target_score, 0.0), lse.clone(), saved
 
 
 def _backward(
     grad_nll: Tensor, grad_lse: Tensor, every: Tensor, weight: Tensor, targets: Tensor,
-    lse: Tensor, saved: list[Tensor], cap: float | None, rows: int, product_rows: int,
-    of_weight: bool, overwrite: bool,
+    nll: Tensor, lse: Tensor, saved: list[Tensor], cap: float | None, rows: int,
+    product_rows: int, of_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(d hidden, d weight) of `_forward`; overwrite: the saved scores become their gradients."""
+    """(d hidden, d weight) of `_forward`."""
     grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
     hidden, used = every, _used(grad_nll, grad_lse)
     if used is not None:
-        hidden, targets, lse = every[used], targets[used], lse[used]
+        hidden, targets, nll, lse = every[used], targets[used], nll[used], lse[used]
         grad_nll, grad_lse = grad_nll[used], grad_lse[used]
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
-    factor, target_column = grad_nll + grad_lse, targets.clamp_min(0)[:, None]
+    factor = (grad_nll + grad_lse)[:, None]
+    weighted = (hidden * factor).to(hidden.dtype)
     d_hidden, d_weight = torch.empty_like(hidden), None
     buffer = None if saved else hidden.new_empty((product_rows, vocabulary))
     for number, part in enumerate(_blocks(0, tokens, product_rows)):
-        # the scores, which their gradient overwrites, or those of which it is made
-        source = None
         if buffer is not None:
             d_part = buffer[: part.stop - part.start]
             torch.mm(hidden[part], weight.t(), out=d_part)
-        elif used is not None:
-            d_part = _rows(saved, used[part])
-        elif overwrite:
-            d_part = saved[number]
-            increment_version(d_part)  # a second pass over the graph is an error
+            _make_gradient(d_part, targets[part], cap, rows, torch.empty_like(lse[part]))
         else:
-            source, d_part = saved[number], torch.empty_like(saved[number])
-        by_loops, size = serves(d_part), rows
-        if by_loops:
-            size = product_rows if source is None else COPIED_ROWS
-        for block in _blocks(part.start, part.stop, size):
-            inner = slice(block.start - part.start, block.stop - part.start)
-            if source is not None:
-                d_part[inner] = source[inner]
-            if by_loops:
-                of_rows = lse[block], target_column[block, 0], factor[block], grad_nll[block]
-                given: Any = numbers(d_part[inner]), *(x.numpy() for x in of_rows), cap or 0.0
-                softmax_gradient(*given)
-                continue
-            dz, slope = d_part[inner].float(), None
-            if cap is not None:  # tanh's slope is 1 - (z/cap)²
-                share = torch.tanh(dz / cap)
-                dz, slope = share * cap, 1 - share.square()
-            # p·(g_nll + g_lse), minus g_nll at the target
-            dz = dz.sub(lse[block, None]).exp_().mul_(factor[block, None])
-            dz.scatter_add_(1, target_column[block], -grad_nll[block, None])
-            d_part[inner] = dz if slope is None else dz.mul_(slope)
+            d_part = saved[number] if used is None else _rows(saved, used[part])
         d_hidden[part] = times(d_part, weight.t())
         if of_weight:
-            d_weight = _added(d_weight, d_part.t(), hidden[part])
+            d_weight = _added(d_weight, d_part.t(), weighted[part])
+    d_hidden.mul_(factor)
+    # the target's part of a gradient of lse, which the factor took as one of nll
+    rest = torch.where(targets >= 0, grad_lse, 0.0)
+    if hidden.device.type != "cpu" or rest.any():
+        rest = rest if cap is None else rest * (1 - ((lse - nll) / cap).square())
+        d_hidden.add_(rest[:, None] * weight[targets.clamp_min(0)])
+        if d_weight is not None:
+            added = (rest[:, None] * hidden).to(torch.float32)
+            d_weight = d_weight.float().index_add_(0, targets.clamp_min(0), added)
     if of_weight:
         d_weight = torch.zeros_like(weight) if d_weight is None else d_weight.to(weight.dtype)
     if used is not None:
@@ -160,27 +159,28 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.settings = cap, rows, product_rows
         nll, lse, saved = _forward(hidden, weight, targets, *ctx.settings, save)
-        ctx.save_for_backward(hidden, weight, targets, lse, *saved)
+        ctx.save_for_backward(hidden, weight, targets, nll, lse, *saved)
         return nll, lse
 
     @staticmethod
     def backward(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, lse, *saved = ctx.saved_tensors
-        cap, rows, product_rows = ctx.settings
-        given = grad_nll, grad_lse, hidden, weight, targets, lse, saved, cap, rows, product_rows
-        return *_backward(*given, ctx.needs_input_grad[1], overwrite=True), *[None] * 5
+        hidden, weight, targets, nll, lse, *saved = ctx.saved_tensors
+        cap, *sizes = ctx.settings
+        given: Any = hidden, weight, targets, nll, lse, saved, cap, *sizes, ctx.needs_input_grad[1]
+        return *_backward(grad_nll, grad_lse, *given), *[None] * 5
 
 
 # For torch.compile on a CPU with units for BF16: the same as operators. What the compiler makes of
 # plain expressions reads the scores more often, and their product with hidden is slow (_product).
+# torch keeps compiled graphs under the names of operators: other arguments need another name.
 
 
-@torch.library.custom_op("sabia::cpu_vocabulary_loss", mutates_args=())
+@torch.library.custom_op("sabia::cpu_linear_cross_entropy", mutates_args=())
 def _operator(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_bytes: int,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(nll, lse, the scores of all tokens or of none)"""
+    """(nll, lse, gradients in the scores of all tokens or of none)"""
     rows, product_rows = _sizes(hidden, weight, chunk_bytes)
     product_rows = max(1, len(hidden)) if save else product_rows
     nll, lse, saved = _forward(hidden, weight, targets, cap, rows, product_rows, save)
@@ -193,26 +193,29 @@ def _(hidden: Tensor, weight: Tensor, _t: Tensor, _cap: object, _chunk: int, sav
     return nll, lse, hidden.new_empty(hidden.shape[0] if save else 0, weight.shape[0])
 
 
-@torch.library.custom_op("sabia::cpu_vocabulary_loss_backward", mutates_args=())
+@torch.library.custom_op("sabia::cpu_linear_cross_entropy_backward", mutates_args=())
 def _backward_operator(
     grad_nll: Tensor, grad_lse: Tensor, hidden: Tensor, weight: Tensor, targets: Tensor,
-    lse: Tensor, scores: Tensor, cap: float | None, chunk_bytes: int, of_weight: bool,
+    nll: Tensor, lse: Tensor, gradients: Tensor, cap: float | None, chunk_bytes: int,
+    of_weight: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    rows, product_rows = _sizes(hidden, weight, chunk_bytes)
-    saved = list(scores.split(product_rows)) if len(scores) else []
-    given = grad_nll, grad_lse, hidden, weight, targets, lse, saved, cap, rows, product_rows
-    d_hidden, d_weight = _backward(*given, of_weight, overwrite=False)
-    return d_hidden, weight.new_empty(0) if d_weight is None else d_weight
+    """(d hidden, the transposed d weight or an empty tensor)"""
+    sizes = _sizes(hidden, weight, chunk_bytes)
+    saved = list(gradients.split(sizes[1])) if len(gradients) else []
+    given = grad_nll, grad_lse, hidden, weight, targets, nll, lse, saved, cap, *sizes
+    d_hidden, d_weight = _backward(*given, of_weight)
+    return d_hidden, weight.new_empty(0, 0) if d_weight is None else d_weight.t().contiguous()
 
 
 @_backward_operator.register_fake
 def _(_n: Tensor, _l: Tensor, hidden: Tensor, weight: Tensor, *others: object) -> Any:
-    return torch.empty_like(hidden), torch.empty_like(weight) if others[-1] else weight.new_empty(0)
+    shape = weight.t().shape if others[-1] else (0, 0)
+    return torch.empty_like(hidden), weight.new_empty(shape)
 
 
 def _keep(ctx: Context, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     hidden, weight, targets, ctx.cap, ctx.chunk_bytes, _ = inputs
-    ctx.save_for_backward(hidden, weight, targets, *output[1:])
+    ctx.save_for_backward(hidden, weight, targets, *output)
     ctx.mark_non_differentiable(output[2])
 
 
@@ -220,7 +223,7 @@ def _differentiate(ctx: Context, nll: Tensor, lse: Tensor, _: object) -> tuple[T
     of_weight = ctx.needs_input_grad[1]
     settings = ctx.cap, ctx.chunk_bytes, of_weight
     d_hidden, d_weight = _backward_operator(nll, lse, *ctx.saved_tensors, *settings)
-    return d_hidden, d_weight if of_weight else None, *[None] * 4
+    return d_hidden, d_weight.t().contiguous() if of_weight else None, *[None] * 4
 
 
 _operator.register_autograd(_differentiate, setup_context=_keep)
@@ -240,7 +243,7 @@ def _product(scores: Tensor, rows: Tensor) -> Tensor:
     """scores[V, N], a transposed matrix, · rows[N, D]; AMX needs the rows of its left operand one
     after the other, and D is smaller than V."""
     if HAS_AMX and rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
-        return (rows.t().contiguous() @ scores.t()).t().contiguous()
+        return (rows.t().contiguous() @ scores.t()).t()
     return scores @ rows
 
 

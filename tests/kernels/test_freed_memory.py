@@ -30,3 +30,24 @@ def test_products_of_many_sizes_do_not_fill_memory() -> None:
     if (grown := int(made.stdout)) == -1:
         pytest.skip("no oneDNN")
     assert -100 < grown < 20
+
+
+KEPT = """
+import ctypes, resource, torch
+from sabia.kernels.runtime.freed_memory import keep_freed_memory
+
+def faults(mib):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(mib << 18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keeps = keep_freed_memory() and ctypes.CDLL(None).mallopt(-3, 1 << 30)  # not every version
+print(faults(48) if keeps and faults(64) else -1)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings are glibc's")
+def test_large_blocks_are_kept() -> None:
+    given = {"env": os.environ | {"OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
+    made = subprocess.run([sys.executable, "-c", KEPT], check=True, **given)
+    assert int(made.stdout) < 1000  # of 12,288 pages

@@ -1,5 +1,7 @@
 """BF16 products in fp32: as exact as a processor's own, and which processors have their own."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the torch backend")
@@ -23,12 +25,56 @@ def test_product_and_gradients_are_rounded_once(bias: bool) -> None:
         assert ((ours.double() - theirs).abs() - theirs.abs() / 256).max() <= 1e-4
 
 
-def test_frozen_weights_get_no_gradient() -> None:
+def compiled(backend: str) -> Any:
+    """`linear` as torch.compile makes it for a processor with AMX."""
+    torch._dynamo.reset()
+    return torch.compile(wide.linear, backend=backend, fullgraph=True)
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_frozen_weights_get_no_gradient(amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "HAS_AMX", True)
+    monkeypatch.setattr(wide, "_rows_product", None)  # not called
     x = torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(3, 4, dtype=torch.bfloat16)
-    wide.fp32_linear(x, weight, None).sum().backward()
+    multiply = compiled("aot_eager") if amx else wide.fp32_linear
+    multiply(x, weight, None).sum().backward()
     assert weight.grad is None
     assert (x.grad == 3).all()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_of_compiled_products_with_amx(
+    bias: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's; the left operand of a weight's gradient is one row after the other."""
+    monkeypatch.setattr(wide, "HAS_AMX", True)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 50, 64), (48, 64), (48,)][: 2 + bias]
+    inputs = [torch.randn(s, generator=draw).bfloat16().requires_grad_() for s in shapes]
+    given = [*inputs, *([] if bias else [None])]
+    grad = torch.randn((3, 50, 48), generator=draw).bfloat16()
+    if backend == "aot_eager":
+        torch.library.opcheck(
+            torch.ops.sabia.cpu_rows_product,
+            (grad[0].t().contiguous(), torch.ones(50, 64).bfloat16()),
+        )
+    lefts: list[torch.Tensor] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.sabia.cpu_rows_product.default:
+                lefts.append(args[0])
+            return function(*args, **kwargs or {})
+
+    results = [torch.autograd.grad(torch.nn.functional.linear(*given), inputs, grad)]
+    made = compiled(backend)(*given)
+    with Watch():
+        results.append(torch.autograd.grad(made, inputs, grad))
+    assert [x.shape for x in lefts] == [(48, 150)] and lefts[0].is_contiguous()
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=2**-7, atol=1e-2)
 
 
 @pytest.mark.parametrize(
