@@ -190,7 +190,20 @@ def rope_angles(
         exponents = tuple(-pair / last for pair in range(last + 1))
         table = table * growth[:, :, None] ** _constants(exponents * 2, positions.device)
     angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
+    if torch.compiler.is_compiling() and angles.device.type == "cpu":
+        return _compiled_cos_and_sin(angles)
     return angles.cos(), angles.sin()
+
+
+@torch.library.custom_op("sabia::cpu_cos_and_sin", mutates_args=())
+def _compiled_cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """Once for all heads and layers: torch's compiler would compute them again for each number."""
+    return angles.cos(), angles.sin()
+
+
+@_compiled_cos_and_sin.register_fake
+def _(angles: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(angles), torch.empty_like(angles)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Matrix products of a training step on CPUs: in fp32, and in BF16 for AMX.
 
 Large fp32 products are oneDNN's: beside those of MKL, which torch uses, they take 0.75 to 0.95 of
-the time on a processor of AMD (tests/bench/RESULTS.md); small ones are slower to start.
+the time on a processor of AMD, but 1.05 to 1.1 on one of Intel, which keeps MKL's
+(tests/bench/RESULTS.md); small ones are slower to start.
 
 A CPU without AMX or AVX512-BF16 multiplies BF16 matrices several times slower than fp32 ones. A
 product of two BF16 (or FP16) numbers is exact in fp32, which is also the dtype of the sum, so
@@ -14,6 +15,7 @@ transposed at once, in the same loop as the gradient itself, or copies it faster
 """
 
 import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +49,9 @@ _CAPABILITIES: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict[str,
 HAS_BF16_UNITS = X86_64 and torch.bfloat16 in _native_dtypes(_CAPABILITIES)
 HAS_AMX = X86_64 and bool(_CAPABILITIES.get("amx_bf16"))
 HAS_ONEDNN = X86_64 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_CPU = Path("/proc/cpuinfo")  # of Linux
+_IS_INTEL = _CPU.exists() and "GenuineIntel" in _CPU.read_text()
+MKL_IS_FASTER = _IS_INTEL and torch.backends.mkl.is_available()
 
 
 def computed_in_fp32(x: Tensor) -> bool:
@@ -58,6 +63,7 @@ def is_large(x: Tensor, weight: Tensor) -> bool:
     """Whether x[..., in] · weight[out, in]ᵀ, both in fp32, is a product for oneDNN."""
     return (
         HAS_ONEDNN
+        and not MKL_IS_FASTER
         and x.numel() * weight.shape[0] >= LARGE
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"

@@ -233,3 +233,12 @@ def test_a_step_of_decoding_uses_the_loops(dtype: torch.dtype, monkeypatch: Any)
     assert calls == ["rms_norm", "rotate", "silu_product"]
     for one, other in zip(made, plain, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_compiled_cosines_and_sines_are_those_of_torch() -> None:
+    angles = TorchOps().rope_angles
+    given = torch.tensor([[5, 0, 900]]), (1.0, 0.25)
+    torch.library.opcheck(torch.ops.sabia.cpu_cos_and_sin, (drawn(1, 3, 1, 4),))
+    torch._dynamo.reset()
+    made = torch.compile(angles, backend="aot_eager", fullgraph=True)(*given)
+    assert all(map(torch.equal, made, angles(*given)))
