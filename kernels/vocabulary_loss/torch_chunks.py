@@ -126,7 +126,7 @@ def _backward(
     d_hidden.mul_(factor)
     # the target's part of a gradient of lse, which the factor took as one of nll
     rest = torch.where(targets >= 0, grad_lse, 0.0)
-    if hidden.device.type != "cpu" or rest.any():
+    if rest.any():
         rest = rest if cap is None else rest * (1 - ((lse - nll) / cap).square())
         d_hidden.add_(rest[:, None] * weight[targets.clamp_min(0)])
         if d_weight is not None:
