@@ -98,11 +98,13 @@ def _forward(
 
 
 def _backward(
-    grad_nll: Tensor, grad_lse: Tensor, every: Tensor, weight: Tensor, targets: Tensor,
-    nll: Tensor, lse: Tensor, saved: list[Tensor], cap: float | None, rows: int,
+    grad_nll: Tensor | None, grad_lse: Tensor | None, every: Tensor, weight: Tensor,
+    targets: Tensor, nll: Tensor, lse: Tensor, saved: list[Tensor], cap: float | None, rows: int,
     product_rows: int, of_weight: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(d hidden, d weight) of `_forward`."""
+    """(d hidden, d weight) of `_forward`; a gradient that is None is 0."""
+    of_lse = grad_lse is not None
+    grad_nll, grad_lse = (torch.zeros_like(lse) if g is None else g for g in (grad_nll, grad_lse))
     grad_nll = torch.where(targets >= 0, grad_nll, 0.0)
     hidden, used = every, _used(grad_nll, grad_lse)
     if used is not None:
@@ -126,7 +128,7 @@ def _backward(
     d_hidden.mul_(factor)
     # the target's part of a gradient of lse, which the factor took as one of nll
     rest = torch.where(targets >= 0, grad_lse, 0.0)
-    if rest.any():
+    if of_lse and (hidden.device.type != "cpu" or rest.any()):
         rest = rest if cap is None else rest * (1 - ((lse - nll) / cap).square())
         d_hidden.add_(rest[:, None] * weight[targets.clamp_min(0)])
         if d_weight is not None:
@@ -158,12 +160,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows: int, product_rows: int, save: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.settings = cap, rows, product_rows
+        ctx.set_materialize_grads(False)
         nll, lse, saved = _forward(hidden, weight, targets, *ctx.settings, save)
         ctx.save_for_backward(hidden, weight, targets, nll, lse, *saved)
         return nll, lse
 
     @staticmethod
-    def backward(ctx: Context, grad_nll: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Context, grad_nll: Tensor | None, grad_lse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, nll, lse, *saved = ctx.saved_tensors
         cap, *sizes = ctx.settings
         given: Any = hidden, weight, targets, nll, lse, saved, cap, *sizes, ctx.needs_input_grad[1]
