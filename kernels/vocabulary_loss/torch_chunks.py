@@ -172,7 +172,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, targets, nll, lse, *saved = ctx.saved_tensors
         cap, *sizes = ctx.settings
         given: Any = hidden, weight, targets, nll, lse, saved, cap, *sizes, ctx.needs_input_grad[1]
-        return *_backward(grad_nll, grad_lse, *given), *[None] * 5
+        d_hidden, d_weight = _backward(grad_nll, grad_lse, *given)
+        # collectives of a mesh take it as it lies in memory
+        return d_hidden, None if d_weight is None else d_weight.contiguous(), *[None] * 5
 
 
 # For torch.compile on a CPU with units for BF16: the same as operators. What the compiler makes of
