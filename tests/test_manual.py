@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sabia.cli.adapter import typer_command
+from sabia.cli.group import typer_command
 from sabia.cli.registry import COMMANDS, all_calls, called, find
 from sabia.core.options import about
 from sabia.core.options.table import resolve

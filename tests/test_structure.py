@@ -29,7 +29,6 @@ TOP = {
     "svg",
     "page",
     "digests",
-    "file_hashes",
     "optional_imports",
     "results",
     "save_interval",

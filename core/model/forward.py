@@ -23,9 +23,9 @@ from sabia.core.model.block import STREAM, VOCAB, Block, Context, Queries, scale
 from sabia.core.model.feed_forward import ACTIVATIONS, MLPS, experts
 from sabia.core.model.lora import with_adapters
 from sabia.core.model.mixers import MIXERS, latent_attention
-from sabia.core.ops.axes import check_shared_axes
 from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
 from sabia.core.ops.kv_cache import KVCache
+from sabia.core.ops.product import check_shared_axes
 from sabia.core.spec.layers import Experts, GatedDeltaNet, LatentAttention, Layer
 from sabia.core.spec.model import ModelSpec, Pooling
 from sabia.core.spec.rope import Rope, inverse_frequencies

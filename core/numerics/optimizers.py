@@ -5,7 +5,7 @@ in checkpoints, the planner's bytes and the updates of both backends are read fr
 optimizer is one record (and an option in `core.options.training` for a setting that none had).
 
 Each optimizer turns a gradient g (of the mean loss, clipped) into a direction u, over a few array
-functions that both backends provide; `core.train.optimizer.updates` then computes
+functions that both backends provide; `core.train.optimizer.config` then computes
 p = p - lr (lr_scale u + decay p). All fp32. Matrices are the last two axes: stacked experts
 [E, a, b] are E matrices. g and the elementwise state may be shards of a tensor: `Step.gather`
 returns the whole tensor of a shard, `Step.own` this device's shard of a whole tensor. `t` counts

@@ -20,9 +20,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from sabia.core.numerics.optimizers import ArrayFunctions
-from sabia.core.ops.axes import Axes, check_sizes
 from sabia.core.ops.kernel_choice import raises_missing_backend
-from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule, chained
+from sabia.core.ops.product import (
+    Array,
+    Axes,
+    Matrix,
+    Multiply,
+    Product,
+    Rule,
+    chained,
+    check_sizes,
+)
 from sabia.kernels.attention.interface import attention, attention_mask
 from sabia.kernels.rms_norm.interface import rms_norm
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy

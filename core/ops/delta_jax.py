@@ -8,7 +8,7 @@ The formulas and names are those of delta_torch (arXiv 2406.06484 section 3, 241
 import jax
 import jax.numpy as jnp
 
-from sabia.core.ops.axes import check_shared_axes
+from sabia.core.ops.product import check_shared_axes
 
 Array = jax.Array
 CHUNK = 64

@@ -13,7 +13,7 @@ Factors D, e^g and e^{g_C - g} between tokens of two documents are 0.
 import torch
 import torch.nn.functional as F
 
-from sabia.core.ops.axes import check_shared_axes
+from sabia.core.ops.product import check_shared_axes
 from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor

@@ -13,7 +13,6 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.numerics.stored import Stored
-from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat
 from sabia.core.ops.delta_jax import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_jax import (
@@ -26,7 +25,7 @@ from sabia.core.ops.experts_jax import (
 )
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.kv_cache import KVCache
-from sabia.core.ops.product import Matrix, Product
+from sabia.core.ops.product import Matrix, Product, check_product
 
 Array = jax.Array
 

@@ -20,7 +20,6 @@ from torch.utils import checkpoint
 from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.stored import Stored
-from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import (
@@ -33,7 +32,7 @@ from sabia.core.ops.experts_torch import (
 )
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
-from sabia.core.ops.product import Product
+from sabia.core.ops.product import Product, check_product
 from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import linear

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sabia.core.ops.axes import check_product
 from sabia.core.ops.base import Array, Ops
 from sabia.core.ops.device_torch import TorchOps, plain_rope
 from sabia.core.ops.experts_torch import DispatchPlan, biased, per_token
 from sabia.core.ops.packed_torch import products, takes
-from sabia.core.ops.product import Matrix, Product
+from sabia.core.ops.product import Matrix, Product, check_product
 from sabia.kernels.attention.torch_rows import attention, row_mask
 from sabia.kernels.runtime.torch_fp32 import HAS_AMX, computed_in_fp32, onednn_linear, times
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sabia.core.errors import MissingBackend, UsageError
-from sabia.kernels.runtime.dispatch import IMPLEMENTATIONS, Unavailable
-from sabia.kernels.table import KERNELS, Implementations
+from sabia.kernels.runtime.dispatch import IMPLEMENTATIONS, KERNELS, Implementations, Unavailable
 
 VARIABLE = "SABIA_KERNELS"
 _OPERATIONS = {

@@ -1,12 +1,15 @@
-"""A line of text that says which implementation computes each operation of a model.
+"""Lines of text that say what computes the products and the operations of a model.
 
-It calls the choosers of sabia.kernels with arrays of the model's shapes, so that a named
+`describe` calls the choosers of sabia.kernels with arrays of the model's shapes, so that a named
 implementation that does not work here is an error before the first step.
 """
 
 from typing import Any
 
+import torch
+
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
+from sabia.core.ops.precision import Precision
 from sabia.core.ops.product import Array
 from sabia.core.spec.layers import Attention, Experts, LatentAttention
 from sabia.core.spec.model import ModelSpec
@@ -106,3 +109,19 @@ def _attention(
         sinks=_shaped(like, part.heads) if not latent and part.sinks else None,
         implementation=name,
     )
+
+
+def describe_products(precision: Precision, device: torch.device) -> str:
+    """What computes the products on a device, for example `fp8: emulated on cpu`.
+
+    device: a torch device (or its name, `cuda:0`) or a JAX device.
+    """
+    if precision.qat is not None:
+        return f"{precision.name}: weights rounded as {precision.qat.kind}, products in bf16"
+    if precision.recipe is None:
+        return f"{precision.name}: products in {precision.compute}"
+    if isinstance(device, str) or type(device).__module__.partition(".")[0] == "torch":
+        from sabia.core.ops.rounding_units_torch import describe_units
+    else:
+        from sabia.core.ops.rounding_jax import describe_units
+    return f"{precision.name}: {describe_units(precision.recipe, device)}"

@@ -1,12 +1,17 @@
-"""Matrix products of a model, and the chain of rules that each of them passes.
+"""Matrix products of a model, the chain of rules that each of them passes, checks of shapes.
 
 A product multiplies one input by one or several named matrices. `core.parallel.build_ops` declares
 the order of the rules: record, adapter, tensor parallel, precision; the last link is the backend's
 kernel. A rule changes the product, asks the rest of the chain for the results (`proceed`), and
 returns one array per matrix. A rule keeps nothing from one product to the next.
+
+Shapes are checked by the names of their axes. The partitioner of a mesh gives every dimension a
+logical name (`core.parallel.mesh`); a missing or wrong exchange between two layouts
+leaves an array with a part of an axis where all of it is expected, or the other way round. The
+checks find that where it begins, and name the axis.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -88,3 +93,54 @@ class LowRankAdapter(Rule):
                 y = y + change
             results.append(y)
         return results
+
+
+Axes = tuple[str | None, ...]
+
+
+class AxisMismatch(ValueError):
+    """An array's shape contradicts the names of its axes: an error in a model or a mesh."""
+
+
+def check_shared_axes(operation: str, **arrays: tuple[Any, str]) -> None:
+    """Arrays whose axes have the same letter must have the same size there.
+
+    arrays: name → (array or None, letters of its axes, such as "BTHN").
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, (array, letters) in arrays.items():
+        if array is None:
+            continue
+        if len(array.shape) != len(letters):
+            raise AxisMismatch(f"{operation}: {name}{list(array.shape)} (expected axes {letters})")
+        for letter, size in zip(letters, array.shape, strict=True):
+            expected, source = sizes.setdefault(letter, (size, name))
+            if size != expected and 1 not in (size, expected):
+                raise AxisMismatch(
+                    f"{operation}: axis {letter} of {name} has {size} (expected {expected}, as in "
+                    f"{source}): is an exchange between layouts missing?"
+                )
+
+
+def check_sizes(operation: str, x: Array, axes: Axes, sizes: Mapping[str, frozenset[int]]) -> None:
+    """x must have one dimension per axis, of a size that `sizes` allows for its name."""
+    if len(x.shape) != len(axes):
+        raise AxisMismatch(f"{operation}: array{list(x.shape)} (expected axes {axes})")
+    if not sizes:
+        return
+    by_head = "head_dim" in axes  # without it, heads and their dimensions are one flat axis
+    for axis, size in zip(axes, x.shape, strict=True):
+        allowed = sizes.get(axis or "") if by_head or "heads" not in (axis or "") else None
+        if allowed is not None and size not in allowed:
+            expected = " or ".join(map(str, sorted(allowed)))
+            raise AxisMismatch(f"{operation}: axis {axis!r} has {size} elements of {list(x.shape)} "
+                               f"{axes} (expected {expected})")  # fmt: skip
+
+
+def check_product(name: str, x: Array, weight: Array) -> None:
+    """The input x[..., in] of a product must have the width of weight[..., out, in]."""
+    if x.shape[-1] != weight.shape[-1]:
+        raise AxisMismatch(
+            f"{name}: {x.shape[-1]} inputs for a weight{list(weight.shape)} (expected "
+            f"{weight.shape[-1]}): is it split along another axis than its input?"
+        )

@@ -17,8 +17,7 @@ from sabia.core.ops.backend import operations_class
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
 from sabia.core.ops.product import LowRankAdapter, Rule
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import axis_sizes
+from sabia.core.parallel.mesh import Mesh, axis_sizes
 from sabia.core.spec.model import ModelSpec
 
 

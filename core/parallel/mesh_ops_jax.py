@@ -20,13 +20,19 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.errors import UsageError
-from sabia.core.ops.axes import check_sizes
 from sabia.core.ops.base import Stage
 from sabia.core.ops.device_jax import JaxOps
 from sabia.core.ops.experts_jax import DispatchPlan, biased, combine, dispatch
-from sabia.core.ops.product import Matrix
-from sabia.core.parallel.mesh import RANK_ORDER, ROW_AXES, TOKEN_AXES, Mesh
-from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
+from sabia.core.ops.product import Matrix, check_sizes
+from sabia.core.parallel.mesh import (
+    RANK_ORDER,
+    ROW_AXES,
+    TOKEN_AXES,
+    Mesh,
+    Split,
+    activation_split,
+    weight_split,
+)
 from sabia.core.parallel.world import World
 from sabia.core.spec.tensors import TensorSpec
 from sabia.kernels.attention.jax_impl import Mask

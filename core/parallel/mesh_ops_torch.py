@@ -1,7 +1,7 @@
 """The operations of a torch mesh: every process holds shards and computes what is local to it.
 
 `MeshOps` replaces the layout operations of one device. `TensorParallel` is the rule for products:
-from a tensor's axes (core.parallel.sharding_rules) it reads how a product is split (Megatron-LM,
+from a tensor's axes (core.parallel.mesh) it reads how a product is split (Megatron-LM,
 arXiv 1909.08053). Where `tensor` splits the outputs of a matrix (column-parallel), the input is
 copied to the tensor-parallel region; where it splits the inputs (row-parallel), the output is
 reduced from it. Behind the rule are local shards, gathered over fsdp and in the dtype of the
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.core.ops.axes import check_sizes
 from sabia.core.ops.base import Remat, Stage
 from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.exact_torch import Exact
 from sabia.core.ops.experts_torch import biased
-from sabia.core.ops.product import Multiply, Product, Rule
+from sabia.core.ops.product import Multiply, Product, Rule, check_sizes
 from sabia.core.parallel.collectives_torch import (
     OPS_GROUPS,
     Group,
@@ -34,8 +33,14 @@ from sabia.core.parallel.collectives_torch import (
 )
 from sabia.core.parallel.expert_exchange_torch import DispatchState, ExpertExchange
 from sabia.core.parallel.gathered_weights_torch import WeightGatherer
-from sabia.core.parallel.mesh import ACTIVATIONS, RANK_ORDER, ROW_AXES
-from sabia.core.parallel.sharding_rules import Split, activation_split, weight_split
+from sabia.core.parallel.mesh import (
+    ACTIVATIONS,
+    RANK_ORDER,
+    ROW_AXES,
+    Split,
+    activation_split,
+    weight_split,
+)
 from sabia.core.spec.tensors import TensorSpec
 
 Tensor = torch.Tensor

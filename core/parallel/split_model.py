@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from sabia.core.errors import UsageError
 from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import ops_as_served
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.mesh import Mesh, check_fits
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 

@@ -13,9 +13,8 @@ from sabia.core.ops.device_jax import to_device
 from sabia.core.ops.kv_cache import cache_shapes
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.cached_heads import cached_part
-from sabia.core.parallel.mesh import Mesh
+from sabia.core.parallel.mesh import Mesh, weight_split
 from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
-from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 

@@ -11,9 +11,8 @@ from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.cached_heads import cached_part
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
-from sabia.core.parallel.mesh import AXES, Mesh
+from sabia.core.parallel.mesh import AXES, Mesh, shard_slices, weight_split
 from sabia.core.parallel.mesh_ops_torch import MeshOps
-from sabia.core.parallel.sharding_rules import shard_slices, weight_split
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 

@@ -62,7 +62,7 @@ from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
-from sabia.core.train.peak import measure_peak_flops
+from sabia.core.train.telemetry import measure_peak_flops
 
 Items = dict[str, list[Item]]  # by task
 Models = Sequence[EvaluatedModel]

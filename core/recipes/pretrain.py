@@ -2,11 +2,18 @@
 
 Documents in a row do not attend to each other, and no token is predicted across their boundary. The
 order of rows, the mix of sources and the schedule are functions of the options alone, so that the
-same call ends with the same weights however often it was interrupted.
+same call ends with the same weights however often it was interrupted. For the same reason the list
+of the samples that a run has read needs no log: the options, the rows and the step of the last
+checkpoint determine it. Rows that a guard skipped are marked in it.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from sabia.core.errors import UsageError
 from sabia.core.options.pretrain import PretrainOptions
@@ -14,14 +21,17 @@ from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
 from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
-from sabia.core.recipes.samples_read import row_names, write_read_rows
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
+from sabia.core.shards.outputs import open_stdout
 from sabia.core.shards.sources import Source
+from sabia.core.shards.token_rows.row_file import COLUMNS
 from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.spec import from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
+from sabia.core.train import checkpoint
+from sabia.core.train.row_source import NameRows, skipped_rows
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.token_rows import TokenRows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
@@ -161,3 +171,53 @@ def _fingerprints(sources: Sequence[Source], recorded: list[str] | None) -> list
     earlier = [source.fingerprint() for source in sources]
     same = recorded[: len(earlier)] == earlier and len(recorded) in (len(earlier), 2 * len(earlier))
     return recorded if same else inputs
+
+
+SCHEMA = pa.schema(
+    [("step", pa.int64()), ("sample", pa.int64()), ("row", pa.int64()), ("name", pa.string()),
+     ("source", pa.string()), ("left_out", pa.bool_())]
+)  # fmt: skip
+STEPS_AT_A_TIME = 64
+
+
+def row_names(sources: Sequence[Source], rows: TokenRows) -> NameRows:
+    """A function that names rows by shard and id; it reads a shard's ids when it needs them."""
+
+    @cache
+    def ids_of(shard: int) -> pa.ChunkedArray:
+        batches = sources[shard].batches(columns=["id", *COLUMNS])
+        return pa.chunked_array([batch.column("id") for batch in batches], pa.string())
+
+    def name(numbers: Sequence[int]) -> list[str]:
+        names = []
+        for shard, row in zip(*rows.located(np.array(numbers, np.int64)), strict=True):
+            stored = ids_of(int(shard))[int(row)].as_py()
+            # a row without an id is named by its number
+            names.append(f"{sources[shard].name}:{row if stored is None else stored}")
+        return names
+
+    return name
+
+
+def write_read_rows(
+    job: Job, run: RunDirectory, rows: TokenRows, plan: Any, name_rows: NameRows
+) -> None:
+    """Write one row per sample, for all steps up to the run's last checkpoint, to stdout."""
+    newest = checkpoint.latest(run.checkpoints)
+    if newest is None:
+        raise UsageError(f"{run.path}: no checkpoint (expected a run that has saved one)")
+    left_out = {int(entry["row"]) for entry in skipped_rows(run.path)}
+    with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run.path)}) as writer:
+        for first in range(0, newest.step, STEPS_AT_A_TIME):
+            count = min(STEPS_AT_A_TIME, newest.step - first) * plan.batch_rows
+            sample = np.arange(first * plan.batch_rows, first * plan.batch_rows + count)
+            numbers = plan.order.rows(int(sample[0]), count)
+            columns = {
+                "step": sample // plan.batch_rows + 1,
+                "sample": sample,
+                "row": numbers,
+                "name": name_rows(numbers.tolist()),
+                "source": [rows.source_names[i] for i in rows.source_of(numbers)],
+                "left_out": [int(n) in left_out for n in numbers],
+            }
+            writer.write(pa.RecordBatch.from_pydict(columns, SCHEMA))

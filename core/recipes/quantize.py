@@ -50,7 +50,7 @@ from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.families import TRAINED_FOR, read_config
 from sabia.core.spec.model import check_predicts, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.peak import measure_peak_flops
+from sabia.core.train.telemetry import measure_peak_flops
 
 if TYPE_CHECKING:  # tasks and languages are loaded only with --task and --usage
     from sabia.core.recipes.calibration.usage_match import Match

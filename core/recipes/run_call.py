@@ -1,7 +1,8 @@
 """A training run in its directory: the call, the processes, the files at its end.
 
 `in_directory` joins the processes of the launcher, trains or resumes, and writes `final/` from the
-last checkpoint, one tensor at a time. What is trained on is the caller's: token rows
+last checkpoint, one tensor at a time. Speed is told as shares of the device's peaks: of its data
+sheet (MFU) and of a measured product (gemm_share). What is trained on is the caller's: token rows
 (core.recipes.training_run) or samples (core.recipes.grpo).
 """
 
@@ -24,15 +25,15 @@ from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.ops import kernel_report
+from sabia.core.ops.kernel_report import describe_products
 from sabia.core.ops.precision import Precision, precision_named
-from sabia.core.ops.precision_units import describe
 from sabia.core.options.training import RunOptions, Training
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
+from sabia.core.plan.chips import chip_of_device
 from sabia.core.recipes import training_config
-from sabia.core.recipes.machine.peaks import find_peaks
 from sabia.core.recipes.metric_rows import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
@@ -42,13 +43,10 @@ from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interv
 from sabia.core.train.checkpoint.local import name_of, open_checkpoint
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import Objective, Source, TrainingRun
-from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.optimizer.schedule import ScheduleConfig
-from sabia.core.train.peak import device_name, measure_peak_flops, peak_multiplier
+from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.state_bytes import StateBytes
-from sabia.core.train.stepper import Stepper
-from sabia.core.train.telemetry import Meter
+from sabia.core.train.stepper import StateBytes, Stepper
+from sabia.core.train.telemetry import Meter, device_name, measure_peak_flops, peak_multiplier
 from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
 
@@ -242,7 +240,7 @@ def note_kernels(
         import torch
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    notes.note(describe(precision, device))
+    notes.note(describe_products(precision, device))
     notes.note(kernel_report.describe(spec, job.backend, precision.compute, length, packed))
 
 
@@ -378,3 +376,39 @@ def _tokenizer_directory(path: str) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory() as scratch:
         load_tokenizer(path).save(scratch)
         yield Path(scratch)
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """FLOP/s of one device: given or of its data sheet, and of a measured product; 0: none."""
+
+    published: float
+    measured: float
+    description: str
+
+
+def find_peaks(backend: str, precision: str, given: float, *, warns: bool = True) -> Peaks:
+    """The peaks for a precision's name; a `given` one replaces both, so that nothing is measured.
+
+    Warns if the measured peak is above the data sheet's.
+    """
+    if given:
+        return Peaks(given, 0.0, f"MFU is of {units.format_count(given)}FLOP/s per device (given)")
+    name = device_name(backend)
+    measured, chip = measure_peak_flops(backend, precision), chip_of_device(name)
+    share = (
+        f"gemm_share is of {units.format_count(measured)}FLOP/s per device (measured by a matrix "
+        "product here)"
+    )
+    if chip is None:
+        why = f"no MFU, because no data sheet of {name} is on file (--peak-flops gives its peak)"
+        return Peaks(0.0, measured, f"{share}; {why}")
+    published = chip.bf16_flops_per_s / chip.devices
+    peak = f"{units.format_count(published)}FLOP/s per device (BF16 peak of {chip.name})"
+    if warns and measured > published:
+        notes.warn(
+            f"{name}: a matrix product was measured at {units.format_count(measured)}FLOP/s, "
+            f"expected at most {peak}; disregard gemm_share, and give --peak-flops if the device "
+            "is not this chip"
+        )
+    return Peaks(published, measured, f"MFU is of {peak}, {share}")

@@ -30,13 +30,12 @@ from sabia.core.options.training import (
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec, load_spec
-from sabia.core.train.balancing import bias_names
 from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.losses.next_token import Distillation
-from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
+from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig, decay_start
 from sabia.core.train.profiling import parse_steps
+from sabia.core.train.stepper import bias_names
 from sabia.core.train.token_rows import TokenRows
 from sabia.core.train.tracking import parse_services
 

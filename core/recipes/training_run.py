@@ -15,8 +15,7 @@ from sabia.core import units
 from sabia.core.errors import BadData
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.training import DistillationOptions, Training
-from sabia.core.parallel.mesh import Mesh, parse_mesh
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.mesh import Mesh, check_fits, parse_mesh
 from sabia.core.recipes import training_config
 from sabia.core.recipes.run_call import (
     Made,
@@ -35,10 +34,9 @@ from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.spec.model import check_predicts
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.optimizer.schedule import ScheduleConfig, decay_start
+from sabia.core.train.optimizer.config import ScheduleConfig, decay_start
 from sabia.core.train.row_source import NameRows, RowSource
-from sabia.core.train.state_bytes import StateBytes, state_bytes
-from sabia.core.train.stepper import Stepper
+from sabia.core.train.stepper import StateBytes, Stepper, state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.token_objective import TokenObjective
 from sabia.core.train.token_rows import TokenRows, check_ids

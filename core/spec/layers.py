@@ -345,7 +345,7 @@ class Router:
     normalised: the selected scores are divided by their sum. scale: multiplies them afterwards.
     groups: experts form groups, and only the `top_k_groups` best (by the sum of their two best
     scores) are eligible. expert_bias: a bias per expert that changes the selection, not the gate
-    weights (e_score_correction_bias); it has no gradient (core.train.balancing). bias: added to the
+    weights (e_score_correction_bias); it has no gradient (core.train.stepper). bias: added to the
     linear scores.
     """
 

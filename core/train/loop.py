@@ -27,7 +27,7 @@ from sabia.core.parallel.world import World
 from sabia.core.train import checkpoint, telemetry
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard
-from sabia.core.train.optimizer.schedule import ScheduleConfig, learning_rate
+from sabia.core.train.optimizer.config import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
 from sabia.core.train.row_source import RowSource
 from sabia.core.train.run_directory import RunDirectory, refuse_another

@@ -4,8 +4,16 @@ A stepper holds parameters (fp32) and optimizer state on its devices. `step` spl
 micro-batches, sums loss, weight and gradients over them and over all processes, divides once by
 the global weight, clips by the global norm and updates. A batch without weight, or whose loss or
 gradient is not finite, updates nothing. Every process passes its own rows of the global batch.
+
+Experts are balanced without an auxiliary loss: after a step, the bias on the router score of an
+expert whose load was below the mean of its layer is raised by `rate`, that of one above the mean is
+lowered (DeepSeek-V3, arXiv 2412.19437, section 2.1.2; Wang et al. 2024, arXiv 2408.15664, algorithm
+1). The bias changes which experts are selected, never their gates, and has no gradient: its tensors
+are those with `trained` False. `state_bytes` counts what a run holds besides activations, before it
+starts.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,16 +26,19 @@ from sabia.core.ops.base import Array
 from sabia.core.ops.precision import Precision, PrecisionSchedule
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.world import World
+from sabia.core.spec.layers import Experts
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.next_token import Loss
-from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules
+from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules, state_shapes
 
 Batch = Mapping[str, np.ndarray]
 LEAST_WEIGHT = 1e-30  # what a batch without weight is divided by
 ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # name, offset, shape
+
+FP32 = 4  # bytes
 
 
 class LazyState(Mapping[str, np.ndarray]):
@@ -137,7 +148,7 @@ class Setup:
     micro_batch: rows at a time on one device (0: all). compiled: use torch.compile (JAX always
     compiles). lora: train only adapters, initialised from `seed` if the parameters have none; with
     a `base` on torch, fp32 or bf16, uncompiled, with a mesh along data alone.
-    bias_rate: see core.train.balancing. heads: tensors besides those of the model, which the loss
+    bias_rate: see balanced_bias. heads: tensors besides those of the model, which the loss
     uses and trains. seed: of adapters, heads and stochastic rounding. world: the processes of the
     run (core.parallel.process_group). exact: with core.ops.exact_torch.
     """
@@ -197,3 +208,60 @@ def piece_reader(state: Mapping[str, np.ndarray]) -> ReadPiece:
         return whole[box]
 
     return read
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of all devices together.
+
+    held: parameters, gradients of those that are trained, optimizer state. checkpoint: the same
+    without gradients and codes of a frozen base. adapters: their parameters. read: parameters that
+    the computation reads in its own precision, not in codes; a number, no bytes.
+    """
+
+    held: int
+    checkpoint: int
+    adapters: int
+    read: int
+
+
+def state_bytes(
+    spec: ModelSpec, optimizer: OptimizerConfig, lora: LoraConfig | None = None,
+    heads: tuple[TensorSpec, ...] = (),
+) -> StateBytes:  # fmt: skip
+    """That of a run of `make_stepper` with these settings."""
+    adapters = () if lora is None else lora_tensors(spec, lora)
+    shapes = {t.name: t.shape for t in (*spec.tensors(), *adapters, *heads)}
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    how, codes = rules(spec, optimizer, adapters, heads), base_names(spec, lora)
+    state = state_shapes(shapes, how).items()
+    kept = sum(FP32 * math.prod(x) for key, x in state if key.split("/", 1)[1] not in codes)
+    gradients = sum(FP32 * sizes[name] for name, rule in how.items() if rule.trained)
+    of_codes = sum(sizes[name] for name in codes)
+    base = 0.0
+    if lora and codes:
+        from sabia.core.numerics.frozen_base import BYTES_PER_PARAMETER
+
+        base = of_codes * BYTES_PER_PARAMETER[lora.base]
+    return StateBytes(
+        kept + gradients + round(base), kept, FP32 * sum(sizes[t.name] for t in adapters),
+        sum(sizes.values()) - of_codes,
+    )  # fmt: skip
+
+
+def bias_names(spec: ModelSpec) -> tuple[str | None, ...]:
+    """For each row of a loss's `expert_load`, the name of the bias (None: the layer has none)."""
+    biases: list[str | None] = []
+    for names, layer in zip(spec.layer_names(), spec.layers, strict=True):
+        if isinstance(layer.mlp, Experts):
+            biases.append(names["mlp.correction"] if layer.mlp.router.expert_bias else None)
+    return tuple(biases)
+
+
+def balanced_bias(bias: Array, load: Array, rate: float) -> Any:
+    """bias[E] + rate · sign(mean load - load[E]); for arrays of NumPy, torch or JAX.
+
+    load: assignments of each expert in the whole (global) batch of the step.
+    """
+    step, mean = bias * 0 + rate, load.mean()  # in the bias's dtype
+    return bias + (load < mean) * step - (load > mean) * step

@@ -1,6 +1,6 @@
 """The training step in JAX: one jitted function over global arrays that are sharded over a mesh.
 
-Parameters and optimizer state are sharded by `core.parallel.sharding_rules`; a batch has the shape
+Parameters and optimizer state are sharded by `core.parallel.mesh`; a batch has the shape
 [micro-batches, rows, tokens], rows sharded over data, fsdp and expert, tokens over context. The
 sums that jit computes are global, so any mesh makes the same update as one device. Every process
 passes all rows of a batch (`row_part` is the whole) and copies those that its devices need; a batch
@@ -21,11 +21,9 @@ from sabia.core.errors import UsageError
 from sabia.core.ops.base import Ops
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.mesh import ROW_AXES, Mesh
+from sabia.core.parallel.mesh import ROW_AXES, Mesh, weight_split
 from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
-from sabia.core.parallel.sharding_rules import weight_split
 from sabia.core.parallel.world import World
-from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import NO_LIMITS
@@ -38,6 +36,8 @@ from sabia.core.train.stepper import (
     ReadPiece,
     Setup,
     StepResult,
+    balanced_bias,
+    bias_names,
     evaluation,
     piece_reader,
 )

@@ -1,32 +1,34 @@
 """The training step in torch: autograd over the shared forward pass, one device per process.
 
 Each process holds its shards of parameters and optimizer state (core.train.stepper_torch_shards)
-and computes with operations wrapped for its rank in the mesh (core.train.stepper_torch_loss), so
-that the losses are written once. After the backward pass, gradients are summed over the processes
+and computes with operations wrapped for its rank in the mesh (ShardedLoss), so that the losses are
+written once. After the backward pass, gradients are summed over the processes
 that saw other tokens, and one small all-reduce sums loss, weight, extras, extra_sums and the
 squared gradient norm: so every process makes the same decision whether to update, and N processes
 make the same update as one.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from sabia.core.errors import UsageError
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.optimizers import OPTIMIZERS
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import Array
+from sabia.core.ops.base import Array, Stage
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
+from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import check_fits, stage_layers, stages_of
-from sabia.core.train.balancing import balanced_bias, bias_names
+from sabia.core.parallel.mesh import Mesh, check_fits, stage_layers, stages_of
+from sabia.core.spec.model import ModelSpec
 from sabia.core.train.checkpoint import Piece
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
@@ -39,17 +41,67 @@ from sabia.core.train.stepper import (
     ReadPiece,
     Setup,
     StepResult,
+    balanced_bias,
+    bias_names,
     evaluation,
     piece_reader,
 )
-from sabia.core.train.stepper_torch_loss import ShardedLoss
 from sabia.core.train.stepper_torch_shards import Shards, lazy
+from sabia.kernels.runtime.autograd_context import allow_compilations
 from sabia.kernels.runtime.freed_memory import keep_freed_memory
+
+Tensor = torch.Tensor
+
+
+class ShardedLoss:
+    """`sums(params, micro-batch)` of this process's shards, tokens and stage of a pipeline."""
+
+    def __init__(
+        self, setup: Setup, precision: Precision, groups: Groups, stage: Stage | None
+    ) -> None:
+        self.setup, mesh = setup, groups.mesh
+        self.bf16_weights = setup.bf16_weights(precision)
+        sharded: Any = None
+        if mesh.size > mesh.data * mesh.pipe:
+            from sabia.core.parallel.mesh_ops_torch import ExactMeshOps, MeshOps
+
+            # MeshOps casts each layer's weights when it gathers them
+            of_mesh = ExactMeshOps if setup.exact else MeshOps
+            sharded = partial(of_mesh, setup.table(), groups, self.bf16_weights, torch.bfloat16)
+            self.bf16_weights = frozenset()
+        settings: Any = {"precision": precision, "seed": setup.seed, "adapters": setup.lora}
+        settings["exact"] = setup.exact
+        self.ops = build_ops("torch", setup.spec, **settings, mesh=sharded, stage=stage)
+        if setup.compiled and mesh.size > mesh.data:
+            raise UsageError(f"--compile with --mesh {mesh} (expected a mesh along data alone)")
+        self.sums = _compiled(self._sums, setup.spec) if setup.compiled else self._sums
+
+    def _sums(self, params: Mapping[str, Tensor], micro: Mapping[str, Tensor]) -> Any:
+        """Sums (loss, weight, extras); call `ops.at` before, which selects the random bits."""
+        if self.bf16_weights:
+            params = {k: p.bfloat16() if k in self.bf16_weights else p for k, p in params.items()}
+        return self.setup.loss(self.setup.spec, params, micro, self.ops)
+
+
+def _compiled(function: Callable[..., Any], spec: ModelSpec) -> Callable[..., Any]:
+    """torch.compile; fp32 copies of saved tensors are recomputed in the backward pass."""
+    import torch._functorch.config as settings
+
+    allow_compilations()  # for the shapes of batches
+    # cached by the spec before tracing, because the compiler cannot trace the lock of a cache
+    _ = spec.tensors(), spec.layer_names(), spec.ropes, spec.windows
+    compiled = torch.compile(function, fullgraph=True)  # part by part it would be eager in part
+
+    def call(*args: object) -> Any:
+        with settings.patch(ban_recompute_materialized_backward=False):
+            return compiled(*args)
+
+    return call
+
 
 if TYPE_CHECKING:
     from sabia.core.parallel.pipe_torch import Pipeline, PipelineStage
 
-Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
 ALIGNED = 64  # bytes, as torch allocates on a CPU
 WITHOUT_TOKENS = (

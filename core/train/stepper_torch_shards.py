@@ -14,14 +14,12 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.model.storage.size_batches import batches_by_size
+from sabia.core.model.storage.lazy_array import LazyArray, batches_by_size
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.ops.base import dtype_name
 from sabia.core.ops.device_torch import host_array
 from sabia.core.parallel.collectives_torch import Axes, Group, Groups, gathered, own_part
-from sabia.core.parallel.mesh import TOKEN_AXES, Mesh
-from sabia.core.parallel.sharding_rules import Split, owns, shard_slices, weight_split
+from sabia.core.parallel.mesh import TOKEN_AXES, Mesh, Split, owns, shard_slices, weight_split
 from sabia.core.spec.tensors import TensorSpec
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from sabia.kernels.attention import torch_cached, torch_cpu, torch_products
 from sabia.kernels.attention.torch_cached import CacheMask, cache_mask  # noqa: F401
-from sabia.kernels.runtime.compilations import allow_compilations
+from sabia.kernels.runtime.autograd_context import allow_compilations
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 

@@ -11,8 +11,8 @@ import pytest
 from forked import Command
 
 from sabia.cli import help_page
-from sabia.cli.adapter import typer_command
 from sabia.cli.command import error_object
+from sabia.cli.group import typer_command
 from sabia.cli.registry import SUBCOMMANDS, all_calls, find
 from sabia.core.errors import UsageError
 from sabia.core.options import about

@@ -284,7 +284,7 @@ def test_a_planted_error_in_a_kernel_is_named(
 
 
 def test_every_kernel_with_arrays_is_compared(tmp_path: Path) -> None:
-    from sabia.kernels.table import KERNELS
+    from sabia.kernels.runtime.dispatch import KERNELS
 
     names = {
         c.name.split(" / ")[0]

@@ -17,7 +17,7 @@ from sabia.core.train.stepper_factory import make_stepper
 from sabia.kernels.rms_norm.interface import rms_norm
 from sabia.kernels.row_functions import interface, torch_arrays
 from sabia.kernels.row_products.torch_arrays import numbers
-from sabia.kernels.vocabulary_loss import torch_chunks
+from sabia.kernels.vocabulary_loss import torch_impl
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -158,9 +158,9 @@ def test_vocabulary_loss(
     share: float, chunk: int, cap: float | None, dtype: torch.dtype, always: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(torch_chunks, "PRODUCT_BYTES", 4 * 57 * 16)
-    monkeypatch.setattr(torch_chunks, "CPU_BLOCK_BYTES", 4 * 57 * 8)
-    monkeypatch.setattr(torch_chunks, "HAS_AMX", share == 1.0)
+    monkeypatch.setattr(torch_impl, "PRODUCT_BYTES", 4 * 57 * 16)
+    monkeypatch.setattr(torch_impl, "CPU_BLOCK_BYTES", 4 * 57 * 8)
+    monkeypatch.setattr(torch_impl, "HAS_AMX", share == 1.0)
     counts = torch.rand(90, generator=torch.Generator().manual_seed(1)) < share
     targets = torch.where(counts, torch.arange(90) % 57, -1)
 

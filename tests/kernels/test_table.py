@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 import sabia.kernels
-from sabia.kernels.runtime.dispatch import Unavailable, choose, reference_option
-from sabia.kernels.table import KERNELS, Kernel
+from sabia.kernels.runtime.dispatch import KERNELS, Kernel, Unavailable, choose, reference_option
 
 FOLDER = Path(sabia.kernels.__path__[0])
 SHARED = {"runtime", "text", "tuned"}  # folders that are not kernels

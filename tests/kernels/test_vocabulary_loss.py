@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.vocabulary_loss import torch_chunks
+from sabia.kernels.vocabulary_loss import torch_impl
 from sabia.kernels.vocabulary_loss.interface import (
     choose_linear_cross_entropy,
     linear_cross_entropy,
@@ -99,9 +99,9 @@ def test_tokens_without_gradients_are_left_out_on_cpus(
         *inputs, given["targets"], softcap=5.0, chunk_bytes=chunk_bytes, implementation="eager"
     )
     multiplied = []
-    product = torch_chunks.times
+    product = torch_impl.times
     monkeypatch.setattr(
-        torch_chunks, "times", lambda x, w: (multiplied.append(len(x)), product(x, w))[1]
+        torch_impl, "times", lambda x, w: (multiplied.append(len(x)), product(x, w))[1]
     )
     grads = torch.autograd.grad(outs, inputs, (given["g_nll"], given["g_lse"]))
     agree([r.detach().numpy() for r in (*outs, *grads)], definition(data, 5.0))
@@ -152,8 +152,8 @@ def test_compiled_in_bf16_on_a_cpu_with_units_for_it(
 ) -> None:
     """The operators give what the eager function gives, with scores that are saved or computed
     again, in one or several products, and leave their inputs as they were."""
-    monkeypatch.setattr(torch_chunks, "HAS_BF16_UNITS", True)
-    monkeypatch.setattr(torch_chunks, "PRODUCT_BYTES", 8 * V * 2)
+    monkeypatch.setattr(torch_impl, "HAS_BF16_UNITS", True)
+    monkeypatch.setattr(torch_impl, "PRODUCT_BYTES", 8 * V * 2)
     data = {n: torch.from_numpy(a) for n, a in arrays().items()}
     results = []
     torch._dynamo.reset()

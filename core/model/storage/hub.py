@@ -23,9 +23,8 @@ import numpy as np
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.init import init_params
-from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.lazy_array import LazyArray, batches_by_size
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
-from sabia.core.model.storage.size_batches import batches_by_size
 from sabia.core.ops.product import Array
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import TRAINED_FOR, load_spec

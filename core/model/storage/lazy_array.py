@@ -1,11 +1,15 @@
-"""Arrays with known shape and dtype, whose rows are fetched from a device or a file when used."""
+"""Arrays with known shape and dtype, whose rows are fetched from a device or a file when used.
+
+`size_batches` groups arrays, or anything else with a size, into batches of a bounded size: for one
+file or one buffer.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,3 +60,20 @@ class LazyArray:
 
     def __float__(self) -> float:
         return float(np.asarray(self))
+
+
+T = TypeVar("T")
+
+
+def batches_by_size(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Lists of consecutive items whose sizes sum to at most `limit`, or one larger item."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        if batch and total + size(item) > limit:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size(item)
+    if batch:
+        yield batch

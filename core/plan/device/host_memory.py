@@ -30,7 +30,7 @@ from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 HEAP_BLOCK = 32 << 20
-# kernels/vocabulary_loss/torch_chunks.py: larger logits are recomputed; of one product, and in fp32
+# kernels/vocabulary_loss/torch_impl.py: larger logits are recomputed; of one product, and in fp32
 KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
 # measured (tests/bench/RESULTS.md): share of the freed bytes; layers whose recomputed tensors leave
 # holes in BF16, where fp32 blocks that are freed hold BF16 blocks of other layers

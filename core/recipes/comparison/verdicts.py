@@ -22,7 +22,7 @@ from sabia.core.recipes.comparison.measures import Measure
 from sabia.core.shards.atomic import write_atomic, write_json
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.train.peak import device_name
+from sabia.core.train.telemetry import device_name
 
 FIXED_RUNS = 5  # of each corpus: what the number of tokens is compared with
 COLUMNS = ("candidate", "by", "unit", "score", "of the first", "difference", "noise", "runs",

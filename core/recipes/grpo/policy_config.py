@@ -17,8 +17,7 @@ from sabia.core.recipes.training_config import (
     simulation,
 )
 from sabia.core.train.losses.value import BIAS, WEIGHT
-from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.optimizer.schedule import ScheduleConfig
+from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig
 
 # option → its name in the record of a run's judge
 JUDGE = {

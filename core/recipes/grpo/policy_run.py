@@ -26,8 +26,7 @@ from sabia.core.ops.base import Params, Remat
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.mesh import Mesh, check_fits
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config
 from sabia.core.recipes.grpo import policy_config
@@ -65,7 +64,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.losses.value import value_head, without_head
-from sabia.core.train.state_bytes import state_bytes
+from sabia.core.train.stepper import state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 
 MOST_SOURCES = 32  # whose rewards are reported

@@ -19,7 +19,7 @@ from sabia.core.recipes.training_run import Plan, Task, fresh_stepper
 from sabia.core.shards.atomic import sealed, unsealed
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
-from sabia.core.train.optimizer.schedule import learning_rate
+from sabia.core.train.optimizer.config import learning_rate
 from sabia.core.train.stepper import Stepper
 from sabia.core.train.token_rows import check_ids
 

@@ -9,7 +9,6 @@ No turn of the assistant looks ahead, so masks by prefix difference work.
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 TURN_START = "<|im_start|>"
-TURN_END = "<|im_end|>"
 
 CHATML_TEMPLATE = """\
 {%- if tools %}

@@ -9,9 +9,9 @@ from typing import Any
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.text.tokenize.chatml import TURN_END
 
 # The end-of-turn tokens of model families.
+TURN_END = "<|im_end|>"  # of ChatML
 TURN_ENDS = (TURN_END, "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>")
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 FILES = ("tokenizer.json", "tokenizer_config.json")

@@ -30,8 +30,8 @@ from sabia.core.text.tokenize.bpe_patterns import (
     o200k_pattern,
 )
 from sabia.core.text.tokenize.chat_tokens import with_role_words
-from sabia.core.text.tokenize.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_END, TURN_START
-from sabia.core.text.tokenize.tokenizer import Tokenizer
+from sabia.core.text.tokenize.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_START
+from sabia.core.text.tokenize.tokenizer import TURN_END, Tokenizer
 
 DIGITS = {"single": r"\p{N}", "three": r"\p{N}{1,3}"}
 BYTES = 256

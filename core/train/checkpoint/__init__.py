@@ -12,12 +12,10 @@ backend-neutral names: `param/NAME`, the optimizer's `m/NAME` and the like, `cou
 `pieces_jax` and core.train.stepper_torch_shards make lazy arrays of a backend's.
 """
 
-from sabia.core.train.checkpoint.find_latest import latest
-from sabia.core.train.checkpoint.interval import Interval, parse_interval
 from sabia.core.train.checkpoint.local import Checkpoint, remove_leftovers
 from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
-from sabia.core.train.checkpoint.reader import Reader
-from sabia.core.train.checkpoint.saver import Saver
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Interval, Saver, parse_interval
 
 __all__ = [
     "Checkpoint",

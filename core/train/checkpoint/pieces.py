@@ -25,9 +25,8 @@ import numpy as np
 from xxhash import xxh3_128
 
 from sabia.core.errors import UsageError
-from sabia.core.model.storage.lazy_array import LazyArray
+from sabia.core.model.storage.lazy_array import LazyArray, batches_by_size
 from sabia.core.model.storage.safetensors_file import encode_header
-from sabia.core.model.storage.size_batches import batches_by_size
 
 BLOCK_BYTES = 64 << 20
 

@@ -1,13 +1,23 @@
-"""The optimizer's settings for both backends, and the update rule of each tensor.
+"""The optimizer's settings, the learning rate's schedule, and the update of each tensor.
 
 `OptimizerConfig` names an optimizer and its settings, `rules` turns it and a model's table into one
-`Rule` per tensor, and `core.numerics.optimizers` has a record of each kind of rule. In all of them
-t counts updates from 1, weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
+`Rule` per tensor, and `core.numerics.optimizers` has a record of each kind of rule; `update`
+applies one over the array functions of either backend. In all of them t counts updates from 1,
+weight decay is decoupled (Loshchilov and Hutter, arXiv 1711.05101), and
   p = p - lr (lr_scale u + weight_decay p)
 with u the rule's direction; the decay has no `lr_scale`, so that a scaled tensor keeps its time
 constant (as in the mup package, scaled_wd). Only tensors that the table marks have weight decay:
 matrices, not norms and biases. The state is fp32: param/NAME, PART/NAME for every part of a rule's
 state (m/NAME, v/NAME …), and `count`, the number of updates.
+
+`learning_rate` has the schedules WSD, cosine and constant. `step` is the number of updates already
+made, 0 … steps - 1. The warm-up counts the update itself, (step + 1) / warmup, and the decay the
+remaining steps, (steps - step) / decay, so neither the first nor the last update has rate 0. With
+1000 steps, a warm-up of 100 and a linear decay of 200: lr(50) = 0.51, lr(99 … 800) = 1,
+lr(900) = 0.5, lr(999) = 0.005, lr(1000) = 0. With x the elapsed share of the decay, 0 … 1, its
+shapes are 1 - x (linear), 2 · 2^-x - 1 (exponential), (1 + cos πx) / 2 (cosine) and 1 - sqrt x
+(1-sqrt); Megatron-LM's four shapes. Sources: WSD, Hu et al. 2024 (arXiv 2404.06395); its 1 - sqrt
+tail, Hägele et al. 2024 (arXiv 2405.18392); cosine, Loshchilov and Hutter 2017 (arXiv 1608.03983).
 """
 
 import math
@@ -17,11 +27,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.numerics.optimizers import LIMITS, OPTIMIZERS, Parts, Settings, Shape, with_setting
+from sabia.core.numerics.optimizers import (
+    LIMITS,
+    OPTIMIZERS,
+    ArrayFunctions,
+    Parts,
+    Settings,
+    Shape,
+    State,
+    Step,
+    with_setting,
+)
 from sabia.core.options.option import listed, unknown
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
 
+Array = Any
+TensorFunction = Callable[[Array], Array]
 COUNT = "count"
 
 # the optimizer record of checkpoints and GRPO runs of earlier versions, with the settings of all
@@ -158,3 +180,77 @@ def state_shapes(shapes: Mapping[str, Shape], rules: Mapping[str, Rule]) -> dict
         for part, (size, _) in state_parts(rules[name], shape).items():
             by_part.setdefault(part, {})[name] = size
     return {f"{part}/{name}": size for part, of in by_part.items() for name, size in of.items()}
+
+
+def identity(x: Array) -> Array:
+    """x itself: `gather` and `own` on one device."""
+    return x
+
+
+def update(
+    rule: Rule,
+    xp: ArrayFunctions,
+    p: Array,
+    g: Array,
+    state: State,
+    count: object,
+    lr: object,
+    gather: TensorFunction = identity,
+    own: TensorFunction = identity,
+) -> tuple[Array, dict[str, Array]]:
+    """One tensor and its state after an update; `count` is the number of updates before it."""
+    if not rule.trained:
+        return p, dict(state)
+    step = Step(rule.config.settings, xp, count, gather, own)
+    direction, new = OPTIMIZERS[rule.kind].direction(step, g, state)
+    return p - lr * (rule.lr_scale * direction + rule.decay * p), new
+
+
+TAILS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1 - done,
+    "exponential": lambda done: 2 * 0.5**done - 1,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "1-sqrt": lambda done: 1 - math.sqrt(done),
+}
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """peak: largest rate; final: last rate as a share of it; steps: in all, of which `warmup` at
+    the start and `decay` (WSD) at the end; kind: wsd, cosine, constant; tail: one of TAILS."""
+
+    peak: float
+    steps: int
+    warmup: int
+    kind: str
+    decay: int
+    tail: str
+    final: float
+
+    def __post_init__(self) -> None:
+        if self.warmup + (self.decay if self.kind == "wsd" else 0) > self.steps:
+            raise UsageError(
+                f"--warmup: {self.warmup} steps of warm-up and {self.decay} of decay in "
+                f"{self.steps} steps (expected at most {self.steps} together)"
+            )
+
+
+def learning_rate(step: int, config: ScheduleConfig) -> float:
+    """The rate of the update made after `step` updates (see the convention above)."""
+    warm = min(1.0, (step + 1) / config.warmup) if config.warmup else 1.0
+    start, value = decay_start(config), 1.0
+    if start < config.steps:
+        # elapsed share of the decay, 0 … 1
+        done = min(max(step - start, 0) / (config.steps - start), 1.0)
+        value = TAILS["cosine" if config.kind == "cosine" else config.tail](done)
+    return config.peak * warm * (config.final + (1 - config.final) * value)
+
+
+def decay_start(config: ScheduleConfig) -> int:
+    """Number of updates before the decay: this step is the last at the peak rate.
+
+    WSD: steps - decay; cosine: the end of the warm-up; without a decay: steps.
+    """
+    if config.kind == "cosine":
+        return config.warmup
+    return config.steps - (config.decay if config.kind == "wsd" else 0)

@@ -1,4 +1,4 @@
-"""The optimizers in JAX: `core.train.optimizer.updates` over traced arrays, for use inside jit."""
+"""The optimizers in JAX: `core.train.optimizer.config` over traced arrays, for use inside jit."""
 
 from collections.abc import Mapping
 
@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from sabia.core.ops.device_jax import JaxOps
-from sabia.core.train.optimizer.config import Rule, init_state
-from sabia.core.train.optimizer.updates import update
+from sabia.core.train.optimizer.config import Rule, init_state, update
 
 Array = jax.Array
 States = dict[str, dict[str, Array]]

@@ -1,4 +1,4 @@
-"""The optimizers in torch: `core.train.optimizer.updates` over eager tensors, in place.
+"""The optimizers in torch: `core.train.optimizer.config` over eager tensors, in place.
 
 AdamW uses torch's fused kernel for all tensors of one rule at once (its functional form, because
 importing the class takes 2 s for the compiler), Lion `torch._foreach`; the others go tensor by
@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from sabia.core.model.storage.size_batches import batches_by_size
+from sabia.core.model.storage.lazy_array import batches_by_size
 from sabia.core.ops.device_torch import TorchOps
-from sabia.core.train.optimizer.config import Rule, init_state
-from sabia.core.train.optimizer.updates import update
+from sabia.core.train.optimizer.config import Rule, init_state, update
 
 Tensor = torch.Tensor
 Group = list[tuple[Tensor, Tensor, dict[str, Tensor]]]  # (weight, gradient, state) of tensors

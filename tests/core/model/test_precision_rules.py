@@ -8,7 +8,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.ops import precision as p
-from sabia.core.ops.precision_units import describe
+from sabia.core.ops.kernel_report import describe_products
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.definitions import (
@@ -65,12 +65,14 @@ def test_the_tail_is_the_decay() -> None:
 
 def test_descriptions_say_what_computes() -> None:
     torch = pytest.importorskip("torch")
-    assert describe(p.BY_NAME["fp8"], torch.device("cpu")) == "fp8: emulated on cpu"
-    assert describe(p.BY_NAME["nvfp4"], "cpu") == "nvfp4: emulated on cpu"
-    assert describe(p.BY_NAME["qat-int8"], "cpu").startswith("qat-int8: weights rounded as int8")
-    assert describe(p.BY_NAME["bf16"], "cpu") == "bf16: products in bfloat16"
+    assert describe_products(p.BY_NAME["fp8"], torch.device("cpu")) == "fp8: emulated on cpu"
+    assert describe_products(p.BY_NAME["nvfp4"], "cpu") == "nvfp4: emulated on cpu"
+    assert describe_products(p.BY_NAME["qat-int8"], "cpu").startswith(
+        "qat-int8: weights rounded as int8"
+    )
+    assert describe_products(p.BY_NAME["bf16"], "cpu") == "bf16: products in bfloat16"
     jax = pytest.importorskip("jax")
-    assert describe(p.BY_NAME["fp8"], jax.devices("cpu")[0]) == "fp8: emulated on cpu"
+    assert describe_products(p.BY_NAME["fp8"], jax.devices("cpu")[0]) == "fp8: emulated on cpu"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_blocks_of_any_size_give_one_loss(
     seed: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from sabia.kernels.vocabulary_loss import torch_chunks as module
+    from sabia.kernels.vocabulary_loss import torch_impl as module
 
     random = np.random.default_rng(seed)
     tokens, vocabulary, width = (int(random.integers(1, most)) for most in (90, 300, 20))

@@ -9,9 +9,8 @@ import pytest
 from sabia.core.model.storage.hub import init_params
 from sabia.core.ops.backend import load_ops
 from sabia.core.spec import from_config, new_config
-from sabia.core.train.balancing import balanced_bias, bias_names
 from sabia.core.train.losses.next_token import next_token_loss
-from sabia.core.train.stepper import StepResult
+from sabia.core.train.stepper import StepResult, balanced_bias, bias_names
 from sabia.core.train.stepper_factory import make_stepper
 
 SHAPE = {"hidden": 32, "layers": 2, "vocab": 97, "heads": 4, "ffn": 64, "experts": 6, "chosen": 2}

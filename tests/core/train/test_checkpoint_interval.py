@@ -4,7 +4,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.save_interval import best_interval_s
-from sabia.core.train.checkpoint.interval import (
+from sabia.core.train.checkpoint.saver import (
     FIRST_SAVE_S,
     Interval,
     default_mtbf_s,

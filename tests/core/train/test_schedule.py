@@ -4,7 +4,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.training import Schedule
-from sabia.core.train.optimizer.schedule import TAILS, ScheduleConfig, decay_start, learning_rate
+from sabia.core.train.optimizer.config import TAILS, ScheduleConfig, decay_start, learning_rate
 
 
 def schedule(peak: float, steps: int, **settings) -> ScheduleConfig:

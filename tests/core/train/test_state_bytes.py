@@ -12,7 +12,7 @@ from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.losses.value import value_head
 from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.state_bytes import state_bytes
+from sabia.core.train.stepper import state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 
 pytest.importorskip("torch")

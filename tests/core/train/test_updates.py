@@ -19,7 +19,7 @@ jax = pytest.importorskip("jax", reason="the JAX backend")
 optax = pytest.importorskip("optax", reason="optax is a reference")
 
 from sabia.core.train.optimizer import updates_jax, updates_torch  # noqa: E402
-from sabia.core.train.optimizer.updates import update  # noqa: E402
+from sabia.core.train.optimizer.config import update  # noqa: E402
 
 
 def run_torch(rules, params, grads, lr: float = LR):

@@ -10,8 +10,7 @@ from cases import Case, Comparison, Device, Failed, Figures, Skipped
 from sabia.core.numerics import tiles
 from sabia.kernels.quantize import definitions
 from sabia.kernels.quantize.definitions import Layout
-from sabia.kernels.runtime.dispatch import Unavailable
-from sabia.kernels.table import KERNELS
+from sabia.kernels.runtime.dispatch import KERNELS, Unavailable
 
 NAMES = ("NVFP4", "NVFP4_WEIGHT", "FP8", "FP8_GRADIENT", "FP8_TILES", "FP8_WEIGHT_TILES")
 KEY = (0x9E3779B9, 0x00C0FFEE)

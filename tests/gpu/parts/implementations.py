@@ -11,8 +11,7 @@ from typing import Any
 from cases import Case, Device, Figures, best_seconds
 from trainers import synchronize
 
-from sabia.kernels.runtime.dispatch import Unavailable
-from sabia.kernels.table import KERNELS
+from sabia.kernels.runtime.dispatch import KERNELS, Unavailable
 
 LENGTH, TINY_LENGTH = 8192, 40
 Inputs = Mapping[str, Any]  # tensors; those that require gradients are differentiated

@@ -15,8 +15,7 @@ from attention_cases import Case as AttentionCase
 from attention_cases import documents
 from cases import Case, Comparison, Device, Figures, Skipped
 
-from sabia.kernels.runtime.dispatch import Unavailable
-from sabia.kernels.table import KERNELS, Kernel
+from sabia.kernels.runtime.dispatch import KERNELS, Kernel, Unavailable
 
 Arrays = dict[str, Any]
 # largest allowed |a - b| / max |b| of values and of gradients

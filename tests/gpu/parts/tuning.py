@@ -19,7 +19,7 @@ from cases import Case, Device, Failed, Figures, best_seconds
 
 from sabia.kernels.quantize import definitions
 from sabia.kernels.runtime import tuned
-from sabia.kernels.table import KERNELS
+from sabia.kernels.runtime.dispatch import KERNELS
 
 LEAST_GAIN = 1.02
 ALLOWED = 2e-2  # the result of other blocks differs by the order of sums in bfloat16

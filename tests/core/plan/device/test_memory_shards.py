@@ -1,6 +1,6 @@
 """Elements on a device by the planner's divisors, beside the shards that the trainer cuts.
 
-`core.parallel.sharding_rules` gives the mesh axis that splits each dimension of a tensor; summed
+`core.parallel.mesh` gives the mesh axis that splits each dimension of a tensor; summed
 over all tensors of a model that is what one process holds.
 """
 
@@ -8,8 +8,7 @@ import math
 
 import pytest
 
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import weight_split
+from sabia.core.parallel.mesh import Mesh, weight_split
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import Layout, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory

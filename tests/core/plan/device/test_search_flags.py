@@ -13,8 +13,7 @@ from training_cases import LENGTH, losses, make_tokens, sabia, torchrun
 from sabia.cli.group import run
 from sabia.core.errors import UsageError
 from sabia.core.options.table import resolve
-from sabia.core.parallel.mesh import Mesh, make_mesh
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.mesh import Mesh, check_fits, make_mesh
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.layout import AXES, Layout, Workload, find_stack

@@ -11,8 +11,7 @@ import pytest
 from plain_models import attention_layer, decoder, with_experts
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.sharding_rules import check_fits
+from sabia.core.parallel.mesh import Mesh, check_fits
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.candidates import all_meshes, factorisations

@@ -10,7 +10,7 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.stops import failures
 from sabia.core.plan.stops.failures import StopModel, StoppedRun
 from sabia.core.save_interval import best_interval_s
-from sabia.core.train.checkpoint.interval import parse_interval
+from sabia.core.train.checkpoint.saver import parse_interval
 from sabia.core.units import parse_duration
 
 
