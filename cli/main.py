@@ -6,9 +6,10 @@ import sys
 import threading
 from functools import partial
 
-from sabia.cli.registry import COMMANDS, SUBCOMMANDS, all_calls, called, find
+from sabia.cli.registry import COMMANDS, RUN_MODELS, SUBCOMMANDS, all_calls, called, find
 from sabia.core import stop
 from sabia.core.errors import ExitCode
+from sabia.core.huge_pages import start_with_huge_pages
 from sabia.core.optional_imports import runs_a_command
 
 HELP = ("-h", "--help", "--help=json")
@@ -54,6 +55,8 @@ def show_help(name: str, word: str) -> None:
 
 def program() -> None:
     """Entry point of the console script and of `python -m`."""
+    if called(sys.argv[1:])[0] in RUN_MODELS and not set(HELP) & set(sys.argv):
+        start_with_huge_pages()
     runs_a_command()
     code: str | int | None = None
     try:

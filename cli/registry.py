@@ -44,6 +44,11 @@ SUBCOMMANDS: dict[str, dict[str, str]] = {
     },
 }
 
+# calls that compute with a model on this machine
+RUN_MODELS = {
+    "classify train", "rewrite", "pretrain", "sft", "sft teacher", "grpo", "quantize", "eval",
+    "serve",
+}  # fmt: skip
 IN_MODULE = ("sft merge", "sft teacher")
 
 

@@ -1,6 +1,7 @@
-"""New tokens per CPU second of the generation engine beside transformers, A/B/A/B in one process.
+"""New tokens per CPU second of the generation engine beside transformers, in turns.
 
 Run: python tests/bench/bench_engine.py MODEL_DIRECTORY [--rounds 3] [--workloads batch1,shared16]
+Each side is a process that is kept for all rounds; ours starts as the commands do (huge pages).
 Measured on one thread with sampling at temperature 1 and without stop tokens, prefill included: 64
 new tokens after random prompts of 32 tokens (batch1, batch64), and 16 samples of one prompt of 512
 tokens (shared16). `--profile` prints where the engine's time goes instead, and `--draft-tokens K`
@@ -10,8 +11,11 @@ proposed by n-grams.
 
 import argparse
 import cProfile
+import os
 import pstats
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +28,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.generate.requests import Request
 from sabia.core.generate.session import Counts
+from sabia.core.huge_pages import start_with_huge_pages
 
 NEW = 64
 WORKLOADS = {  # prompts, their tokens, samples of each
@@ -89,6 +94,30 @@ def cpu_seconds(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
+def side(options: argparse.Namespace, name: str) -> None:
+    """Print the CPU seconds of a workload on one side, for each line of stdin."""
+    count, length, samples = WORKLOADS[name]
+    dtype, draw = name.partition("-")[2], np.random.default_rng(0)
+    if options.side == "ours":
+        engine = load_engine(options.model, dtype)
+        prompts = draw.integers(0, engine.spec.vocab_size, (count, length))
+        call = ours(engine, prompts, samples)
+    else:
+        from transformers import AutoModelForCausalLM
+
+        peer = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
+        peer.generation_config.eos_token_id = None
+        prompts = draw.integers(0, peer.config.vocab_size, (count, length))
+        call = theirs(peer.eval(), prompts, samples)
+    call()
+    if options.profile:
+        profile = cProfile.Profile()
+        profile.runcall(call)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+    for _ in sys.stdin:
+        print(cpu_seconds(call), flush=True)
+
+
 def main() -> None:
     """Print tokens per CPU second of both, and the ratio, for each workload."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,35 +126,39 @@ def main() -> None:
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--draft-tokens", type=int)
+    parser.add_argument("--side", choices=("ours", "theirs"))
     options = parser.parse_args()
+    if options.side != "theirs":
+        start_with_huge_pages()
     torch.set_num_threads(1)
     if options.draft_tokens:
         speculation(options.model, options.draft_tokens, options.rounds)
         return
-    draw = np.random.default_rng(0)
     for name in options.workloads.split(","):
-        count, length, samples = WORKLOADS[name]
-        dtype = name.partition("-")[2]
-        engine = load_engine(options.model, dtype)
-        prompts = draw.integers(0, engine.spec.vocab_size, (count, length))
-        mine = ours(engine, prompts, samples)
-        mine()
-        if options.profile:
-            profile = cProfile.Profile()
-            profile.runcall(mine)
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+        if options.profile or options.side:
+            options.side = options.side or "ours"
+            side(options, name)
             continue
-        from transformers import AutoModelForCausalLM
-
-        peer = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
-        peer.generation_config.eos_token_id = None
-        other = theirs(peer.eval(), prompts, samples)
-        other()
-        pairs = [(cpu_seconds(mine), cpu_seconds(other)) for _ in range(options.rounds)]
-        a, b = (statistics.median(each) for each in zip(*pairs, strict=True))
+        both = []
+        for one in ("ours", "theirs"):
+            command = [sys.executable, __file__, options.model, "--side", one, "--workloads", name]
+            environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+            both.append(subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            ))  # fmt: skip
+        times: list[list[float]] = [[], []]
+        for _ in range(options.rounds):
+            for process, taken in zip(both, times, strict=True):
+                assert process.stdin is not None and process.stdout is not None
+                print(file=process.stdin, flush=True)
+                taken.append(float(process.stdout.readline()))
+        for process in both:
+            process.communicate()
+        count, _, samples = WORKLOADS[name]
         tokens = count * samples * NEW
-        ratio = statistics.median(second / first for first, second in pairs)
-        print(f"{name}: {tokens / a:,.0f} and {tokens / b:,.0f} tokens/CPU s, ratio {ratio:.2f}")
+        a, b = (tokens / statistics.median(each) for each in times)
+        ratio = statistics.median(second / first for first, second in zip(*times, strict=True))
+        print(f"{name}: {a:,.0f} and {b:,.0f} tokens/CPU s, ratio {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":
