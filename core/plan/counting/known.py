@@ -54,8 +54,9 @@ def _counted(config: Mapping[str, Any]) -> Architecture:
         )
     from sabia.core.plan.counting.dialects.reading import CountFields
 
-    module = import_module(f"{_DIALECTS}.{reader['module']}")
-    read = getattr(module, reader.get("reader", family))
+    module = reader.get("module", "described")
+    name = reader.get("reader", family if "module" in reader else module)
+    read = getattr(import_module(f"{_DIALECTS}.{module}"), name)
     fields = CountFields(config)
     architecture: Architecture = read(fields)
     fields.finish()

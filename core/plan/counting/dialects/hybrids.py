@@ -1,4 +1,7 @@
-"""Nemotron-H, whose layers have only one half (Mamba-2, attention, MLP or MoE), and Gemma 4."""
+"""Nemotron-H, whose layers have only one half (Mamba-2, attention, MLP or MoE), and Gemma 4.
+
+Also Nemotron Super, whose layers differ one by one.
+"""
 
 from collections.abc import Callable
 
@@ -108,3 +111,44 @@ def _gemma4_feed(fields: CountFields, hidden: int) -> tuple[LayerHalf, int]:
     sizes = dict(routed.sizes) | {"mlp_width": dense.sizes["mlp_width"]}
     norms = LayerHalf(vectors=hidden + sizes["experts"])
     return (dense + routed + norms).with_sizes(**sizes), 7
+
+
+def nemotron_nas(fields: CountFields) -> Architecture:
+    """Nemotron Super (arXiv 2505.00949): Llama 3 whose layers were pruned one by one.
+
+    A layer's MLP is ffn_mult times as wide as 2/3 of the residual stream, in multiples of 256;
+    attention, with its norm, may be missing.
+    """
+    hidden, depth = fields.hidden, fields.depth
+    heads, blocks = fields.size("num_attention_heads"), fields.take("block_configs", list)
+    if len(blocks) != depth:
+        raise UsageError(f"config.json: block_configs has {len(blocks)} (expected {depth})")
+
+    def mixer(block: dict[str, object]) -> LayerHalf:
+        _plain_block("attention", block)
+        if block.get("no_op"):
+            return LayerHalf()
+        groups = block.get("n_heads_in_group")
+        if not isinstance(groups, int):
+            raise UsageError(f"config.json: n_heads_in_group is {groups!r} (expected a number)")
+        return reading.grouped(hidden, heads, heads // groups, hidden // heads)
+
+    def feed(block: dict[str, object]) -> LayerHalf:
+        _plain_block("ffn", block)
+        if block.get("no_op"):
+            return LayerHalf()
+        inner = int(2 * float(str(block["ffn_mult"])) * hidden / 3)
+        return reading.gated(hidden, -(-inner // 256) * 256)
+
+    halves = [(mixer(block["attention"]), feed(block["ffn"])) for block in blocks]
+    norms = [sum(part != LayerHalf() for part in pair) for pair in halves]
+    kinds = [
+        layer(*pair, count * hidden, norms=count) for pair, count in zip(halves, norms, strict=True)
+    ]
+    return reading.decoder(fields, kinds)
+
+
+def _plain_block(name: str, block: dict[str, object]) -> None:
+    for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens"):
+        if block.get(key):
+            raise UsageError(f"config.json: {name} {key} is {block[key]!r} (expected none)")

@@ -65,28 +65,6 @@ def qwen2_moe(fields: CountFields) -> Architecture:
     return _mixed(fields, [mixer] * fields.depth, routed, sparse)
 
 
-def granitemoe(fields: CountFields) -> Architecture:
-    """Granite 3 MoE."""
-    mixer = reading.attention(fields, **reading.biases(fields))
-    routed = reading.routed(fields, "num_local_experts", "intermediate_size")
-    return _stack(fields, [mixer] * fields.depth, [routed] * fields.depth)
-
-
-def olmoe(fields: CountFields) -> Architecture:
-    """OLMoE (arXiv 2409.02060): norms of all queries and keys."""
-    fields.expect("clip_qkv", (None,), None)
-    mixer = reading.attention(fields, qk_norm_whole=True)
-    routed = reading.routed(fields, "num_experts", "intermediate_size")
-    return _stack(fields, [mixer] * fields.depth, [routed] * fields.depth)
-
-
-def glm4_moe(fields: CountFields) -> Architecture:
-    """GLM-4.5, GLM-4.6 (arXiv 2508.06471): biases on queries, keys, values; DeepSeek's routing."""
-    bias, norm = fields.take("attention_bias", bool, False), fields.take("use_qk_norm", bool, False)
-    mixer = reading.attention(fields, qkv_bias=bias, qk_norm=norm)
-    return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields))
-
-
 def ernie4_5_moe(fields: CountFields) -> Architecture:
     """ERNIE 4.5 (Baidu, 2025), text only."""
     depth = fields.depth
@@ -97,16 +75,6 @@ def ernie4_5_moe(fields: CountFields) -> Architecture:
     last = depth - 1 if last == -1 else last
     sparse = [first <= n <= last and not (n + 1) % every for n in range(depth)]
     return _mixed(fields, [reading.attention(fields)] * depth, routed, sparse, tied=True)
-
-
-def minimax_m2(fields: CountFields) -> Architecture:
-    """MiniMax-M2: norms of all queries and keys, a routing bias."""
-    depth = fields.depth
-    fields.expect("attn_type_list", ([1] * depth,), [1] * depth)
-    mixer = reading.attention(fields, qk_norm_whole=fields.take("use_qk_norm", bool, True))
-    bias = fields.take("use_routing_bias", bool, True)
-    routed = reading.routed(fields, "num_local_experts", "intermediate_size", correction=bias)
-    return _stack(fields, [mixer] * depth, [routed] * depth)
 
 
 def minimax_m3(fields: CountFields) -> Architecture:
@@ -199,24 +167,6 @@ def _stack(
     """Two RMS norms per layer, one of `mixers` and one of `feeds` each."""
     kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
     return reading.decoder(fields, kinds, tied=tied)
-
-
-def dots1(fields: CountFields) -> Architecture:
-    """dots.llm1 (arXiv 2506.05767): DeepSeek's MoE with grouped attention and normed heads."""
-    windows = qwen3.windows(fields)
-    flags = {"qk_norm": True, **reading.biases(fields)}
-    sizes = reading.head_sizes(fields)
-    mixers = [reading.grouped(fields.hidden, *sizes, window, **flags) for window in windows]
-    return _stack(fields, mixers, reading.dense_first(fields))
-
-
-def hunyuan_v1_moe(fields: CountFields) -> Architecture:
-    """Hunyuan-A13B (Tencent, 2025): experts and a shared one of the same width."""
-    inner = fields.size("intermediate_size")
-    mixer = reading.attention(fields, qk_norm=True, **reading.biases(fields))
-    experts, chosen = fields.size("num_experts"), fields.size("moe_topk")
-    feed = reading.moe(fields.hidden, experts, chosen, inner, inner)
-    return _stack(fields, [mixer] * fields.depth, [feed] * fields.depth)
 
 
 def dbrx(fields: CountFields) -> Architecture:

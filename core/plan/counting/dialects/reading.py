@@ -52,9 +52,9 @@ def attention(fields: CountFields, window: int | None = None, **flags: bool) -> 
     return grouped(fields.hidden, *head_sizes(fields), window, **flags)
 
 
-def head_sizes(fields: CountFields) -> tuple[int, int, int]:
-    """Read heads, key-value heads and head size."""
-    heads = fields.size("num_attention_heads")
+def head_sizes(fields: CountFields, heads: int | None = None) -> tuple[int, int, int]:
+    """Read heads (unless given), key-value heads and head size."""
+    heads = heads or fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", heads)
     return heads, kv_heads, fields.size("head_dim", fields.hidden // heads)
 
@@ -116,15 +116,16 @@ def moe(
 
 def routed(
     fields: CountFields, experts: str, inner: str = "moe_intermediate_size",
-    chosen: str = "num_experts_per_tok", alike: str = "", **more: Any,
+    chosen: str = "num_experts_per_tok", alike: str | int = 0, **more: Any,
 ) -> LayerHalf:  # fmt: skip
-    """Read an MoE layer by the names of its fields; alike: field of the number of shared experts.
+    """Read an MoE layer by the names of its fields; more: as `moe`.
 
-    more: as `moe`.
+    alike: the number of shared experts, or its field.
     """
     sizes = fields.size(experts), fields.size(chosen), fields.size(inner)
     if alike:
-        more["shared"] = sizes[2] * fields.take(alike, int, 0)
+        shared = alike if isinstance(alike, int) else fields.take(alike, int, 0)
+        more["shared"] = sizes[2] * shared
     return moe(fields.hidden, *sizes, **more)
 
 

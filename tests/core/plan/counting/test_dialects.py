@@ -9,6 +9,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.counting.dialects import described
 from sabia.core.plan.counting.known import architecture_from, architecture_of
 from sabia.core.plan.counting.operations import operations
 from sabia.core.plan.device.step_work import products
@@ -43,6 +44,13 @@ def test_every_dialect_is_tried() -> None:
         set(read_data("families.toml")["family"])
         <= {row["config"]["model_type"] for row in FAMILIES} | published
     )
+
+
+def test_every_word_of_a_description_is_read() -> None:
+    source = Path(described.__file__).read_text()
+    for family, row in read_data("families.toml")["family"].items():
+        unknown = [name for name in row.get("layers", {}) if f'"{name}"' not in source]
+        assert not unknown, family
 
 
 @pytest.mark.parametrize("row", FAMILIES, ids=NAMED)
