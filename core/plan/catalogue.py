@@ -13,13 +13,13 @@ from typing import Any
 
 from sabia.core.errors import BadData
 
-_DATA = os.path.join(os.path.dirname(__file__), "data")
+DATA = os.path.join(os.path.dirname(__file__), "data")
 
 
 @functools.cache
 def read_data(name: str) -> dict[str, Any]:
     """The file `name` of `data/`, parsed once; callers must not change it."""
-    with open(os.path.join(_DATA, name), "rb") as file:
+    with open(os.path.join(DATA, name), "rb") as file:
         return tomllib.load(file)
 
 

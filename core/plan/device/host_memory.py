@@ -23,9 +23,8 @@ from dataclasses import dataclass
 
 from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device import host_kept
-from sabia.core.plan.device.host_kept import FP32, Formats
 from sabia.core.plan.device.layout import Recompute
+from sabia.core.plan.device.memory_kept import FP32, Formats, formats, host_tensors
 from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
@@ -73,7 +72,7 @@ class HostCase(StageCase):
     @property
     def formats(self) -> Formats:
         """Formats of activations."""
-        return host_kept.formats(self.workload.precision, self.stack.widened)
+        return formats(self.workload.precision, self.stack.widened)
 
     def blocks(self, count: Number, size: Number) -> AllocatedBytes:
         """`count` blocks of `size` bytes."""
@@ -237,7 +236,7 @@ def _tensors(
 ) -> AllocatedBytes:
     total = AllocatedBytes()
     hidden = case.model.hidden
-    for one in host_kept.layer_tensors(kind, hidden, case.formats, recompute):
+    for one in host_tensors(kind, hidden, case.formats, recompute):
         split = case.layout.tensor if one.split == "tensor" else 1
         total += case.blocks(layers, case.tokens * one.token_bytes / split)
     # outputs of experts are summed twice: on their rank, and on the token's

@@ -20,21 +20,38 @@ tensors have top_k rows per token.
 The preset of the software (stacks.toml) lists the tensors that it never keeps (`drops`: fused
 kernels recompute them; without "activated" the MLP keeps 6f) and those that it keeps with selective
 recomputation; "mlp_output" is kept only there.
+
+On a CPU the list is that of this project's own trainer, tensor by tensor. With h the hidden size,
+q, k, v the widths of queries, keys and values, a that of the heads' results, n heads and inner
+width f, a dense layer in fp32 keeps
+
+  4h (input, normed, middle, normed middle)  + 2 (the norms' factors)
+  q + k + v + a + n (attention's inputs, result and logsumexp)
+  4f (gate, activated, up, product)
+
+A CPU without BF16 units multiplies in fp32 (kernels/runtime/torch_fp32.py): attention then keeps
+its inputs and result in fp32, and the result again in BF16.
+
+data/kept.txt has all lists.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Literal
 
+from sabia.core.plan.catalogue import DATA
 from sabia.core.plan.counting.architecture import LayerKind
-from sabia.core.plan.device.layout import Stack
+from sabia.core.plan.device.layout import Recompute, Stack
 
 SCORES = ("scores", "score_mask", "dropped_scores")
 KEYS = ("key", "value")
 OUTPUT = "mlp_output"
-INPUTS = ("normed", "attended", "normed_middle", "product", "copies", "expert_product")
-CHUNK = 64  # tokens of a chunk of a delta net's matrices (arXiv 2406.06484, section 4)
+FP32, BF16 = 4, 2
 Split = Literal["tokens", "gathered", "tensor", "experts"]
+Sum = tuple[tuple[str, ...], ...]  # of products of numbers and names
 
 
 @dataclass(frozen=True)
@@ -58,102 +75,97 @@ class KeptTensor:
         return self.width * self.element_bytes
 
 
+@cache
+def _lists() -> dict[str, list[tuple[str, Sum, str, str, list[str]]]]:
+    """The lines of data/kept.txt by list: name, width, bytes, split and conditions."""
+    lists: dict[str, list[tuple[str, Sum, str, str, list[str]]]] = {}
+    with open(os.path.join(DATA, "kept.txt"), encoding="utf-8") as file:
+        lines = [line.split() for line in file if line.strip() and line[0] != "#"]
+    for which, name, width, size, split, *conditions in lines:
+        lists.setdefault(which, []).append((name, _parsed(width), size, split, conditions))
+    return lists
+
+
+def _parsed(text: str) -> Sum:
+    return tuple(tuple(term.split("*")) for term in text.split("+"))
+
+
+def _listed(which: str, kind: LayerKind, given: Mapping[str, float]) -> Iterator[KeptTensor]:
+    """The tensors of one list for a layer; given: figures besides the fields of LayerKind."""
+    given = {**given, "gated_mlp": kind.matrices == 3, "two_norms": kind.stream_norms > 1}
+
+    def figure(name: str) -> float:
+        if name in given:
+            return given[name]
+        number: float = int(name) if name[-1].isdigit() else getattr(kind, name)
+        return number
+
+    def value(width: Sum) -> float:
+        return sum(math.prod(map(figure, term)) for term in width)
+
+    for name, width, size, split, conditions in _lists()[which]:
+        if all(bool(value(_parsed(one.lstrip("!")))) == (one[0] != "!") for one in conditions):
+            ranks, _, more = split.partition(":")
+            times = int(value(_parsed(more[1:]))) if more[:1] == "x" else 1
+            one = KeptTensor(name, value(width), figure(size), ranks, more == "routed")
+            yield from [one] * times
+
+
+@lru_cache(maxsize=1000)
 def layer_tensors(
     kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack,
     input_element: float | None = None,
-) -> Iterator[KeptTensor]:  # fmt: skip
+) -> tuple[KeptTensor, ...]:  # fmt: skip
     """All tensors that the layer's backward pass uses in that software, in forward order.
 
     input_element: bytes per element of inputs of matrix products that are kept in FP8 or FP4.
     """
-    for one in _all_tensors(kind, hidden, sequence, element, stack):
-        if one.name in INPUTS and input_element is not None:
-            one = replace(one, element_bytes=input_element)
-        if one.name not in stack.drops:
-            yield one
+    given = {
+        "hidden": hidden,
+        "sequence": sequence,
+        "element": element,
+        "input": element if input_element is None else input_element,
+        "attention_matrix": stack.attention_matrix,
+        "dropout": stack.dropout,
+    }
+    tensors = _listed("device", kind, given)
+    return tuple(one for one in tensors if one.name not in stack.drops)
 
 
-def _all_tensors(
-    kind: LayerKind, hidden: int, sequence: int, element: float, stack: Stack
-) -> Iterator[KeptTensor]:
-    yield KeptTensor("input", hidden, element)
-    yield KeptTensor("normed", hidden, element, "gathered")
-    if kind.state_products:
-        yield from _recurrent(kind, element)
-    else:
-        yield from _attention(kind, sequence, element, stack)
-    if stack.dropout:
-        yield KeptTensor("attention_mask", hidden, 1)
-    if kind.stream_norms > 1:  # else a layer is one half, attention or MLP
-        yield KeptTensor("middle", hidden, element)
-        yield KeptTensor("normed_middle", hidden, element, "gathered")
-    if kind.mlp_width:
-        yield from _mlp("", kind.mlp_width, kind.matrices, element)
-    if kind.experts:
-        yield from _experts(kind, hidden, element)
-    for number in range(2, kind.stream_norms):  # norms of what is added to the residual stream
-        yield KeptTensor(f"norm_{number}", hidden, element)
-    if stack.dropout:
-        yield KeptTensor("mlp_mask", hidden, 1)
-    if kind.mlp_width:
-        yield KeptTensor(OUTPUT, hidden, element)
+@dataclass(frozen=True)
+class Formats:
+    """Bytes per element: of the residual stream, of inputs of attention, of computed products."""
+
+    stream: int
+    attention: int
+    product: int
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the residual stream is BF16."""
+        return self.stream < FP32
 
 
-def _attention(
-    kind: LayerKind, sequence: int, element: float, stack: Stack
-) -> Iterator[KeptTensor]:
-    if kind.key_latent:
-        yield KeptTensor("latents", kind.query_latent + kind.cache_width, element)
-        yield KeptTensor("normed_latents", kind.query_latent + kind.key_latent, element)
-    if kind.head_normed:
-        yield KeptTensor("unnormed_heads", kind.head_normed, element, "tensor")
-    yield KeptTensor("query", kind.query_width, element, "tensor")
-    yield KeptTensor("key", kind.key_width, element, "tensor")
-    yield KeptTensor("value", _value_storage(kind), element, "tensor")
-    if stack.attention_matrix:
-        pairs = kind.heads * sequence
-        yield KeptTensor("scores", pairs, element, "tensor")
-        if stack.dropout:
-            yield KeptTensor("score_mask", pairs, 1, "tensor")
-            yield KeptTensor("dropped_scores", pairs, element, "tensor")
-    else:
-        yield KeptTensor("logsumexp", kind.heads, 4, "tensor")
-    yield KeptTensor("attended", kind.attended_width, element, "tensor")
+def formats(precision: str, widened: bool) -> Formats:
+    """Formats of a precision (all but fp32 compute in BF16); widened: BF16 products in fp32."""
+    if precision == "fp32":
+        return Formats(FP32, FP32, FP32)
+    wide = FP32 if widened else BF16
+    return Formats(BF16, wide, wide)
 
 
-def _value_storage(kind: LayerKind) -> int:
-    """Values; with latent attention in one storage with the keys that have no rotary embedding."""
-    if not kind.key_latent:
-        return kind.value_width
-    rotated = kind.heads * (kind.cache_width - kind.key_latent)
-    return kind.value_width + kind.key_width - rotated
-
-
-def _recurrent(kind: LayerKind, element: float) -> Iterator[KeptTensor]:
-    """A gated delta net (arXiv 2412.06464)."""
-    mixed = kind.query_width + kind.key_width + kind.value_width
-    yield KeptTensor("projected", mixed, element, "tensor")
-    yield KeptTensor("convolved", mixed, element, "tensor")
-    yield KeptTensor("query", kind.query_width, element, "tensor")
-    yield KeptTensor("key", kind.key_width, element, "tensor")
-    yield KeptTensor("value", kind.value_width, element, "tensor")
-    yield KeptTensor("output_gate", kind.value_width, element, "tensor")
-    yield KeptTensor("rates", 2 * kind.heads, 4, "tensor")
-    yield KeptTensor("chunk_matrices", kind.heads * CHUNK, element, "tensor")
-    yield KeptTensor("attended", kind.value_width, element, "tensor")
-    yield KeptTensor("gated", kind.value_width, element, "tensor")
-
-
-def _mlp(
-    prefix: str, width: float, matrices: int, element: float, *, routed: bool = False
-) -> Iterator[KeptTensor]:
-    for name in ("gate", "up", "activated", "product") if matrices == 3 else ("up", "product"):
-        yield KeptTensor(prefix + name, width, element, "tensor", routed)
-
-
-def _experts(kind: LayerKind, hidden: int, element: float) -> Iterator[KeptTensor]:
-    yield KeptTensor("router", kind.experts, 4)
-    yield KeptTensor("copies", kind.top_k * hidden, element, "experts", routed=True)
-    width = kind.top_k * kind.expert_width
-    yield from _mlp("expert_", width, kind.matrices, element, routed=True)
-    yield KeptTensor("expert_output", kind.top_k * hidden, element, "experts", routed=True)
+@lru_cache(maxsize=1000)
+def host_tensors(
+    kind: LayerKind, hidden: int, given: Formats, recompute: Recompute = "none"
+) -> tuple[KeptTensor, ...]:
+    """All tensors that one layer of this project's trainer keeps on a CPU."""
+    figures = {
+        **vars(given),
+        "hidden": hidden,
+        "copies": 2 if given.narrow else 1,
+        "wide": not given.narrow,
+        "widened": given.attention > given.stream,
+        "padded": bool(kind.key_latent) and kind.attended_width < kind.query_width,
+    }
+    which = "host" if recompute == "none" else f"host_{recompute}"
+    return tuple(_listed(which, kind, figures))

@@ -14,9 +14,9 @@ import torch
 from sabia.core.model.storage import hub
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
-from sabia.core.plan.device import host_kept
 from sabia.core.plan.device.layout import Layout, Workload, find_stack, stack_on
 from sabia.core.plan.device.memory import device_memory, explain
+from sabia.core.plan.device.memory_kept import formats, host_tensors
 from sabia.core.plan.memory import find_recipe
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
@@ -70,8 +70,8 @@ def test_a_layer_keeps_what_autograd_keeps(family, precision):
     by_rows = [saved(family, 4, n, precision) - saved(family, 3, n, precision) for n in (2, 4)]
     measured = (by_rows[1] - by_rows[0]) / (2 * LENGTH)
     model = from_spec(spec_of(family, 4))
-    formats = host_kept.formats(precision, widened=torch.bfloat16 in FP32_COMPUTED)
-    tensors = host_kept.layer_tensors(model.layers[-1], model.hidden, formats)
+    given = formats(precision, widened=torch.bfloat16 in FP32_COMPUTED)
+    tensors = host_tensors(model.layers[-1], model.hidden, given)
     counted = sum(one.token_bytes for one in tensors)
     # OLMo 2 norms all heads by one factor, the count has one a head
     assert counted == pytest.approx(measured, rel=0.01 if family == "olmo2" else 1e-12)
