@@ -147,10 +147,7 @@ MOST_WORDS = 200  # characters of a reason
 def search_beside(request: PlanRequest, plan: Plan) -> report.View:
     """The lines and the object `search` of a plan that has no layouts."""
     settings, cluster = request.settings, plan.cluster
-    basis = (
-        f"basis     the arithmetic of the article: {table.percent(cluster.mfu)} MFU is assumed, "
-        "every byte of memory counts, and no layout is checked"
-    )
+    basis = table.words("basis", mfu=cluster.mfu)
     try:
         plans = _searched(settings, request)
     except (UsageError, Infeasible) as error:

@@ -40,7 +40,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Literal
 
 from sabia.core.plan.catalogue import DATA
 from sabia.core.plan.counting.architecture import LayerKind
@@ -50,7 +49,6 @@ SCORES = ("scores", "score_mask", "dropped_scores")
 KEYS = ("key", "value")
 OUTPUT = "mlp_output"
 FP32, BF16 = 4, 2
-Split = Literal["tokens", "gathered", "tensor", "experts"]
 Sum = tuple[tuple[str, ...], ...]  # of products of numbers and names
 
 
@@ -66,7 +64,7 @@ class KeptTensor:
     name: str
     width: float
     element_bytes: float
-    split: Split = "tokens"
+    split: str = "tokens"
     routed: bool = False
 
     @property

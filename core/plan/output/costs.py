@@ -27,7 +27,6 @@ from sabia.core.plan.money.prices import (
     cost_usd,
     cost_usd_per_day,
     current,
-    format_rate,
     load_prices,
     prices_for,
     short_money,
@@ -35,10 +34,9 @@ from sabia.core.plan.money.prices import (
 )
 from sabia.core.plan.money.scaling import BESIROGLU, Advice, Pair, advise
 from sabia.core.plan.output.report import View, fields
-from sabia.core.plan.output.table import Cell, columns, percent, power_of_ten, span, table_of
+from sabia.core.plan.output.table import Cell, percent, span, table_of, words
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
-from sabia.core.units import format_count
 
 RISING = 1.2  # ratio of the exponents of long and of short runs, above which the law fails
 FAR = 1000  # times the FLOPs of the largest run, beyond which a law says little
@@ -47,14 +45,12 @@ FAR = 1000  # times the FLOPs of the largest run, beyond which a law says little
 def law_line(fitted: FittedLaw | None) -> str:
     """The law in one line."""
     law = fitted.law if fitted else BESIROGLU
-    words = f"loss = {law.e:.3f} + {law.a:.4g}/N^{law.alpha:.3f} + {law.b:.4g}/D^{law.beta:.3f}"
+    loss = words("law_loss", law=law)
     if fitted is None:
-        return f"law       {law.name}: {words}; --fit uses your own runs"
+        return words("law", law=law, loss=loss)
     exponents = "" if fitted.free else ", exponents of Besiroglu 2024"
-    return (
-        f"law       of {len(fitted.runs)} runs{exponents}: {words}, error "
-        f"{percent(round(fitted.rms_error, 4))}"
-    )
+    given = {"runs": len(fitted.runs), "error": round(fitted.rms_error, 4)}
+    return words("law_fitted", given, exponents=exponents, loss=loss)
 
 
 def interval_text(pair: tuple[float, float]) -> str:
@@ -68,44 +64,32 @@ def fit(request: PlanRequest, plan: Plan) -> View:
     assert fitted is not None
     params, tokens = plan.run.active_params, plan.run.tokens
     flops = Pair(params, tokens).train_flops
-    loss, interval = fitted.law.loss(params, tokens), fitted.loss_interval(params, tokens)
-    lines = [
-        law_line(fitted),
-        f"          this plan: final loss {loss:.3f}{interval_text(interval)}",
-    ]
+    low, high = fitted.loss_interval(params, tokens)
     figures: dict[str, Any] = {
         "law": asdict(fitted.law),
         "runs": len(fitted.runs),
         "exponents_fitted": fitted.free,
         "rms_error": fitted.rms_error,
         "exponents": list(fitted.exponents or ()),
-        "loss": loss,
-        "loss_low": interval[0],
-        "loss_high": interval[1],
+        "loss": fitted.law.loss(params, tokens),
+        "loss_low": low,
+        "loss_high": high,
         "times_largest_run": flops / fitted.largest_flops,
     }
+    lines = [law_line(fitted), words("fit_loss", figures)]
     if fitted.law.a and fitted.law.b:
         best = fitted.law.optimal(flops)
         laws = [law for law in fitted.resampled if law.a and law.b]
         low, high = percentiles([law.optimal(flops).params for law in laws] or [best.params])
-        lines.append(
-            f"          for its FLOPs: {format_count(best.params)} parameters "
-            f"({format_count(low)} to {format_count(high)}) on {format_count(best.tokens)} tokens, "
-            f"loss {fitted.law.loss(best.params, best.tokens):.3f}"
-        )
         figures |= {"best_params": best.params, "best_params_low": low, "best_params_high": high,
                     "best_tokens": best.tokens}  # fmt: skip
+        loss = fitted.law.loss(best.params, best.tokens)
+        lines.append(words("fit_best", figures, best_loss=loss))
     first, last = fitted.exponents or (0.0, 0.0)
     if last > RISING * first > 0:
-        lines.append(
-            f"          the loss falls faster in longer runs (tokens^-{last:.3f}, in the shortest "
-            f"^-{first:.3f}): they are too short for the law, and its losses are too high"
-        )
+        lines.append(words("fit_rising", first=first, last=last))
     if flops > FAR * fitted.largest_flops:
-        lines.append(
-            f"          the plan has {flops / fitted.largest_flops:,.0f} times the FLOPs of the "
-            "largest run: far outside of what was fitted"
-        )
+        lines.append(words("fit_far", figures))
     return View("\n".join(lines), figures)
 
 
@@ -118,10 +102,6 @@ def limit(request: PlanRequest, plan: Plan) -> View:
     limit_usd = request.settings.max_cost
     assert limit_usd is not None
     run = within_limit(limit_usd, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
-    line = (
-        f"limit     {short_money(run.cost_usd)} of {short_money(limit_usd)} at "
-        f"{run.price.named_rate}; all of it would train on {format_count(run.tokens)} tokens"
-    )
     figures: dict[str, Any] = {
         "limit_usd": limit_usd,
         "cost_usd": run.cost_usd,
@@ -129,7 +109,7 @@ def limit(request: PlanRequest, plan: Plan) -> View:
         "tokens_for_all": run.tokens,
         "price_usd_per_chip_hour": run.price.usd_per_chip_hour,
     }
-    return View(line, figures)
+    return View(words("limit", figures, rate=run.price.named_rate), figures)
 
 
 def carbon(request: PlanRequest, plan: Plan) -> View:
@@ -147,23 +127,8 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
     share = plan.run.train_flops / SYSTEMIC_FLOPS
     figures |= {"train_flops": plan.run.train_flops, "share_of_systemic_flops": share}
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
-    line = (
-        f"carbon    {format_count(run.energy_kwh)} kWh ({run.power_w:g} W per chip, PUE "
-        f"{run.pue:g}), {tons(run.tons)} CO2e at {run.kg_per_kwh:g} kg/kWh; {tons(run.low_t)} on "
-        f"the grid of {grids[0]}, {tons(run.high_t)} of {grids[-1]}"
-    )
-    compute = (
-        f"compute   {power_of_ten(plan.run.train_flops)} FLOP, {share:.3g} times the 1e25 above "
-        "which the EU presumes systemic risk"
-    )
-    return View(f"{line}\n{compute}", figures)
-
-
-def tons(value: float) -> str:
-    """173 t, 8.9 t, 12 kg."""
-    if value < 1:
-        return f"{value * 1e3:.0f} kg"
-    return f"{value:,.0f} t" if value >= 10 else f"{value:.1f} t"
+    lines = words("carbon", figures, low=grids[0], high=grids[-1]), words("compute", figures)
+    return View("\n".join(lines), figures)
 
 
 def offers(request: PlanRequest, plan: Plan) -> View:
@@ -198,9 +163,9 @@ OFFERS: dict[str, Cell] = {
     "OFFER": "{provider}",
     "REGION": lambda offer: offer["region"] or "-",
     "TERMS": lambda offer: "spot" if offer["spot"] else offer["commitment"] or "by the hour",
-    "CHIP-HOUR": lambda offer: format_rate(offer["price_usd_per_chip_hour"]),
+    "CHIP-HOUR": "{price_usd_per_chip_hour:rate}",
     "SEEN": "{date}",
-    "COST": lambda offer: short_money(offer["cost_usd"]),
+    "COST": "{cost_usd:money}",
 }
 
 
@@ -215,6 +180,16 @@ def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
         except UsageError:
             continue  # nothing of these terms there
     return matches
+
+
+PAIRS: dict[str, Cell] = {
+    "PARAMS": "{pair.params:count1}",
+    "TOKENS": "{pair.tokens:count1}",
+    "EACH": "{pair.tokens_per_param:,.0f}",
+    "LOSS": "{loss:.3f}",
+    "TRAIN": "{pair.train_flops:power}",
+    "AND SERVE": "{life:power}",
+}
 
 
 def scaling(request: PlanRequest, plan: Plan) -> View:
@@ -232,19 +207,16 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         rate = min(price.usd_per_chip_hour for price in prices)
         flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
         pairs[f"least loss for {short_money(limit_usd)}"] = advice.law.optimal(flops)
-    head = [f"SIZE, {advice.law.name}", "PARAMS", "TOKENS", "EACH", "LOSS", "TRAIN", "AND SERVE"]
     rows = [
-        [
-            name,
-            format_count(pair.params, 1),
-            format_count(pair.tokens, 1),
-            f"{pair.tokens_per_param:,.0f}",
-            f"{advice.law.loss(pair.params, pair.tokens):.3f}",
-            power_of_ten(pair.train_flops),
-            power_of_ten(pair.life_flops(inference_tokens)),
-        ]
+        {
+            "name": name,
+            "pair": pair,
+            "loss": advice.law.loss(pair.params, pair.tokens),
+            "life": pair.life_flops(inference_tokens),
+        }
         for name, pair in pairs.items()
     ]
+    lines = table_of({f"SIZE, {advice.law.name}": "{name}", **PAIRS}, rows)
     figures: dict[str, Any] = {
         "law": advice.law.name,
         "loss": advice.loss,
@@ -254,22 +226,14 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         "same_flops": _pair_figures(advice.same_flops, inference_tokens),
         "same_loss": _pair_figures(advice.same_loss, inference_tokens),
     }
-    return View("\n".join([*columns(head, rows), _advice(advice)]), figures)
+    return View("\n".join([*lines, _advice(advice)]), figures)
 
 
 def _advice(advice: Advice) -> str:
-    planned, best = advice.planned, advice.same_loss
-    words = (
-        f"advice    {planned.tokens_per_param:,.0f} tokens per parameter, "
-        f"{planned.over_training:.1f} times the rule of 20; with "
-        f"{format_count(advice.inference_tokens)} tokens served, "
-    )
-    if advice.saving < 0.01:
-        return words + "the size is right: no other reaches its loss with 1% fewer FLOPs"
-    return words + (
-        f"{format_count(best.params)} parameters on {format_count(best.tokens)} tokens would save "
-        f"{advice.saving:.0%} of the FLOPs"
-    )
+    right, best, saving = advice.saving < 0.01, advice.same_loss, advice.saving
+    rest = words("advice_right" if right else "advice_other", best=best, saving=saving)
+    given = {"planned": advice.planned, "inference_tokens": advice.inference_tokens}
+    return words("advice", given, rest=rest)
 
 
 def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:
@@ -298,11 +262,6 @@ def reserved(request: PlanRequest, plan: Plan) -> View:
     by_hour = cost_usd(best.chip_s, usd)
     whole = cost_usd(best.chips * term_s, usd * (1 - discount))
     used = best.chip_s / (best.chips * term_s)
-    line = (
-        f"reserved  {percent(discount)} off for {span(term_s)}: {short_money(whole)}, of which the "
-        f"run uses {used:.0%} ({short_money(by_hour)} by the hour); it pays where the chips are in "
-        f"use for more than {1 - discount:.0%} of the term"
-    )
     figures = {
         "discount": discount,
         "term_s": term_s,
@@ -311,7 +270,7 @@ def reserved(request: PlanRequest, plan: Plan) -> View:
         "used_share": used,
         "pays_from_share": 1 - discount,
     }
-    return View(line, figures)
+    return View(words("reserved", figures), figures)
 
 
 def idle(request: PlanRequest, plan: Plan) -> View:
@@ -330,11 +289,6 @@ def idle(request: PlanRequest, plan: Plan) -> View:
             f"{span(night_s)}; use a shorter --production or --restart"
         )
     wall_s = best.finishes_s / used_s * WEEK_S
-    line = (
-        f"idle      production first: {idle_s / HOUR_S:.0f} of 168 hours a week are left, in "
-        f"{WORKING_DAYS} windows that each lose {span(restart_s)}; on the same chips the run takes "
-        f"{span(wall_s)} instead of {span(best.finishes_s)}"
-    )
     figures = {
         "production_s_per_day": busy_s,
         "idle_share": idle_s / WEEK_S,
@@ -342,7 +296,8 @@ def idle(request: PlanRequest, plan: Plan) -> View:
         "finishes_s": wall_s,
         "meets_deadline": wall_s <= best.deadline_s,
     }
-    return View(line, figures)
+    given = {"windows": WORKING_DAYS, "restart_s": restart_s, "alone_s": best.finishes_s}
+    return View(words("idle", figures | given, idle_h=idle_s / HOUR_S), figures)
 
 
 def tuning(request: PlanRequest, plan: Plan) -> View:
@@ -355,22 +310,18 @@ def tuning(request: PlanRequest, plan: Plan) -> View:
         )
     at_once_s = best.finishes_s * best.mfu / first
     tuned_s = best.finishes_s + tuning_s
-    breaks_even_s = at_once_s - best.finishes_s
     gain = at_once_s - tuned_s
-    pays = "it pays" if gain > 0 else "it does not pay"
-    line = (
-        f"tuning    {span(at_once_s)} at {first:.0%} MFU, or {span(tuning_s)} of tuning and "
-        f"{span(best.finishes_s)} at {best.mfu:.0%}: {pays} (up to {span(breaks_even_s)} of tuning "
-        "would)"
-    )
     figures: dict[str, Any] = {
         "first_mfu": first,
         "tuned_mfu": best.mfu,
         "at_once_s": at_once_s,
         "tuned_s": tuned_s,
-        "pays_up_to_s": breaks_even_s,
+        "pays_up_to_s": at_once_s - best.finishes_s,
         "saved_usd": None,
     }
+    given = {"tuning_s": tuning_s, "finishes_s": best.finishes_s}
+    pays = "it pays" if gain > 0 else "it does not pay"
+    line = words("tuning", figures | given, pays=pays)
     if plan.cluster.prices:
         usd = cost_usd(best.chips * gain, _rate(plan, "--first-mfu"))
         figures["saved_usd"] = usd

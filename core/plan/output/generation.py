@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from sabia.core.plan.compute import model_kind
-from sabia.core.plan.money.prices import cost_usd, short_money
+from sabia.core.plan.money.prices import cost_usd
 from sabia.core.plan.output.report import View, fields
-from sabia.core.plan.output.table import Cell, columns, table_of
+from sabia.core.plan.output.table import Cell, columns, table_of, words
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving.asked import (
     GrpoStep,
@@ -24,7 +24,6 @@ from sabia.core.plan.serving.asked import (
 )
 from sabia.core.plan.serving.decode import cache_bytes, published_ratio
 from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
-from sabia.core.units import format_bytes, format_count, format_duration
 
 LOADS: dict[str, Cell] = {
     "CHIPS": "{replica_chips}",
@@ -39,11 +38,11 @@ LOADS: dict[str, Cell] = {
 }
 BILLS: dict[str, Cell] = {
     "EVALUATION": "{part}",
-    "CALLS": lambda bill: format_count(bill["calls"]),
-    "TOKENS IN": lambda bill: format_count(bill["input_tokens"]),
-    "TOKENS OUT": lambda bill: format_count(bill["output_tokens"]),
+    "CALLS": "{calls:count}",
+    "TOKENS IN": "{input_tokens:count}",
+    "TOKENS OUT": "{output_tokens:count}",
     "CHIP-HOURS": lambda bill: f"{bill['chip_hours']:,.1f}" if bill["replica_chips"] else "api",
-    "COST": lambda bill: short_money(bill["cost_usd"]),
+    "COST": "{cost_usd:money}",
 }
 
 
@@ -53,21 +52,13 @@ def serve(request: PlanRequest) -> View:
     possible = possible_loads(serving)
     best, usd = cheapest(possible), serving.usd_per_chip_hour
     replica, name = best.replica, request.cluster.chip.name.upper()
-    each = cache_bytes(replica, best.prompt + best.output)
     replicas = [load_report(load, usd) for load in possible]
-    split = ", attention by data," if replica.attention == "data" else ""
-    verdict = (
-        f"replicas of {replica.chips} {name}{split} serve {best.batch:,} concurrent requests, "
-        f"${best.usd_per_million_input(usd):.3f} and ${best.usd_per_million_output(usd):.2f} for a "
-        f"million tokens in and out at ${usd:.2f} per hour; {best.step.binding} limits the speed; "
-        f"prompts take {best.prefill_chip_s / best.request_chip_s:.0%} of the chips' time"
-    )
-    report = {
+    report: dict[str, Any] = {
         "price_usd_per_chip_hour": usd,
         "replicas": replicas,
         "best": load_report(best, usd),
     }
-    cluster = {}
+    cluster: dict[str, Any] = {}
     asked, test_time = serving.settings, list[str]()
     if asked.requests:
         busy = math.ceil(asked.requests * best.request_chip_s / replica.chips * (1 - 1e-12))
@@ -76,24 +67,29 @@ def serve(request: PlanRequest) -> View:
         test_time, report["test_time"] = _test_time(serving, best, usd)
     if chips:
         used = chips // replica.chips * replica.chips
-        speed = used * best.output_tokens_per_s_chip
-        rate = used / best.request_chip_s
-        verdict += f"; {chips // replica.chips} of them, {chips:,} chips: {speed:,.0f} tokens/s"
-        verdict += f", {rate:,.3g} requests/s for ${usd * chips:,.2f} per hour"
         cluster["cluster"] = {
             "chips": chips,
             "replicas": chips // replica.chips,
-            "output_tokens_per_s": speed,
-            "requests_per_s": rate,
+            "output_tokens_per_s": used * best.output_tokens_per_s_chip,
+            "requests_per_s": used / best.request_chip_s,
             "usd_per_hour": usd * chips,
         }
+    figures = {
+        "best": best,
+        "replica": replica,
+        "each": cache_bytes(replica, best.prompt + best.output),
+        "usd": usd,
+        "usd_in": best.usd_per_million_input(usd),
+        "usd_out": best.usd_per_million_output(usd),
+        "prompts": best.prefill_chip_s / best.request_chip_s,
+        "split": ", attention by data," if replica.attention == "data" else "",
+        "cluster": words("serving_cluster", cluster["cluster"]) if cluster else "",
+    }
     lines = [
-        f"serving   {format_count(request.run.params, 2)} in {replica.weights} is "
-        f"{format_bytes(replica.weight_bytes)}; the KV cache of {best.prompt:,.0f} "
-        f"+ {best.output:,.0f} tokens is {format_bytes(each)}",
+        words("serving", figures, params=request.run.params),
         *table_of(LOADS, replicas),
         *test_time,
-        f"verdict   {verdict}",
+        words("serving_verdict", figures, chip=name),
     ]
     view = _view(serving, _model_kind(request), lines, report)
     return View(view.text, view.report | cluster)
@@ -117,12 +113,7 @@ def _test_time(
         "plain_seconds_per_answer": once.seconds_per_answer,
     }
     thinking = serving.settings.thinking_tokens or 0
-    line = (
-        f"test time {best.samples} x {thinking:,.0f} + {once.output:,.0f} tokens a request: "
-        f"${each_usd:.4g}, {figures['times_plain']:.3g} times the ${once_usd:.4g} of one answer "
-        f"without thinking; it ends after {format_duration(best.seconds_per_answer)}, not "
-        f"{format_duration(once.seconds_per_answer)}"
-    )
+    line = words("test_time", figures, thinking=thinking, output=once.output)
     return [line], figures
 
 
@@ -133,11 +124,8 @@ def _model_kind(request: PlanRequest) -> str:
 def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str, Any]) -> View:
     """Lines and figures, with the ratio of published runs to predictions, and assumptions."""
     published = published_ratio(kind)
-    lines.append(
-        f"published four of five of {published.rows} runs took {published.low:.1f} to "
-        f"{published.high:.1f} times the predicted time, median {published.middle:.1f} "
-        f"({published.about}){'' if published.is_band else '; too wide to plan by'}"
-    )
+    wide = "" if published.is_band else "; too wide to plan by"
+    lines.append(words("published", published=published, wide=wide))
     if serving.assumed:
         lines.append(f"assumed   {'; '.join(serving.assumed)}")
     known_figures = {"published_over_predicted": fields(published, "low", "middle", "high", "rows")}
@@ -183,11 +171,6 @@ def evaluate(request: PlanRequest) -> View:
         for bill in result.bills
     ]
     dearest = max(parts, key=lambda part: part["cost_usd"])
-    lines = [
-        *table_of(BILLS, parts),
-        f"verdict   {short_money(total_usd)} per evaluation, {result.chip_hours:,.1f} chip-hours; "
-        f"{dearest['part']} cost the most",
-    ]
     report = {
         **fields(suite, "items", "answers"),
         "price_usd_per_chip_hour": usd,
@@ -195,6 +178,7 @@ def evaluate(request: PlanRequest) -> View:
         "cost_usd": total_usd,
         "parts": parts,
     }
+    lines = [*table_of(BILLS, parts), words("evaluation", report, dearest=dearest["part"])]
     return _view(serving, _model_kind(request), lines, report)
 
 
@@ -236,36 +220,26 @@ def grpo(request: PlanRequest) -> View:
 def _grpo_lines(report: dict[str, Any], planned: GrpoStep) -> list[str]:
     step, drawn, made = planned.step, planned.sampling, planned.step.generation
     lines = [
-        f"grpo      {drawn.prompts} prompts x {drawn.group} answers of "
-        f"{drawn.lengths.mean:,.0f} tokens, the longest {made.longest_tokens:,.0f}; "
-        f"{format_count(drawn.tokens)} tokens a step",
-        f"engines   {made.replicas} x {planned.replica.chips} chips, {made.slots} concurrent "
-        f"answers each; {made.tail_s:.0f} s with fewer than half of that",
+        words("grpo", drawn=drawn, made=made),
+        words("engines", made=made, chips=planned.replica.chips),
     ]
     if planned.verdicts is not None:
         (bill,) = planned.verdicts.bills
-        sizes = f"{bill.input_tokens / bill.calls:,.0f} + {bill.output_tokens / bill.calls:,.0f}"
-        usd = short_money(bill.cost_usd(report["price_usd_per_chip_hour"]))
-        lines.append(f"judge     {bill.calls:,.0f} calls per step of {sizes} tokens, {usd}")
+        read, written = bill.input_tokens / bill.calls, bill.output_tokens / bill.calls
+        usd = bill.cost_usd(report["price_usd_per_chip_hour"])
+        lines.append(words("judge", bill=bill, read=read, written=written, usd=usd))
     rows = [
         [name, f"{seconds:.1f} s", f"{step.shares[name]:.0%}"]
         for name, seconds in step.parts.items()
         if seconds
     ]
     rows.append(["step", f"{step.seconds:.1f} s", "100%"])
-    held = (
-        f"memory    {format_bytes(report['generating_bytes_per_chip'])} per chip to generate, "
-        f"{format_bytes(report['training_bytes_per_chip'])} to train at "
-        f"{planned.training_mfu:.0%} MFU"
-    )
-    if report["peak_bytes_per_chip"]:
-        held += "; one after the other, so the larger counts"
+    alternate = "; one after the other, so the larger counts"
+    alternate = alternate if report["peak_bytes_per_chip"] else ""
     return [
         *lines,
         *columns(["PART", "TIME", "SHARE"], rows),
-        held,
+        words("grpo_memory", report, alternate=alternate),
         *(f"note      {note}" for note in step.notes),
-        f"verdict   {step.chips} chips, {report['steps']:,} steps in "
-        f"{format_duration(report['wall_s'])}, {short_money(report['cost_usd'])}; "
-        f"bottleneck: {step.binding}",
+        words("grpo_verdict", report),
     ]

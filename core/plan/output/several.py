@@ -17,7 +17,7 @@ from sabia.core.options.plan_cluster import TRAINING, PlanOptions
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.prices import Price, cheapest, short_money
 from sabia.core.plan.output.report import SCHEMA_VERSION, fields, layout_words, views
-from sabia.core.plan.output.table import columns, span
+from sabia.core.plan.output.table import columns, span, tons
 from sabia.core.plan.placed import plan_of
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
@@ -88,8 +88,6 @@ def table(
         cells = _cells(row, bills, show_model) if not row["error"] else ["-"] * (len(head) - 1)
         body.append([name, *cells])
     if any("carbon" in row for _, row in named):
-        from sabia.core.plan.output.costs import tons
-
         head.append("CO2E")
         for cells, (_, row) in zip(body, named, strict=True):
             cells.append(tons(row["carbon"]["tons_co2e"]) if "carbon" in row else "-")

@@ -9,13 +9,13 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import memory, planner
 from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
 from sabia.core.plan.money.fitted import FittedLaw, fitted_law
-from sabia.core.plan.money.prices import DAY_S, cost_usd, short_money
+from sabia.core.plan.money.prices import DAY_S, cost_usd
 from sabia.core.plan.money.scaling import BESIROGLU, Budget, Pair
 from sabia.core.plan.output.costs import interval_text, law_line
 from sabia.core.plan.output.report import SCHEMA_VERSION
-from sabia.core.plan.output.table import Cell, percent, power_of_ten, span, table_of
+from sabia.core.plan.output.table import Cell, span, table_of, words
 from sabia.core.plan.request import build
-from sabia.core.units import format_bytes, format_count
+from sabia.core.units import format_count
 
 GUESSED = 1e9  # parameters of the run of which only cluster, prices and deadlines are used
 ROUNDS = 3  # size and checkpoints depend on each other
@@ -27,22 +27,22 @@ NOT_HERE = (
 
 
 SIZE: dict[str, Cell] = {
-    "PARAMS": lambda row: format_count(row["params"], 1),
-    "TOKENS": lambda row: format_count(row["tokens"], 1),
+    "PARAMS": "{params:count1}",
+    "TOKENS": "{tokens:count1}",
 }
 EACH: dict[str, Cell] = {"EACH": "{tokens_per_param:,.0f}"}
 LOSS: dict[str, Cell] = {"LOSS": "{loss:.3f}"}
 SUMS: dict[str, Cell] = {
-    "DEADLINE": lambda row: span(row["deadline_s"]),
-    "FLOP": lambda row: power_of_ten(row["train_flops"]),
+    "DEADLINE": "{deadline_s:span}",
+    "FLOP": "{train_flops:power}",
     **(SIZE | EACH | LOSS),
-    "COST": lambda row: short_money(row["cost_usd"]),
+    "COST": "{cost_usd:money}",
 }
 CURVE: dict[str, Cell] = {
     **(EACH | SIZE),
     "EPOCHS": "{epochs:.1f}",
     **LOSS,
-    "STATE": lambda row: format_bytes(row["state_bytes"]),
+    "STATE": "{state_bytes:bytes}",
     "": lambda row: "" if row["fits"] else "does not fit",
 }
 
@@ -125,20 +125,19 @@ class SizeAnswer:
     def text(self) -> str:
         """The tables."""
         cluster, prices = self.request.cluster, self.request.cluster.prices
-        longest = self.longest
+        longest, chip = self.longest, cluster.chip.name.upper()
         sums = {head: cell for head, cell in SUMS.items() if prices or head != "COST"}
         curve = {
             head: cell for head, cell in CURVE.items() if longest.budget.unique or head != "EPOCHS"
         }
         lines = [
-            f"question  what to train on {self.chips:,} {cluster.chip.name.upper()} at "
-            f"{percent(cluster.mfu)} MFU, by 6ND",
+            words("question", chips=self.chips, chip=chip, mfu=cluster.mfu),
             law_line(self.fitted),
             *table_of(sums, self.flat_rows()),
             f"sizes for {span(longest.deadline_s)}, by tokens per parameter",
             *table_of(curve, self.curve()),
-            f"verdict   {self._verdict(longest)}",
-            f"next      {self._next(longest)}",
+            self._verdict(longest),
+            self._next(longest),
         ]
         return "\n".join(line for line in lines if line)
 
@@ -157,21 +156,15 @@ class SizeAnswer:
             sizes = self.fitted.interval(lambda law: budget.best(law).params)
             if self.settings.tokens is None and self.settings.tokens_per_param is None:
                 limit += f" ({format_count(sizes[0])} to {format_count(sizes[1])})"
-        words = (
-            f"{format_count(pair.params)} parameters{limit} on {format_count(pair.tokens)} tokens "
-            f"in {row.deadline_s / DAY_S:.1f} days, loss {loss}."
-        )
-        half = budget.pair(4 * pair.tokens_per_param)
-        return words + (f" Half the size costs half to serve and has {budget.loss(half):.3f}.")
+        half = budget.loss(budget.pair(4 * pair.tokens_per_param))
+        days, given = row.deadline_s / DAY_S, {"pair": pair, "limit": limit, "loss": loss}
+        return words("size_verdict", given, days=days, half=half)
 
     def _next(self, row: Sized) -> str:
-        words = f"--params {format_count(row.pair.params)} --tokens {format_count(row.pair.tokens)}"
-        chip = self.settings.machine or self.request.cluster.chip.name
         flag = "machine" if self.settings.machine else "chip"
-        return (
-            f"sabia plan-cluster {words} --{flag} {chip} --chips {self.chips} --deadline "
-            f"{row.deadline_s * 1.1 / DAY_S:.0f}d --search"
-        )
+        chip = self.settings.machine or self.request.cluster.chip.name
+        given = {"pair": row.pair, "flag": flag, "chip": chip, "chips": self.chips}
+        return words("size_next", given, days=row.deadline_s * 1.1 / DAY_S)
 
     def flat_rows(self) -> list[dict[str, Any]]:
         """A record per deadline."""

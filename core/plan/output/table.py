@@ -1,15 +1,19 @@
 """A plan as text: its inputs, one row per deadline, a verdict.
 
 Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON). This module only
-formats; every figure comes from the plan.
+formats; every figure comes from the plan. The texts of lines are in data/lines.txt.
 """
 
+import os
 import re
+import string
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from sabia.core.plan import compute, memory
+from sabia.core.plan.catalogue import DATA
 from sabia.core.plan.money.prices import DAY_S, cost_usd_per_day, format_rate, short_money
 from sabia.core.plan.planner import Plan, Run
 from sabia.core.plan.request import PlanRequest
@@ -49,11 +53,12 @@ def render(request: PlanRequest, plan: Plan) -> str:
         lines.append(f"price     none: {request.refused_price}")
     if not plan.layouts:
         size, exact = chip.node_chips, [row.compute_min_chips for row in plan.rows]
-        lines.append(
-            f"nodes     by compute exactly {' / '.join(f'{chips:.2f}' for chips in exact)} chips; "
-            f"in nodes of {size}: {' / '.join(str(compute.whole_nodes(c, size)) for c in exact)}, "
-            f"by memory {compute.whole_nodes(plan.memory_min_chips, size)}"
-        )
+        figures = {
+            "exact": " / ".join(f"{chips:.2f}" for chips in exact),
+            "whole": " / ".join(str(compute.whole_nodes(chips, size)) for chips in exact),
+            "memory": compute.whole_nodes(plan.memory_min_chips, size),
+        }
+        lines.append(words("nodes", figures, size=size))
     if request.assumed:
         lines.append(f"assumed   {'; '.join(request.assumed)}")
     return "\n".join(lines)
@@ -65,7 +70,7 @@ def table_of(cells: Mapping[str, Cell], rows: Iterable[Mapping[str, Any]]) -> li
     cells: head of a column → its text, as a format of the figures ("{chips:,}") or a function.
     """
     texts = [
-        [cell(row) if callable(cell) else cell.format_map(row) for cell in cells.values()]
+        [cell(row) if callable(cell) else worded(cell, row) for cell in cells.values()]
         for row in rows
     ]
     return columns(list(cells), texts)
@@ -122,9 +127,63 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def percent(share: float) -> str:
+    """0.4 → 40%, 0.001 → 0.1%."""
+    return f"{share * 100:g}%"
+
+
+def span(seconds: float) -> str:
+    """Days with one decimal ('7.0d'); shorter times in their own unit."""
+    return f"{seconds / DAY_S:.1f}d" if seconds >= DAY_S else format_duration(seconds)
+
+
 def power_of_ten(value: float) -> str:
     """1.47e+23 → '1.47e23'."""
     return f"{value:.3g}".replace("e+", "e")
+
+
+def short_time(seconds: float) -> str:
+    """40 min, 12 s, 0.3 s."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 2 else f"{seconds:.1f} s"
+
+
+def tons(value: float) -> str:
+    """173 t, 8.9 t, 12 kg."""
+    if value < 1:
+        return f"{value * 1e3:.0f} kg"
+    return f"{value:,.0f} t" if value >= 10 else f"{value:.1f} t"
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "money": short_money, "rate": format_rate, "span": span, "time": short_time,
+    "percent": percent, "count": format_count, "count1": partial(format_count, digits=1),
+    "count2": partial(format_count, digits=2), "bytes": format_bytes, "duration": format_duration,
+    "tons": tons, "power": power_of_ten,
+}  # fmt: skip
+
+
+class _Words(string.Formatter):
+    def format_field(self, value: Any, spec: str) -> Any:
+        return FORMATS[spec](value) if spec in FORMATS else super().format_field(value, spec)
+
+
+@cache
+def _lines() -> dict[str, str]:
+    with open(os.path.join(DATA, "lines.txt"), encoding="utf-8") as file:
+        pairs = (line.rstrip("\n").partition(" = ") for line in file if line[0] not in "#\n")
+        return {name: text for name, _, text in pairs}
+
+
+def worded(text: str, figures: Mapping[str, Any]) -> str:
+    """A text with figures in {}, each in a format of Python or of FORMATS."""
+    return _Words().vformat(text, (), figures)
+
+
+def words(name: str, figures: Mapping[str, Any] | None = None, **more: Any) -> str:
+    """The line `name` of data/lines.txt with its figures, and more of them."""
+    return worded(_lines()[name], {**(figures or {}), **more})
 
 
 def _header(request: PlanRequest, plan: Plan) -> list[str]:
@@ -133,35 +192,26 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
     counted, active = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
     if counted != active and run.flops_per_token is None:
         convention += f", N = {counted} without the input lookup"
-    shape = f"{run.layers} layers, hidden {run.hidden}"
-    if request.model.origin.startswith("assumed"):
-        shape = f"assumed {shape}"
-    model = f"{format_count(run.params, 2)} total / {active} active ({shape})"
+    assumed = "assumed " if request.model.origin.startswith("assumed") else ""
+    model = words("counts", run=run, assumed=assumed)
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
     mfu = f"{cluster.mfu:.0%} predicted" if plan.layouts else percent(cluster.mfu)
-    speed = (
-        f"{cluster.chip.name} {peak:g} PFLOP/s x {mfu} MFU = "
-        f"{sustained:.2f} PFLOP/s/{cluster.chip.family}"
-    )
+    speed = words("rate", chip=cluster.chip, peak=peak, sustained=sustained, mfu=mfu)
     # memory of the cluster with the activations of the whole batch, or of the fullest chip
-    held = f"state {format_bytes(run.state_bytes)} ({run.recipe.bytes_per_param:g} B/param)"
+    held, name = words("state", run=run), cluster.chip.name.upper()
     if plan.layouts and plan.best.layout:
         each, limit = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
-        held += (
-            f"; the fullest of {plan.best.chips} {cluster.chip.name.upper()} holds "
-            f"{format_bytes(each)} of {format_bytes(limit)}"
-        )
+        given = {"best": plan.best, "chip": name, "each": each, "limit": limit}
+        memory_line = words("memory_layout", given, state=held)
     else:
-        held += (
-            f" + activations {format_bytes(run.activation_bytes)} "
-            f"({format_count(run.batch_tokens)} tokens live) = "
-            f"{format_bytes(run.state_bytes + run.activation_bytes)}"
-        )
-    width = max(len(model), len(speed)) + 3
+        total = run.state_bytes + run.activation_bytes
+        memory_line = words("memory", run=run, state=held, total=total)
+    width, hours = max(len(model), len(speed)) + 3, plan.chip_hours
+    given = {"width": width, "chip_hours": hours, "family": cluster.chip.family}
     return [
-        f"model     {model:<{width}}compute {power_of_ten(run.train_flops)} FLOP ({convention})",
-        f"speed     {speed:<{width}}{plan.chip_hours:,.0f} {cluster.chip.family}-hours",
-        f"memory    {held}",
+        words("model", given, model=model, flops=run.train_flops, convention=convention),
+        words("speed", given, speed=speed),
+        memory_line,
     ]
 
 
@@ -174,16 +224,6 @@ def _convention(run: Run) -> str:
     if attention:
         return f"{run.convention}: {attention}"
     return "4ND, LoRA" if run.lora else "6ND"
-
-
-def percent(share: float) -> str:
-    """0.4 → 40%, 0.001 → 0.1%."""
-    return f"{share * 100:g}%"
-
-
-def span(seconds: float) -> str:
-    """Days with one decimal ('7.0d'); shorter times in their own unit."""
-    return f"{seconds / DAY_S:.1f}d" if seconds >= DAY_S else format_duration(seconds)
 
 
 def verdict(plan: Plan) -> str:
@@ -203,21 +243,18 @@ def verdict(plan: Plan) -> str:
         hold = f"No layout fits on fewer than {least}." if plan.layouts.sizes > 1 else ""
     if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
         # the deadlines that it does not meet, and how it uses its memory
-        words = [f"given {best.chips} {name}: {done}"]
+        sentences = [f"given {best.chips} {name}: {done}"]
         late = [row for row in plan.rows if not row.meets_deadline]
-        words += [
+        sentences += [
             f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late
         ]
         if best.chips < plan.memory_min_chips:
             run, cluster = plan.run, plan.cluster
             free = best.chips * cluster.hbm_bytes - run.state_bytes
             live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
-            hold = (
-                f"Activations of the whole batch need {plan.memory_min_chips}; here "
-                f"{format_count(live)} tokens fit, so accumulate "
-                f"{-(-run.batch_tokens // live):.0f} micro-batches."
-            )
-        return " ".join([*words, hold]).rstrip()
+            passes = -(-run.batch_tokens // live)
+            hold = words("accumulate", most=plan.memory_min_chips, live=live, passes=passes)
+        return " ".join([*sentences, hold]).rstrip()
     if best.memory_bound:
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
     return (
