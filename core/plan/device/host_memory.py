@@ -323,7 +323,9 @@ def loss(case: HostCase) -> AllocatedBytes:
     total += table.where(case.trained)
     if case.formats.narrow and case.formats.attention == FP32:
         total += table
-    total += case.blocks(1, case.vocabulary * case.formats.stream).where(case.layout.fsdp > 1)
+    # a tied head gathers the table in fp32, as the embedding has it
+    head = case.formats.stream if case.model.head_params else FP32
+    total += _exchanged(case, case.vocabulary, head)
     return total.where(case.stage.head > 0)
 
 
@@ -351,9 +353,13 @@ def _one_layer(case: HostCase, kind: LayerKind) -> AllocatedBytes:
         for _, size in _matrices(case, kind):
             largest = larger(largest, size)
         total += case.blocks(2, largest * FP32)
-    # gathered weights, their gradients, the same split in parts, and in one fp32 buffer
-    exchanged = 3 * case.formats.stream + FP32 + FP32 / case.layout.fsdp
-    return total + case.blocks(1, elements * exchanged).where(case.layout.fsdp > 1)
+    return total + _exchanged(case, elements, case.formats.stream)
+
+
+def _exchanged(case: HostCase, elements: Number, element: int) -> AllocatedBytes:
+    """Gathered weights, their gradients, the same split in parts, and in one fp32 buffer."""
+    size = elements * (3 * element + FP32 + FP32 / case.layout.fsdp)
+    return case.blocks(1, size).where(case.layout.fsdp > 1)
 
 
 def update(case: HostCase) -> AllocatedBytes:

@@ -23,7 +23,9 @@ Per layer and micro-batch of T tokens per device (t tensor ranks, hidden h, b by
   expert    dispatch and combine, forward and backward: 4 all-to-all of T/t·k·h·b, less where a
             token is sent once to each rank and node (github.com/deepseek-ai/DeepEP)
 Per step, of the parameters P of a device:
-  ZeRO-3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch
+  ZeRO-3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch. An
+            embedding in FP32 (Stack.wide_embedding) is gathered once, in twice the bytes; a tied
+            head gathers it once more and scatters a gradient of its own
   ZeRO-2    one gather less: weights stay from forward to backward
             (if pipeline stages keep them whole, all of this once per step)
   below     once: gradients are scattered and weights gathered (ZeRO-1), or all-reduce of gradients
@@ -190,14 +192,17 @@ def shard_s(at: Timed, beside: Number) -> Number:
     if at.layout.zero < 2:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
+    model = at.workload.architecture
+    # a tied head in FP32 gathers the table and scatters its gradient apart from the embedding
+    again = at.stack.wide_embedding and not model.head_params
     total: Number = 0
-    for params, shards, _ in _weights(at):
+    for params, shards, _ in _weights(at, model.vocab * model.hidden * again):
         wire = gathers * WEIGHT_BYTES * params + at.stack.reduce_bytes * _trained(at, params)
         total = total + _ring(at, wire, shards)
     if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
         passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
         total = total / choose(at.layout.pipe > 1, passes, 1)
-    if at.workload.architecture.expert_params and at.stack.hides_data:
+    if model.expert_params and at.stack.hides_data:
         return larger(total * at.constants.exposed_routed, total - beside)
     return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
@@ -234,13 +239,14 @@ def _folded(at: Timed) -> tuple[str, ...]:
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
-def _weights(at: Timed) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
+def _weights(at: Timed, more: int = 0) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
     """A device's parameters outside the routed experts, and those of its experts.
 
     Each with the ranks over which fsdp splits them, and all that have the same ones without it.
+    more: dense parameters of the model that count once more.
     """
     model, layout, folded = at.workload.architecture, at.layout, _folded(at)
-    dense = (model.params - model.expert_params) / (layout.tensor * layout.pipe)
+    dense = (model.params - model.expert_params + more) / (layout.tensor * layout.pipe)
     everyone = group(layout, "context", "expert", "fsdp", "data")
     yield dense, group(layout, *folded, "fsdp"), everyone
     routed = model.expert_params / (layout.expert * layout.tensor * layout.pipe)

@@ -5,15 +5,23 @@ over all tensors of a model that is what one process holds.
 """
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from sabia.core.model.storage import hub
+from sabia.core.ops.device_torch import TorchOps
 from sabia.core.parallel.mesh import Mesh, weight_split
+from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import Layout, Workload, find_stack
 from sabia.core.plan.device.memory import device_memory
+from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.memory import RECIPES
 from sabia.core.spec import from_config, new_config
+from sabia.core.train.losses.next_token import next_token_loss
+from sabia.core.train.stepper_factory import make_stepper
 
 SHAPE = {"hidden": 4096, "layers": 8, "vocab": 32768, "heads": 32, "context": 4096, "tied": False}
 MIXTURE = {"experts": 32, "chosen": 4, "expert_ffn": 1024}
@@ -71,3 +79,32 @@ def test_the_table_of_embeddings_stays_in_fp32(tied):
     assert gathered == 2 * kind.params + (2 + 4 * tied) * table
     copies = at_loss(Layout(data=2))["weight copies"]
     assert copies == 2 * (model.params - table * (not tied))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_tied_head_gathers_the_table_apart_from_the_embedding(tied, monkeypatch):
+    """As a step of the trainer does, forward and backward; and so its time has it."""
+    sizes = {"hidden": 64, "layers": 2, "vocab": 128, "heads": 4, "context": 8}
+    spec = from_config(new_config("llama", **sizes, tied=tied))
+    stepper = make_stepper("torch", spec, hub.init_params(spec, 0), next_token_loss)
+    ids = np.zeros((1, 8), np.int32)
+    batch = {"input_ids": ids, "targets": ids, "loss_mask": np.ones(ids.shape, np.float32)}
+    seen, usual = [], TorchOps.gather
+
+    def gather(self, weights, names):
+        seen.extend(names.values())
+        return usual(self, weights, names)
+
+    monkeypatch.setattr(TorchOps, "gather", gather)
+    stepper._loss(0).sums(stepper.params, stepper._micro_batches(batch)[0])[0].backward()
+    assert (seen.count("embed"), seen.count("head")) == (1 + tied, 1 - tied)
+
+    model, sabia = from_spec(spec), find_stack("sabia")
+    job = Workload(model, 4096, 64, RECIPES["fsdp-fp32"])
+
+    def shards(stack):
+        return step_time(job, Layout(fsdp=16), find_chip("h100"), stack).parts["shards"]
+
+    once = shards(replace(sabia, wide_embedding=False))
+    more = tied * model.vocab * model.hidden / model.params
+    assert shards(sabia) / once == pytest.approx(1 + more)
