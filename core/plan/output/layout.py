@@ -23,7 +23,7 @@ from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.prices import HOUR_S, short_money
 from sabia.core.plan.output.report import View, fields
-from sabia.core.plan.output.table import columns
+from sabia.core.plan.output.table import columns, words
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 
@@ -57,8 +57,8 @@ def pretrain_flags(
             backend == "jax" and layout.pipe > 1
         ),
     }
-    for words in (words for words, broken in refused.items() if broken):
-        raise UsageError(f"layout: {words}")
+    for why in (why for why, broken in refused.items() if broken):
+        raise UsageError(f"layout: {why}")
     if (workload.adapter_params is not None) != bool(lora_rank):
         raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")
     axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
@@ -100,8 +100,7 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     shown = layouts.shown(chosen)
     lines = [
         *_table(plan, layouts, shown, {described(row.layout) for row in chosen}),
-        f"software  {problem.stack.name}, {workload.precision}, batches of {layouts.batch_rows} "
-        f"rows ({layouts.batch_rows * workload.sequence:,} tokens)",
+        words("software", stack=problem.stack, workload=workload),
     ]
     figures: dict[str, Any] = {
         "stack": problem.stack.name,
@@ -115,10 +114,7 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     }
     if layouts.search_result is not None:
         survey = layouts.search_result.survey
-        lines.append(
-            f"searched  {survey.candidates:,} layouts on {survey.meshes.total:,} meshes; "
-            f"{survey.fitting:,} fit"
-        )
+        lines.append(words("searched", survey=survey))
         figures |= {
             "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
             "meshes": survey.meshes.total,
@@ -129,10 +125,9 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     model = workload.architecture
     if flags or model.counted_only:
         lines.append(f"command   {flags or f'none: sabia pretrain cannot train {model.name}'}")
-    lines.append(
-        f"bound by  {binding}, {best.time.parts[binding] / best.step_s:.0%} of the step "
-        f"({RESOURCES[binding]}); memory {best.memory.total / limit:.0%} full"
-    )
+    share, full = best.time.parts[binding] / best.step_s, best.memory.total / limit
+    given = {"binding": binding, "resource": RESOURCES[binding]}
+    lines.append(words("bound", given, share=share, full=full))
     return View("\n".join(lines + (_explained(best) if request.settings.explain else [])), figures)
 
 

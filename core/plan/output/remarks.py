@@ -8,6 +8,7 @@ from datetime import date
 from sabia.core.plan.compute import MFU_RANGES, model_kind
 from sabia.core.plan.device.step_time import outside
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
+from sabia.core.plan.output.table import words
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 
@@ -20,27 +21,21 @@ def notes(request: PlanRequest, plan: Plan) -> list[str]:
     mfu, lines, best = plan.cluster.mfu, list[str](), plan.best
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     sources = {f"{p.source}, {p.date}" for p in plan.cluster.prices if p.source}
-    words = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
+    seen = [f"prices: {'; '.join(sorted(sources))}"] if sources else []
     if len(rates) > 1 and max(rates) > min(rates):
-        words.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
-    lines += ["; ".join(words)] if words else []
+        seen.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
+    lines += ["; ".join(seen)] if seen else []
     kind = model_kind(plan.run.params, plan.run.active_params)
     usual = MFU_RANGES[kind]
     if not (plan.layouts or usual.low <= mfu <= usual.high):
         counted = " (active parameters only)" if kind == "sparse" else ""
-        lines.append(
-            f"{mfu:.0%} MFU is outside the {usual.low:.0%} to {usual.high:.0%} that {kind} models "
-            f"usually reach{counted}"
-        )
+        lines.append(words("unusual", mfu=mfu, usual=usual, kind=kind, counted=counted))
     if plan.layouts:
         why = outside(plan.layouts.problem.workload, plan.cluster.chip, best.chips)
         lines += [f"predicted outside of what was compared: {why}"] if why else []
     share = request.model.attention_share
     if share is not None and not plan.layouts and plan.run.convention == "6nd":
-        lines.append(
-            f"6ND does not count attention: at {request.run.sequence} tokens it would add "
-            f"{share:.0%} (causal), so --mfu must not count it either"
-        )
+        lines.append(words("attention", run=request.run, share=share))
     return lines
 
 
@@ -49,19 +44,13 @@ def warnings(request: PlanRequest, plan: Plan, today: date) -> list[str]:
     lines = stale_lines(plan.cluster.prices, today)
     chip, mfu, best = plan.cluster.chip, plan.cluster.mfu, plan.best.layout
     if chip.matmul_ceiling is not None and mfu > chip.matmul_ceiling:
-        lines.append(
-            f"--mfu {mfu:.0%} is above {chip.matmul_ceiling:.0%} of the peak, the highest measured "
-            f"rate of matrix products on {chip.name}"
-        )
+        lines.append(words("above_ceiling", mfu=mfu, chip=chip))
     if best is not None and best.layout.tensor > chip.scale_up_domain:  # only a fixed layout
-        lines.append(
-            f"tensor={best.layout.tensor} is more than the {chip.scale_up_domain} {chip.name} of a "
-            "scale-up domain; its collectives use the network"
-        )
+        lines.append(words("beyond_domain", layout=best.layout, chip=chip))
     ratio = plan.run.tokens / plan.run.active_params
     few = 0 if request.settings.stage == "sft" or plan.run.lora else FEW_TOKENS_PER_PARAM
     if not few <= ratio <= MANY_TOKENS_PER_PARAM:
-        lines.append(f"{ratio:.3g} tokens per active parameter is far from any known run")
+        lines.append(words("far_ratio", ratio=ratio))
     return lines
 
 
@@ -69,10 +58,9 @@ def stale_lines(prices: tuple[Price, ...], today: date) -> list[str]:
     """One line per source of old prices, with their age."""
     by_source: dict[tuple[str | None, int | None], list[str]] = {}
     for price in stale(prices, today):
-        words = f"{price.label} {format_rate(price.usd_per_chip_hour)}"
-        by_source.setdefault((price.source, price.age_days(today)), []).append(words)
+        rate = f"{price.label} {format_rate(price.usd_per_chip_hour)}"
+        by_source.setdefault((price.source, price.age_days(today)), []).append(rate)
     return [
-        f"price of {', '.join(words)} last seen {days} days ago, more than {STALE_DAYS} "
-        f"({source}); give today's with --price"
-        for (source, days), words in by_source.items()
+        words("stale", prices=", ".join(rates), days=days, most=STALE_DAYS, source=source)
+        for (source, days), rates in by_source.items()
     ]
