@@ -1,6 +1,8 @@
 """The text of a plan: columns, rounding, lateness, and what a reader is told beside it."""
 
 import datetime
+import re
+from pathlib import Path
 
 import pytest
 
@@ -104,3 +106,11 @@ def test_stops_view():
 
 def test_remarks_are_plain_lines():
     assert remarks.stale_lines((), datetime.date(2026, 1, 1)) == []
+
+
+def test_every_text_has_a_use_and_every_use_a_text():
+    folder = Path(answer.__file__).parent
+    sources = [path.read_text() for path in (folder / "answer.py", *folder.glob("output/*.py"))]
+    texts = table._lines()
+    assert texts.keys() <= set(re.findall(r'"(\w+)"', "".join(sources)))
+    assert set(re.findall(r'words\(\s*"(\w+)"', "".join(sources))) <= texts.keys()
