@@ -18,11 +18,13 @@ _KERNEL = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def start_with_huge_pages() -> None:
     """Start this program once more in the same process, with the setting.
 
-    Nothing happens where it is set, where the kernel has no such pages or gives them to all, and
-    with other C libraries. Called before the program does anything else.
+    Nothing happens where it is set, where the kernel has no such pages or gives them to all, with
+    other C libraries, and in a process that was not started with the arguments of the program, such
+    as a forked one. Called before the program does anything else.
     """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if SETTING in tunables or not _gains() or not sys.executable:
+    tunables, words = os.environ.get("GLIBC_TUNABLES", ""), sys.argv[1:]
+    started = bool(sys.executable) and sys.orig_argv[len(sys.orig_argv) - len(words) :] == words
+    if SETTING in tunables or not started or not _gains():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{SETTING}=1")))
     try:

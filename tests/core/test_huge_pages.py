@@ -65,6 +65,17 @@ def test_what_the_user_sets_stays(tmp_path: Path) -> None:
     assert run(tmp_path, "always [madvise] never", chosen)[1:] == [chosen]
 
 
+def test_a_process_that_was_started_for_something_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(huge_pages, "_gains", lambda: True)
+    monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("started again"))
+    monkeypatch.setattr(sys, "argv", ["sabia", "pretrain", "not an argument of this process"])
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    huge_pages.start_with_huge_pages()
+    assert "GLIBC_TUNABLES" not in os.environ
+
+
 def test_a_program_that_cannot_be_started_again_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -73,6 +84,7 @@ def test_a_program_that_cannot_be_started_again_goes_on(
 
     monkeypatch.setattr(huge_pages, "_gains", lambda: True)
     monkeypatch.setattr(os, "execv", refused)
+    monkeypatch.setattr(sys, "argv", ["sabia", *sys.orig_argv[-1:]])
     monkeypatch.setenv("GLIBC_TUNABLES", "")
     huge_pages.start_with_huge_pages()
 

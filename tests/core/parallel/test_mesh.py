@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.parallel import mesh
+from sabia.core.parallel import mesh as rules
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.spec import from_config, new_config
 
@@ -56,11 +56,11 @@ def test_ranks_and_coordinates() -> None:
 def test_every_element_has_one_owner() -> None:
     mesh = Mesh(data=2, fsdp=2, tensor=2)
     for tensor in SPEC.tensors():
-        split = mesh.weight_split(tensor, mesh)
+        split = rules.weight_split(tensor, mesh)
         count = 0
         for rank in range(mesh.size):
-            if mesh.owns(split, mesh, rank):
-                slices = mesh.shard_slices(tensor.shape, split, mesh, rank)
+            if rules.owns(split, mesh, rank):
+                slices = rules.shard_slices(tensor.shape, split, mesh, rank)
                 size = 1
                 for part in slices:
                     size *= part.stop - part.start
@@ -70,9 +70,9 @@ def test_every_element_has_one_owner() -> None:
 
 def test_an_odd_vocabulary_is_held_whole() -> None:
     table = {t.name: t for t in SPEC.tensors()}
-    assert mesh.weight_split(table["embed"], Mesh(tensor=2, fsdp=2)) == (None, "fsdp")
-    assert mesh.weight_split(table["layers.0.attn.q"], Mesh(tensor=2)) == ("tensor", None)
-    assert mesh.activation_split(("batch", "sequence", None), Mesh(data=2, context=2)) == (
+    assert rules.weight_split(table["embed"], Mesh(tensor=2, fsdp=2)) == (None, "fsdp")
+    assert rules.weight_split(table["layers.0.attn.q"], Mesh(tensor=2)) == ("tensor", None)
+    assert rules.activation_split(("batch", "sequence", None), Mesh(data=2, context=2)) == (
         ("data",),
         ("context",),
         (),
@@ -92,8 +92,8 @@ def test_an_odd_vocabulary_is_held_whole() -> None:
 )
 def test_uneven_meshes_are_refused(mesh: Mesh, rows: int, length: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        mesh.check_fits(SPEC, mesh, rows, length)
+        rules.check_fits(SPEC, mesh, rows, length)
 
 
 def test_even_meshes_fit() -> None:
-    mesh.check_fits(SPEC, Mesh(data=2, fsdp=4, context=2, tensor=2, pipe=2), 16, 32)
+    rules.check_fits(SPEC, Mesh(data=2, fsdp=4, context=2, tensor=2, pipe=2), 16, 32)
