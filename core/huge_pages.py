@@ -5,6 +5,7 @@ training or of decoding on a virtual machine takes a fifth more time (tests/benc
 asks for large ones if a setting of the environment says so, which it reads when a program starts.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -27,10 +28,8 @@ def start_with_huge_pages() -> None:
     if SETTING in tunables or not started or not _gains():
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{SETTING}=1")))
-    try:
+    with contextlib.suppress(OSError):  # such as a limit of arguments: as the program was started
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    except OSError:  # such as a limit of arguments: as the program was started
-        return
 
 
 def _gains() -> bool:

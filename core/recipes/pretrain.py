@@ -173,7 +173,7 @@ def _fingerprints(sources: Sequence[Source], recorded: list[str] | None) -> list
     return recorded if same else inputs
 
 
-SCHEMA = pa.schema(
+READ_ROWS = pa.schema(
     [("step", pa.int64()), ("sample", pa.int64()), ("row", pa.int64()), ("name", pa.string()),
      ("source", pa.string()), ("left_out", pa.bool_())]
 )  # fmt: skip
@@ -207,7 +207,7 @@ def write_read_rows(
     if newest is None:
         raise UsageError(f"{run.path}: no checkpoint (expected a run that has saved one)")
     left_out = {int(entry["row"]) for entry in skipped_rows(run.path)}
-    with open_stdout(job, SCHEMA, {"command": job.command, "run": str(run.path)}) as writer:
+    with open_stdout(job, READ_ROWS, {"command": job.command, "run": str(run.path)}) as writer:
         for first in range(0, newest.step, STEPS_AT_A_TIME):
             count = min(STEPS_AT_A_TIME, newest.step - first) * plan.batch_rows
             sample = np.arange(first * plan.batch_rows, first * plan.batch_rows + count)
@@ -220,4 +220,4 @@ def write_read_rows(
                 "source": [rows.source_names[i] for i in rows.source_of(numbers)],
                 "left_out": [int(n) in left_out for n in numbers],
             }
-            writer.write(pa.RecordBatch.from_pydict(columns, SCHEMA))
+            writer.write(pa.RecordBatch.from_pydict(columns, READ_ROWS))

@@ -296,7 +296,7 @@ def rows_in(path: str) -> int:
 
 def is_intact(path: str) -> bool:
     """Whether all bytes of a local file are as they were written; of a large one this is remembered
-    until it changes (see file_hashes). An object of a store is taken as it is."""
+    until it changes (see core.digests). An object of a store is taken as it is."""
     if is_url(path):
         return True
     try:

@@ -200,14 +200,14 @@ class ProgressLine:
             notes.note(f"step {step:,}/{self.total:,} {text} ETA {units.format_duration(left)}")
 
 
-SIZES = {"cpu": 1024}
-DEFAULT_SIZE = 8192
-ROUNDS = 12  # so that one of them is undisturbed on a busy machine
+PRODUCT_SIZES = {"cpu": 1024}
+ACCELERATOR_SIZE = 8192
+PRODUCT_ROUNDS = 12  # so that one of them is undisturbed on a busy machine
 
 
 def measure_peak_flops(backend: str, precision: str) -> float:
     """Floating-point operations per second of one device in the dtype of a named precision."""
-    return (_torch if backend == "torch" else _jax)(peak_dtype(precision))
+    return (_torch_peak if backend == "torch" else _jax_peak)(peak_dtype(precision))
 
 
 def device_name(backend: str) -> str:
@@ -235,11 +235,11 @@ def peak_multiplier(backend: str, devices: int, processes: int) -> int:
     return processes if jax.local_devices()[0].platform == "cpu" else devices
 
 
-def _best(product: Callable[[], None], size: int) -> float:
+def _rate(product: Callable[[], None], size: int) -> float:
     # warm up: caches, compilation, clock
     product()
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(PRODUCT_ROUNDS):
         start = time.perf_counter()
         product()
         best = min(best, time.perf_counter() - start)
@@ -247,13 +247,13 @@ def _best(product: Callable[[], None], size: int) -> float:
     return 2.0 * size**3 / best
 
 
-def _torch(dtype: str) -> float:
+def _torch_peak(dtype: str) -> float:
     import torch
 
     from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    size = SIZES.get(device_type, DEFAULT_SIZE)
+    size = PRODUCT_SIZES.get(device_type, ACCELERATOR_SIZE)
     numbers = torch.Generator(device_type).manual_seed(0)
     square = torch.randn(size, size, generator=numbers, device=device_type).to(
         getattr(torch, dtype)
@@ -265,14 +265,14 @@ def _torch(dtype: str) -> float:
         if device_type == "cuda":
             torch.cuda.synchronize()
 
-    return _best(product, size)
+    return _rate(product, size)
 
 
-def _jax(dtype: str) -> float:
+def _jax_peak(dtype: str) -> float:
     import jax
     import jax.numpy as jnp
 
-    size = SIZES.get(jax.local_devices()[0].platform, DEFAULT_SIZE)
+    size = PRODUCT_SIZES.get(jax.local_devices()[0].platform, ACCELERATOR_SIZE)
     numbers = jax.random.normal(jax.random.key(0), (size, size), dtype)
     square = jax.device_put(numbers, jax.local_devices()[0])
     multiply = jax.jit(jnp.matmul)
@@ -280,4 +280,4 @@ def _jax(dtype: str) -> float:
     def product() -> None:
         multiply(square, square).block_until_ready()
 
-    return _best(product, size)
+    return _rate(product, size)

@@ -1,7 +1,7 @@
 """Arrays with known shape and dtype, whose rows are fetched from a device or a file when used.
 
-`size_batches` groups arrays, or anything else with a size, into batches of a bounded size: for one
-file or one buffer.
+`batches_by_size` groups arrays, or anything else with a size, into batches of a bounded size: for
+one file or one buffer.
 """
 
 from __future__ import annotations

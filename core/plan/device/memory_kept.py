@@ -50,6 +50,7 @@ KEYS = ("key", "value")
 OUTPUT = "mlp_output"
 FP32, BF16 = 4, 2
 Sum = tuple[tuple[str, ...], ...]  # of products of numbers and names
+Line = tuple[str, Sum, str, str, list[tuple[Sum, bool]]]
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,14 @@ class KeptTensor:
 
 
 @cache
-def _lists() -> dict[str, list[tuple[str, Sum, str, str, list[str]]]]:
-    """The lines of data/kept.txt by list: name, width, bytes, split and conditions."""
-    lists: dict[str, list[tuple[str, Sum, str, str, list[str]]]] = {}
+def _lists() -> dict[str, list[Line]]:
+    """The lines of data/kept.txt by list: name, width, bytes, split, conditions and their truth."""
+    lists: dict[str, list[Line]] = {}
     with open(os.path.join(DATA, "kept.txt"), encoding="utf-8") as file:
         lines = [line.split() for line in file if line.strip() and line[0] != "#"]
     for which, name, width, size, split, *conditions in lines:
-        lists.setdefault(which, []).append((name, _parsed(width), size, split, conditions))
+        asked = [(_parsed(one.lstrip("!")), one[0] != "!") for one in conditions]
+        lists.setdefault(which, []).append((name, _parsed(width), size, split, asked))
     return lists
 
 
@@ -102,7 +104,7 @@ def _listed(which: str, kind: LayerKind, given: Mapping[str, float]) -> Iterator
         return sum(math.prod(map(figure, term)) for term in width)
 
     for name, width, size, split, conditions in _lists()[which]:
-        if all(bool(value(_parsed(one.lstrip("!")))) == (one[0] != "!") for one in conditions):
+        if all(bool(value(one)) == wanted for one, wanted in conditions):
             ranks, _, more = split.partition(":")
             times = int(value(_parsed(more[1:]))) if more[:1] == "x" else 1
             one = KeptTensor(name, value(width), figure(size), ranks, more == "routed")
