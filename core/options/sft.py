@@ -56,13 +56,14 @@ class PreferenceOptions(Options, group="Loss"):
     and one more outcome, all other tokens together. The others read preference records: a prompt
     with a chosen and a rejected answer, texts or lists of messages; lists that are whole
     conversations need no prompt. With log-ratios to the starting model: `dpo` (arXiv 2305.18290),
-    `ipo` (2310.12036) and `kto` (2402.01306), which needs no pairs: either answer may be null.
-    Without them: `orpo` (2403.07691), whose loss contains the next-token loss of the chosen
-    answers, and `simpo` (2405.14734). `reward` trains a model with a score in place of its head
-    (Bradley–Terry), for `sabia grpo --reward model`; transformers loads it with
-    AutoModelForSequenceClassification. The answers of a record stay in one row, with the prompt
-    before each, and `--length` bounds them together. The log-probabilities of the starting model
-    are computed once, into `reference/` in the run directory."""
+    `ipo` (2310.12036) and `kto` (2402.01306), which needs no pairs: either answer may be null, or
+    one is given as `completion` with a boolean `label`. Without them: `orpo` (2403.07691), whose
+    loss contains the next-token loss of the chosen answers, and `simpo` (2405.14734). `reward`
+    trains a model with a score in place of its head (Bradley–Terry), for `sabia grpo --reward
+    model`; transformers loads it with AutoModelForSequenceClassification. The answers of a record
+    stay in one row, with the prompt before each, and `--length` bounds them together. The
+    log-probabilities of the starting model are computed once, into `reference/` in the run
+    directory."""
     beta: float | None = number(
         "Coefficient of the log-ratios or log-probabilities", above=0, recorded=False,
         unset="0.1, with simpo 2", only=needs(loss=tuple(BETA)),

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sabia.core import notes
 from sabia.core.errors import BadData
@@ -43,8 +44,11 @@ def _common(seen: set[type]) -> pa.DataType | None:
 
 def fit_row(row: dict[str, Any], kind: str, extras: Sequence[pa.Field]) -> dict[str, object]:
     """A row for `to_batch`; raises ValueError with the reason if it cannot be converted."""
-    if kind == "preference" and row.get("prompt") is None:
-        row = {**row, "prompt": _lead(row)}
+    if kind == "preference":
+        if isinstance(row.get("label"), bool) and not any(name in row for name in ANSWERS):
+            row = {**row, ANSWERS[not row["label"]]: row.get("completion")}
+        if row.get("prompt") is None:
+            row = {**row, "prompt": _lead(row)}
     schema = schemas.KINDS[kind]
     extra_types = {field.name: field.type for field in extras}
     fitted: dict[str, Any] = {}
@@ -106,6 +110,8 @@ def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
     """A batch of another library, with the columns of the kind that hold free JSON or messages, but
     are nested, as in rows of JSON: free JSON as text; and with the prompts of preferences whose
     answers are whole conversations. Raises BadData."""
+    if kind == "preference":
+        batch = _judged_answers(batch)
     for field in schemas.KINDS[kind]:
         index = batch.schema.get_field_index(field.name)
         if index < 0 or schemas.is_scores(kind, field.name) or field.name == "text":
@@ -129,6 +135,20 @@ def with_json(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
         if values and not any(values):
             raise BadData("no column 'prompt', and no answer is a whole conversation")
         batch = batch.append_column(field, pa.array(values, field.type))
+    return batch
+
+
+def _judged_answers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With `completion` as the chosen answer where `label` is true, else as the rejected one."""
+    names = batch.schema.names
+    if not {"completion", "label"} <= set(names) or any(name in names for name in ANSWERS):
+        return batch
+    label, answer = batch.column("label"), batch.column("completion")
+    if not pa.types.is_boolean(label.type):
+        return batch
+    none = pa.nulls(len(batch), answer.type)
+    for name, mask in zip(ANSWERS, (label, pc.invert(label)), strict=True):
+        batch = batch.append_column(name, pc.if_else(mask, answer, none))
     return batch
 
 

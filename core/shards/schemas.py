@@ -52,7 +52,8 @@ KINDS = {
     ),
     # a conversation with a better and a worse continuation, of which one may be null: a text, or a
     # JSON list of messages that ends with one of the assistant. A text as prompt is a user's;
-    # without one, it is what the messages begin with
+    # without one, it is what the messages begin with. One answer may be given as `completion`, with
+    # the boolean `label`: true for a better one
     "preference": _schema(id=_TEXT, prompt=_MESSAGES, chosen=_TEXT, rejected=_TEXT),
     # a text with a teacher's predictions: input_ids[T], loss_mask[T] (null: all tokens but the
     # first count), and for each token that counts the teacher's K likeliest tokens and their

@@ -6,8 +6,8 @@
 CHECKS is a folder with `trl_peers.py`, whose model, texts, settings and TRL runs are used; PEERS
 has TRL. Conversations and both answers of a preference are cut to 256 tokens, so that both sides
 see the same rows, in the same order. grpo: 4 prompts x 8 samples of 64 tokens; the reward is
-whether a regular expression matches. `packed`: sft on skewed lengths, packed beside one
-conversation a row.
+whether a regular expression matches. `packed`: sft on skewed lengths (answers of 5 to 200 words),
+packed beside one conversation a row, which TRL and ours pad to the longest of a batch.
 
 Ours is a command, run for the warm-up alone and for all steps, on data of that many steps: the
 difference of the CPU times is the cost of the measured steps, so that a start-up counts for nobody
@@ -127,7 +127,7 @@ def peer(checks: Any, name: str, options: argparse.Namespace) -> dict[str, Any]:
     if kind == "dpo":
         return run_dpo(checks, dtype, rows, options)
     checks.lower_case_share = matches
-    return (checks.run_sft if kind == "sft" else checks.run_grpo)(dtype, options)
+    return (checks.run_grpo if kind == "grpo" else checks.run_sft)(dtype, options)
 
 
 def load(original: Any, rows: list[dict], work: Path, dtype: str, file: str) -> Any:
@@ -208,11 +208,18 @@ def compare(rounds: Any, case: str, work: Path, options: argparse.Namespace) -> 
     units, results = json.loads((work / "units.json").read_text())[kind], {}
     lines = {"packed": given.ours, "unpacked": given.ours + " --no-pack"}
     for _ in range(options.rounds):
-        for name, line in lines.items():
-            found = rounds.run_ours(line, work, FIGURE[kind], units, short, long)
+        for name in ("unpacked TRL", *lines):
+            if name in lines:
+                found = rounds.run_ours(lines[name], work, FIGURE[kind], units, short, long)
+            else:
+                found = rounds.run_peer(work, "packed-float32")
             results.setdefault(name, []).append(found[FIGURE[kind]])
             print(f"{name}: {found[FIGURE[kind]]:.1f} {FIGURE[kind]}", file=sys.stderr)
-    pairs = [a / b for a, b in zip(results["packed"], results["unpacked"], strict=True)]
+    pairs = {
+        f"over {name}": [a / b for a, b in zip(results["packed"], rates, strict=True)]
+        for name, rates in results.items()
+        if name != "packed"
+    }
     return results | {"ratios": pairs}
 
 

@@ -6,6 +6,8 @@ import random
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -158,3 +160,30 @@ def test_fields_of_messages_that_are_not_read_are_named_once(
     said = capsys.readouterr().err
     assert said.count("not read") == 1
     assert "field 'weight' of messages is not read" in said
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_answers_with_a_label_are_preferences_of_one_side(tmp_path: Path, nested: bool) -> None:
+    """As JSON and as Parquet of another library; a record with both answers keeps them."""
+    rows: list[dict] = [
+        {"prompt": f"p{i}", "completion": f"a{i}", "label": label}
+        for i, label in enumerate((True, False, None))
+    ]
+    if nested:
+        for one in rows:
+            one["completion"] = [{"role": "assistant", "content": one["completion"]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    both = [
+        *rows,
+        {"prompt": "p", "chosen": "c", "rejected": "r", "completion": "x", "label": True},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in both))
+    for name, last in (("rows.parquet", []), ("rows.jsonl", [("c", "r")])):
+        answers = [
+            (one["chosen"], one["rejected"])
+            for source in from_path(str(tmp_path / name), "preference")
+            for batch in source.batches()
+            for one in batch.to_pylist()
+        ]
+        texts = [json.dumps(one["completion"]) if nested else one["completion"] for one in rows]
+        assert answers == [(texts[0], None), (None, texts[1]), (None, None), *last]
