@@ -1,7 +1,8 @@
 """sft, dpo and grpo beside TRL's trainers, in turns, on one thread.
 
     PYTHONPATH=PEERS python tests/bench/bench_post_training.py CHECKS [--work DIR] [--rounds 3]
-        [--steps 10] [--warmup 2] [--cases sft-float32,sft-bfloat16,dpo-float32,grpo-float32,packed]
+        [--steps 10] [--warmup 2] [--cases sft-float32,sft-bfloat16,dpo-float32,grpo-float32,
+        grpo-bfloat16,packed]
 
 CHECKS is a folder with `trl_peers.py`, whose model, texts, settings and TRL runs are used; PEERS
 has TRL. Conversations and both answers of a preference are cut to 256 tokens, so that both sides
@@ -26,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 SEED, LONGEST, PATTERN = 0, 256, "e [ab]"
-CASES = ("sft-float32", "sft-bfloat16", "dpo-float32", "grpo-float32", "packed")
+CASES = (
+    "sft-float32", "sft-bfloat16", "dpo-float32", "grpo-float32", "grpo-bfloat16", "packed",
+)  # fmt: skip
 FIGURE = {"sft": "tokens_per_cpu_second", "dpo": "pairs_per_cpu_second",
           "grpo": "samples_per_cpu_second", "packed": "tokens_per_cpu_second"}  # fmt: skip
 DPO_BATCH = 4
