@@ -27,6 +27,7 @@ from sabia.kernels.bpe.interface import (
     pair_table,
     word_table,
 )
+from sabia.kernels.decoder_layer.interface import Cached, LayerWeights, decoder_layer
 from sabia.kernels.fasttext.definitions import (
     SOFTMAX,
     Classifier,
@@ -170,6 +171,14 @@ def _row_functions() -> None:
     attention_gradient(*given, _N)
 
 
+def _decoder_layer() -> None:
+    none = np.zeros(0, np.float32)
+    for dtype in (np.float32, np.uint16):
+        x, cache = np.zeros(1, dtype), np.zeros((1, 1, 1), dtype)
+        weights = LayerWeights((cache[0],) * 8, (x[:0],) * 14, (1e-6, 0.0, 0.0, 1.0, 1.0))
+        decoder_layer(x, weights, none, none, Cached(cache, cache, 0, 0, 0), _N)
+
+
 EXAMPLES: Mapping[str, Callable[[], None]] = {
     "quality": _quality,
     "bpe": _bpe,
@@ -181,6 +190,7 @@ EXAMPLES: Mapping[str, Callable[[], None]] = {
     "word_spans": _word_spans,
     "row_products": _row_products,
     "row_functions": _row_functions,
+    "decoder_layer": _decoder_layer,
 }
 
 

@@ -21,6 +21,7 @@ from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
+from sabia.core.ops.decoded_torch import DecodedRow, decoded_row
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import (
     DispatchPlan,
@@ -332,6 +333,10 @@ class TorchOps(Ops):
     def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
         """See Ops.prepared."""
         return packed(params, former, most_bytes)
+
+    def decoded_row(self, context: Any, x: Tensor) -> DecodedRow | None:
+        """See Ops.decoded_row."""
+        return decoded_row(self, context, x)
 
     def silu_product(self, gate: Tensor, up: Tensor) -> Tensor:
         """See Ops.silu_product."""

@@ -65,12 +65,14 @@ class _Joined:
 class Packed(torch.Tensor):
     """A matrix that is in all other respects a plain tensor. source, version: the tensor that it
     is, and how often that had been written to. joined: by the names of the matrices that are
-    multiplied together, of which this is the first."""
+    multiplied together, of which this is the first. layer: arrays of the layer that it is the first
+    matrix of, and their bytes (core.ops.decoded_torch); None: not known yet."""
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
     source: Tensor
     version: int
     joined: dict[tuple[str, ...], _Joined]
+    layer: tuple[Any, int] | None
 
 
 def packed(params: Params, former: Params, most_bytes: int) -> Params:
@@ -85,7 +87,7 @@ def packed(params: Params, former: Params, most_bytes: int) -> Params:
 
 def _packed(x: Tensor) -> Packed:
     made: Packed = torch.Tensor._make_subclass(Packed, x)
-    made.source, made.version, made.joined = x, _version(x), {}
+    made.source, made.version, made.joined, made.layer = x, _version(x), {}, None
     return made
 
 

@@ -12,7 +12,7 @@ PART = 32  # rows whose sum is added to a total at once
 
 
 @numba.extending.intrinsic
-def _rounded(_context, x, like):
+def rounded(_context, x, like):
     """A float32 in the dtype of `like`: itself, or bits of the nearest bfloat16, ties to even."""
 
     def same(_context, _builder, _signature, arguments):
@@ -42,7 +42,7 @@ def rms_norm(x, weight, eps, y, inverse):
         r = F(1) / np.sqrt(total / F(size) + F(eps))
         inverse[row] = r
         for i in range(size):
-            y[row, i] = _rounded(wide(x[row, i]) * r * weight[i], y[row, i])
+            y[row, i] = rounded(wide(x[row, i]) * r * weight[i], y[row, i])
 
 
 @jit
@@ -60,7 +60,7 @@ def rms_norm_gradient(grad, x, weight, inverse, dx, dw):
         for i in range(size):
             unit = wide(x[row, i]) * r
             made = r * (wide(grad[row, i]) * weight[i] - unit * mean)
-            dx[row, i] = _rounded(made, dx[row, i])
+            dx[row, i] = rounded(made, dx[row, i])
         if row % PART == PART - 1 or row == x.shape[0] - 1:
             for i in range(size):
                 dw[i] += part[i]
@@ -68,7 +68,8 @@ def rms_norm_gradient(grad, x, weight, inverse, dx, dw):
 
 
 @jit
-def _logistic(x):
+def logistic(x):
+    """1 / (1 + e^-x) of a float32 x."""
     small = exp(-abs(x))
     return (F(1) if x >= 0 else small) / (F(1) + small)
 
@@ -78,7 +79,7 @@ def silu_product(gate, up, out):
     """See the interface."""
     for i in range(gate.shape[0]):
         x = wide(gate[i])
-        out[i] = _rounded(x * _logistic(x) * wide(up[i]), out[i])
+        out[i] = rounded(x * logistic(x) * wide(up[i]), out[i])
 
 
 @jit
@@ -86,10 +87,10 @@ def silu_product_gradient(grad, gate, up, d_gate, d_up):
     """See the interface."""
     for i in range(gate.shape[0]):
         g, x = wide(grad[i]), wide(gate[i])
-        s = _logistic(x)
+        s = logistic(x)
         made = g * wide(up[i]) * s * (F(1) + x * (F(1) - s))
-        d_gate[i] = _rounded(made, d_gate[i])
-        d_up[i] = _rounded(g * x * s, d_up[i])
+        d_gate[i] = rounded(made, d_gate[i])
+        d_up[i] = rounded(g * x * s, d_up[i])
 
 
 @jit
@@ -105,8 +106,8 @@ def rotate(x, cos, sin, sign, y):
                 for i in range(half):
                     first, second = wide(source[i]), wide(source[half + i])
                     up, down = sign * s[half + i], sign * s[i]
-                    made[i] = _rounded(first * c[i] - second * down, made[i])
-                    made[half + i] = _rounded(second * c[half + i] + first * up, made[half + i])
+                    made[i] = rounded(first * c[i] - second * down, made[i])
+                    made[half + i] = rounded(second * c[half + i] + first * up, made[half + i])
 
 
 @jit
@@ -178,11 +179,11 @@ def softmax_gradient(scores, targets, cap, lse):
             made[target] -= total
         if cap == 0:
             for j in range(values.shape[0]):
-                values[j] = _rounded(made[j] * inverse, values[j])
+                values[j] = rounded(made[j] * inverse, values[j])
         else:
             for j in range(values.shape[0]):
                 part = _share(wide(values[j]) / cap)
-                values[j] = _rounded(made[j] * inverse * (F(1) - part * part), values[j])
+                values[j] = rounded(made[j] * inverse * (F(1) - part * part), values[j])
 
 
 @jit
@@ -204,8 +205,8 @@ def attention_gradient(
                 for j in range(seen):
                     x = s[j] * scale - whole
                     share = exp(F(0) if x > F(0) else x)
-                    p[j] = _rounded(share, p[j])
-                    ds[j] = _rounded((d[j] - inner) * share * scale, ds[j])
+                    p[j] = rounded(share, p[j])
+                    ds[j] = rounded((d[j] - inner) * share * scale, ds[j])
                 p[seen:] = 0
                 ds[seen:] = 0
                 if masked:

@@ -86,6 +86,7 @@ KERNELS: Mapping[str, Kernel] = {
             ),
             _TEXT,
         ),
+        Kernel("decoder_layer", ("decoder_layer",), _TEXT),
         Kernel("fasttext", ("score",), _TEXT),
         Kernel("html", ("scan",), _COMPILED),
         Kernel("bpe", ("encode",), _COMPILED),

@@ -1,5 +1,5 @@
-"""Parameters with packed copies for products on a CPU: equal products, and copies made anew where
-weights changed."""
+"""Parameters with packed copies for products on a CPU: equal products, copies made anew where
+weights changed, and layers of one row that are computed at once."""
 
 from typing import Any
 
@@ -9,12 +9,20 @@ import torch
 
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
+from sabia.core.ops.decoded_torch import DecodedRow
 from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.packed_torch import HAS_ONEDNN, Packed
 from sabia.core.ops.product import Matrix, Product
 from sabia.kernels.row_products import torch_arrays
 
-from ..model.test_decoding_backends import engine_of
+from ..model.test_decoding_backends import (
+    EVEN,
+    ROUNDED_MORE,
+    by_name,
+    engine_of,
+    plain_logprobs,
+    requests,
+)
 
 pytestmark = pytest.mark.skipif(not HAS_ONEDNN, reason="torch has no oneDNN here")
 MOST = 1 << 40
@@ -81,3 +89,44 @@ def test_a_trainer_writes_weights_in_place() -> None:
             x += torch.from_numpy(draw.standard_normal(x.shape, np.float32) * 0.3)
     changed = {name: x.numpy().copy() for name, x in engine.params.items()}
     assert tokens(engine) == tokens(Engine(engine.spec, changed, engine.tokenizer)) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "share"),  # share: of the layers that are computed at once
+    [
+        ("llama-bias", "float32", 1),
+        ("qwen3-window", "float32", 1),
+        ("olmo2", "float32", 1),
+        ("phi3-short", "float32", 1),
+        ("qwen3.5", "float32", 0.5),
+        ("gemma2", "float32", 0),
+        ("gpt-oss", "float32", 0),
+        ("mixtral", "float32", 0),
+        ("llama-bias", "bfloat16", 1),
+    ],
+)
+def test_layers_of_one_row(
+    name: str, dtype: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row at a time has the tokens of a batch and the log-probabilities of a plain pass."""
+    more: Any = EVEN if name in ROUNDED_MORE else {}
+    batched = by_name(engine_of(name, "torch", more, dtype=dtype).generate(asked := requests(5)))
+    computed, advance = list[bool](), DecodedRow.advance
+
+    def counted(*given: Any) -> bool:
+        computed.append(advance(*given))
+        return computed[-1]
+
+    monkeypatch.setattr(DecodedRow, "advance", counted)
+    monkeypatch.setattr(torch_arrays, "LEAST_BYTES", 0)
+    engine = engine_of(name, "torch", more, dtype=dtype, slots=1)
+    for one in engine.generate(asked):
+        if dtype == "float32":
+            prompt = next(r.prompt for r in asked if r.name == one.request_id)
+            error = np.abs(plain_logprobs(engine, prompt, one.tokens) - one.raw_logprobs).max()
+            assert error <= 1e-5
+            assert one.tokens == batched[one.request_id, one.sample].tokens
+        else:  # of rounding alone
+            raw = batched[one.request_id, one.sample].raw_logprobs
+            assert abs(one.raw_logprobs[0] - raw[0]) < 0.05
+    assert np.mean(computed) == share
