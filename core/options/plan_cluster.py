@@ -95,6 +95,7 @@ class PlanRun(Options, group="Run"):
     seq: int | None = quantity(
         "length", "Sequence length in tokens; 8k is 8192", unset="8k", only=TRAINING
     )
+    """With `--model` the default is no more than the positions of its config."""
     batch_tokens: float | None = count(
         "Tokens per optimizer step (global batch)", unset="4M", only=TRAINING
     )

@@ -65,12 +65,13 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
     priced: False accepts a chip without a price on file.
     """
     today = today or date.today()
+    sequence, why = _sequence(settings)
     if settings.model is None:
         model = given_counts(settings.params, settings.active, settings.layers, settings.hidden)
     else:
-        model = count_model(settings.model, settings.value("seq"))
+        model = count_model(settings.model, sequence)
     chip, own_usd = _chip(settings)
-    run = _run(settings, model)
+    run = _run(settings, model, sequence)
     if settings.value("convention") != "6nd" or settings.lora_rank:
         run = _counted_exactly(run, settings, architecture(settings))
     prices, refused_price = prices_of(settings, chip, priced, today, own_usd)
@@ -81,7 +82,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
     price_days = sorted({str(price.date) for price in prices if price.date})
     assumptions = {
         "tokens": f"{format_count(run.tokens)} tokens",
-        "seq": f"sequences of {run.sequence}",
+        "seq": f"sequences of {sequence}{why}",
         "batch_tokens": f"batches of {format_count(run.batch_tokens)} tokens",
         "chip": f"chip {chip.name}",
         "hbm": f"{format_bytes(cluster.hbm_bytes)} of HBM, every byte usable",
@@ -117,18 +118,29 @@ def _chip(settings: PlanOptions) -> tuple[Chip, float | None]:
     return machine.chip, machine.usd_per_chip_hour
 
 
-def _run(settings: PlanOptions, model: ModelCounts) -> Run:
+def _sequence(settings: PlanOptions) -> tuple[int, str]:
+    """(tokens of a sequence, what else is to be said): without --seq no more than a config's."""
+    sequence: int = settings.value("seq")
+    if settings.model is None or settings.seq is not None:
+        return sequence, ""
+    from sabia.core.plan.counting.known import positions_of
+
+    positions = positions_of(settings.model) or sequence
+    return (sequence, "") if sequence <= positions else (positions, ", the positions of the config")
+
+
+def _run(settings: PlanOptions, model: ModelCounts, sequence: int) -> Run:
     lora, tokens = settings.lora or settings.lora_rank is not None, _tokens(settings)
     batch_tokens = settings.batch_tokens
     if batch_tokens is None:
         usual = SFT_BATCH if settings.stage == "sft" else settings.value("batch_tokens")
-        batch_tokens = min(usual, max(tokens, settings.value("seq")))
+        batch_tokens = min(usual, max(tokens, sequence))
     return Run(
         params=model.params,
         active_params=model.active_params,
         matmul_params=model.matmul_params,
         tokens=tokens,
-        sequence=settings.value("seq"),
+        sequence=sequence,
         batch_tokens=batch_tokens,
         layers=model.layers,
         hidden=model.hidden,

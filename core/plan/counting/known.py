@@ -29,7 +29,9 @@ _DIALECTS = "sabia.core.plan.counting.dialects"
 
 def texts(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the language model; `config` itself for a text-only model."""
-    family, whole = config.get("model_type"), read_data("families.toml")["whole"]
+    family, whole = config.get("model_type", ""), read_data("families.toml")["whole"]
+    if not isinstance(family, str):
+        raise UsageError("config.json: model_type is no text (expected the name of a family)")
     if family not in whole:
         return config
     inner = config.get("text_config")
@@ -81,10 +83,15 @@ def architecture_of(path: str | Path) -> Architecture:
     return architecture_from(read_config(path))
 
 
+def positions_of(path: str | Path) -> int | None:
+    """Positions for which the model of a configuration was made; None where it does not say."""
+    fields = texts(read_config(path))
+    sizes = (fields.get(name) for name in ("max_position_embeddings", "n_positions"))
+    return next((size for size in sizes if type(size) is int and size > 0), None)
+
+
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
-    if not isinstance(config.get("model_type", ""), str):
-        raise UsageError("config.json: model_type is no text (expected the name of a family)")
     config = texts(config)
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):

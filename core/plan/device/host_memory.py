@@ -1,24 +1,25 @@
 """Peak memory of this project's trainer on CPUs (torch), without interpreter and imports.
 
-A process's memory is what its allocator has requested from the system. glibc returns blocks of
-32 MiB or more when they are freed (mallopt(3), M_MMAP_THRESHOLD); smaller ones stay in the heap,
-which never shrinks while blocks above them are in use. posix_memalign, which torch calls, asks for
-more than the block's size, so that a block does not fit where one of its size was: what the layers
-free between blocks that stay is reused in part. The rest is holes, which only the gradients, being
-smaller, fill. The peak is the largest size of the heap, plus the large blocks at the one of four
-instants that has most:
+A process's memory is what its allocator has requested from the system: the heap, which glibc never
+returns (kernels/runtime/freed_memory.py), so that its largest size counts: state, gradients, and
+most of what a micro-batch has at one time:
 
-  loss       activations of a micro-batch, kept logits, gradient of the head
-  backward   activations, and temporaries of one layer's backward pass
-  end        all gradients, and the first layer's temporaries
-  update     all gradients, and temporaries of the optimizer or of the reduction of gradients
+  loss        activations, kept logits, gradient of the head
+  layer       activations, and temporaries of one layer's backward pass
+  embedding   its gradient, at the end of the backward pass
+  update      temporaries of the optimizer or of the reduction of gradients
+
+posix_memalign, which torch calls, asks for more than the block's size, so that a block does not fit
+where one of its size was: what the layers free between blocks that stay is reused in part. The rest
+is holes, which only the gradients, being smaller, fill. gloo gathers in two threads, whose heaps
+have blocks of less than ARENA; larger ones are returned.
 
 Parameters, gradients and optimizer state are fp32 in every precision (core/train/stepper.py). BF16
 copies of all matrices exist from the forward pass of a micro-batch to the end of its backward pass;
 with fsdp only those of the layer that is computed. The state recipe only determines the optimizer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
@@ -28,7 +29,6 @@ from sabia.core.plan.device.memory_kept import FP32, Formats, formats, host_tens
 from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
-HEAP_BLOCK = 32 << 20
 # kernels/vocabulary_loss/torch_impl.py: larger logits are recomputed; of one product, and in fp32
 KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
 # measured (tests/bench/RESULTS.md): share of the freed bytes; layers whose recomputed tensors leave
@@ -36,33 +36,7 @@ KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
 HOLES, NARROW_LAYERS = 0.45, 4
 BUCKET = 64 << 20  # gradients that are reduced together (core/train/stepper_torch_shards.py)
 LION_GROUP = 4 << 26
-
-
-@dataclass(frozen=True)
-class AllocatedBytes:
-    """Bytes in the heap, and in large blocks that are returned to the system."""
-
-    heap: Number = 0
-    mapped: Number = 0
-
-    def __add__(self, other: "AllocatedBytes") -> "AllocatedBytes":
-        return AllocatedBytes(self.heap + other.heap, self.mapped + other.mapped)
-
-    @property
-    def total(self) -> Number:
-        """Heap and large blocks."""
-        return self.heap + self.mapped
-
-    def where(self, condition: Number) -> "AllocatedBytes":
-        """These bytes where the condition holds, else none."""
-        return AllocatedBytes(choose(condition, self.heap, 0), choose(condition, self.mapped, 0))
-
-
-def most(first: AllocatedBytes, *others: AllocatedBytes) -> AllocatedBytes:
-    """The largest heap and the largest mapped size: the arguments do not exist together."""
-    for other in others:
-        first = AllocatedBytes(larger(first.heap, other.heap), larger(first.mapped, other.mapped))
-    return first
+ARENA = 64 << 20  # largest heap of a thread (HEAP_MAX_SIZE of glibc)
 
 
 @dataclass(frozen=True)
@@ -74,48 +48,52 @@ class HostCase(StageCase):
         """Formats of activations."""
         return formats(self.workload.precision, self.stack.widened)
 
-    def blocks(self, count: Number, size: Number) -> AllocatedBytes:
-        """`count` blocks of `size` bytes."""
-        small = size < HEAP_BLOCK
-        return AllocatedBytes(choose(small, count * size, 0), choose(small, 0, count * size))
-
     @property
     def repeated(self) -> Number:
         """Whether gradients of an earlier micro-batch exist (gradient accumulation)."""
         return self.layout.accumulation(self.workload.batch_rows) > 1
 
     @property
-    def split(self) -> Number:
-        """Ranks over which a dense matrix is split while it is not in use."""
-        return self.layout.tensor * self.layout.fsdp
+    def gathers(self) -> Number:
+        """1 where weights are gathered over fsdp, else 0."""
+        return choose(self.layout.fsdp > 1, 1, 0)
 
     @property
-    def vocabulary(self) -> Number:
+    def table(self) -> Number:
         """Elements of the embedding or of the head before fsdp splits them."""
         return self.model.vocab * self.model.hidden / self.layout.tensor
 
+    @property
+    def head_element(self) -> int:
+        """Bytes of an element of the gathered head; a tied one is gathered as the embedding is."""
+        return self.formats.stream if self.model.head_params else FP32
 
-def host_terms(case: StageCase, instant: str) -> Iterator[Term]:
-    """Memory of a process at one instant; the names of the terms are always the same."""
+    def of_layers(self, figure: Callable[[LayerKind], Number]) -> Number:
+        """The sum of a figure of one layer over the layers of this stage."""
+        share = self.stage.layers / self.model.depth
+        return sum(share * kind.count * figure(kind) for kind in self.model.layers)
+
+
+def host_terms(case: StageCase) -> Iterator[Term]:
+    """Memory of a process; the names of the terms are always the same."""
     case = HostCase(**vars(case))
-    live, grads, copies = activations(case), gradients(case), narrow_copies(case)
-    now = {"loss": loss, "backward": layer, "end": layer, "update": update}[instant](case)
-    passing = instant in ("loss", "backward")
-    heap = live.heap + copies.heap + larger(loss(case).heap, layer(case).heap)
-    here = choose(case.repeated, grads.mapped, 0) if passing else grads.mapped
-    yield _state("weights", case, 1)
-    yield _state("optimizer", case, _states(case))
+    live, passing = activations(case), larger(loss(case), _layer(case))
+    copies = narrow_copies(case)
+    alone = larger(case.stage.embedding * _exchanged(case, case.table, FP32), update(case))
+    grads = FP32 if case.trained else 0
+    yield _state("weights", case, FP32)
+    yield _state("optimizer", case, FP32 * _states(case))
     adapters = (case.workload.adapter_params or 0) * 4 * FP32  # weights, gradients, m and v
     how = f"{case.workload.adapter_params} x {4 * FP32} B"
     yield Term("adapters", adapters / case.layout.pipe, lambda: how)
-    yield Term("gradients", grads.heap + here, lambda: _text(case, "4 B"))
-    yield Term("narrow copies", copies.total if passing else 0, lambda: _text(case, "2 B"))
-    yield Term("activations", live.total if passing else 0, lambda: _activation_text(case))
-    yield Term("temporaries", now.total, lambda: f"at this instant ({instant})")
-    lost = holes(case, grads, copies)
+    yield _state("gradients", case, grads)
+    yield Term("narrow copies", copies, lambda: _text(case, "2 B"))
+    yield Term("activations", live, lambda: _activation_text(case))
+    most = larger(passing, alone - live - copies)
+    yield Term("temporaries", most, lambda: "of the loss, a layer, the embedding or the update")
+    yield Term("received", received(case), lambda: "by gloo, of the largest gather")
+    lost = holes(case, grads * _elements(case), copies)
     yield Term("holes", lost, lambda: f"{HOLES} of what is freed between blocks that stay")
-    freed = 0 if passing else larger(heap, now.heap) - now.heap
-    yield Term("freed heap", freed, lambda: "small blocks freed by the backward pass")
 
 
 # -- state
@@ -142,7 +120,8 @@ def _layers(case: HostCase) -> tuple[Number, Number]:
 def _elements(case: HostCase) -> Number:
     """Parameters on this device."""
     dense, experts = _layers(case)
-    return (dense + _outer(case) + experts / case.layout.expert) / case.split
+    whole = dense + _outer(case) + experts / case.layout.expert
+    return whole / (case.layout.tensor * case.layout.fsdp)
 
 
 def _states(case: HostCase) -> Number:
@@ -164,8 +143,8 @@ def _record(case: HostCase) -> Optimizer:
     return OPTIMIZERS.get(case.workload.recipe.name, OPTIMIZERS["adamw"])
 
 
-def _state(name: str, case: HostCase, per_parameter: Number) -> Term:
-    size = FP32 * per_parameter
+def _state(name: str, case: HostCase, size: Number) -> Term:
+    """`size` bytes for each parameter on this device."""
     return Term(name, _elements(case) * size, lambda: _text(case, f"{size:.3g} B"))
 
 
@@ -177,84 +156,62 @@ def _text(case: HostCase, size: str) -> str:
     return f"{billions(dense + _outer(case))} x {size}{among if experts else ''}{over}"
 
 
-def _matrices(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
-    """(number, mean elements of each on this device) of a layer's matrices."""
-    tensor = case.layout.tensor
-    yield 4, kind.mixer_params / 4 / tensor
-    if kind.mlp_width:
-        yield kind.matrices, kind.mlp_params / kind.matrices / tensor
-    if kind.experts:
-        yield kind.matrices, kind.expert_params / kind.matrices / tensor / case.layout.expert
+def _matrices(case: HostCase, kind: LayerKind) -> list[Number]:
+    """Mean elements of a layer's matrices on this device: mixer, MLP, experts."""
+    experts = kind.expert_params / kind.matrices / case.layout.expert
+    sizes = kind.mixer_params / 4, kind.mlp_width and kind.mlp_params / kind.matrices, experts
+    return [size / case.layout.tensor for size in sizes]
 
 
-def _spread(case: HostCase, size: float, *, outer: bool) -> AllocatedBytes:
-    """`size` bytes per element of all matrices here, with embedding and head if `outer`."""
-    total = AllocatedBytes()
-    share = case.stage.layers / case.model.depth
-    for kind in case.model.layers:
-        for count, elements in _matrices(case, kind):
-            whole = size * elements / case.layout.fsdp
-            total += case.blocks(share * kind.count * count, whole)
-    if outer:
-        vocabulary = case.model.vocab * case.model.hidden
-        table = size * case.vocabulary / case.layout.fsdp
-        total += case.blocks(_outer(case) / vocabulary, table)
-    return total
+def _gathered(case: HostCase, kind: LayerKind) -> Number:
+    """Elements of a layer's matrices on this device, whole over fsdp."""
+    mixer, mlp, experts = _matrices(case, kind)
+    return 4 * mixer + kind.matrices * (mlp + experts)
 
 
-def gradients(case: HostCase) -> AllocatedBytes:
-    """Gradients of all trained parameters."""
-    return _spread(case, FP32, outer=True) if case.trained else AllocatedBytes()
-
-
-def narrow_copies(case: HostCase) -> AllocatedBytes:
+def narrow_copies(case: HostCase) -> Number:
     """BF16 copies of the layers' matrices; with fsdp they are gathered again instead."""
     if not case.formats.narrow:
-        return AllocatedBytes()
-    return _spread(case, case.formats.stream, outer=False).where(case.layout.fsdp == 1)
+        return 0
+    copied = case.of_layers(lambda kind: _gathered(case, kind)) * case.formats.stream
+    return choose(case.layout.fsdp > 1, 0, copied)
 
 
 # -- activations
 
 
-def activations(case: HostCase) -> AllocatedBytes:
+def activations(case: HostCase) -> Number:
     """Activations of all layers and micro-batches in flight."""
-    layer_bytes = AllocatedBytes()
-    share = case.stage.layers / case.model.depth
-    for kind in case.model.layers:
-        layer_bytes += _tensors(case, kind, case.layout.recompute, share * kind.count)
+    kept = case.of_layers(lambda kind: _tensors(case, kind, case.layout.recompute))
     masked = case.workload.sequence if case.workload.packed else 0
-    mask = case.blocks(1, case.tokens * masked * FP32)
-    return AllocatedBytes(
-        case.stage.in_flight * layer_bytes.heap + mask.heap,
-        case.stage.in_flight * layer_bytes.mapped + mask.mapped,
-    )
+    return case.stage.in_flight * kept + case.tokens * masked * FP32
 
 
-def _tensors(
-    case: HostCase, kind: LayerKind, recompute: Recompute, layers: Number
-) -> AllocatedBytes:
-    total = AllocatedBytes()
-    hidden = case.model.hidden
-    for one in host_tensors(kind, hidden, case.formats, recompute):
-        split = case.layout.tensor if one.split == "tensor" else 1
-        total += case.blocks(layers, case.tokens * one.token_bytes / split)
+def _tensors(case: HostCase, kind: LayerKind, recompute: Recompute) -> Number:
+    """Bytes that one layer keeps."""
+    tensors = host_tensors(kind, case.model.hidden, case.formats, recompute)
+    split = {"tensor": case.layout.tensor}
+    total = sum(case.tokens * one.token_bytes / split.get(one.split, 1) for one in tensors)
     # outputs of experts are summed twice: on their rank, and on the token's
-    if recompute == "none":
-        sent = case.tokens * kind.top_k * hidden * case.formats.stream
-        total += case.blocks(layers, sent).where(case.layout.expert > 1)
-    return total
+    sent = case.tokens * kind.top_k * case.model.hidden * case.formats.stream
+    return total + choose(case.layout.expert > 1, sent, 0) * (recompute == "none")
 
 
-def holes(case: HostCase, grads: AllocatedBytes, copies: AllocatedBytes) -> Number:
+def holes(case: HostCase, grads: Number, copies: Number) -> Number:
     """Bytes of the heap that are freed between blocks that stay, and never used again.
 
     Gradients fill what the layers leave, but not what half as large blocks leave: BF16 copies of
-    matrices, their BF16 gradients and the copies' fp32 copies.
+    matrices, their BF16 gradients and the copies' fp32 copies. Of the vocabulary's tables under
+    fsdp one block is lost each time that some are made, the largest: two gathers, the loss, and two
+    gradients.
     """
-    left = larger(HOLES * _freed(case), grads.heap) - grads.heap
+    left = larger(HOLES * _freed(case), grads) - grads
     sizes = 2 * case.formats.stream + case.formats.product * (case.formats.product == FP32)
-    return left + HOLES * copies.heap * sizes / case.formats.stream
+    table, stage, stream = case.table, case.stage, case.formats.stream
+    scores = case.tokens * case.model.vocab / case.layout.tensor * stream
+    tables = stage.embedding * 2 * table * FP32
+    tables += stage.head * (table * (FP32 + case.head_element) + larger(scores, table * stream))
+    return left + HOLES * copies * sizes / stream + case.gathers * tables
 
 
 def _freed(case: HostCase) -> Number:
@@ -264,24 +221,19 @@ def _freed(case: HostCase) -> Number:
     are added, weights that fsdp gathers. What is recomputed is freed again after the forward pass,
     and so is all of a micro-batch between gradients that stay.
     """
-    freed: Number = 0
-    share = case.stage.layers / case.model.depth
     recomputed = (
         smaller(1, NARROW_LAYERS / larger(1, case.stage.layers)) if case.formats.narrow else 1
     )
-    for kind in case.model.layers:
-        layers = share * kind.count
-        passes = choose(case.repeated, 2, 1)
-        for count, width in _replaced(case, kind):
-            size = case.tokens * width * case.formats.stream
-            freed += passes * case.blocks(layers * count, size).heap
-        for count, elements in _matrices(case, kind):
-            gathered = case.blocks(2 * layers * count, elements * case.formats.stream)
-            freed += gathered.where(case.layout.fsdp > 1).heap
-        whole = _tensors(case, kind, "none", layers).heap
-        kept = _tensors(case, kind, case.layout.recompute, layers).heap
-        freed += choose(case.repeated, whole, recomputed * (whole - kept))
-    return freed
+
+    def of_layer(kind: LayerKind) -> Number:
+        replaced = sum(count * width for count, width in _replaced(case, kind)) * case.tokens
+        gathered = case.gathers * 2 * _gathered(case, kind)
+        whole = _tensors(case, kind, "none")
+        kept = _tensors(case, kind, case.layout.recompute)
+        freed = (choose(case.repeated, 2, 1) * replaced + gathered) * case.formats.stream
+        return freed + choose(case.repeated, whole, recomputed * (whole - kept))
+
+    return case.of_layers(of_layer)
 
 
 def _replaced(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]]:
@@ -298,90 +250,77 @@ def _replaced(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]
 
 
 def _activation_text(case: HostCase) -> str:
-    live = activations(case).total / case.stage.in_flight / case.stage.layers / case.tokens
+    live = activations(case) / case.stage.in_flight / case.stage.layers / case.tokens
     flight = f" x {case.stage.in_flight:g} in flight" if case.stage.in_flight > 1 else ""
     layers = f"{case.stage.layers:g} layers x {case.tokens:g} tokens"
     return f"{layers} x {live:.6g} B{flight}, {case.layout.recompute} recomputed"
 
 
-# -- instants
+# -- temporaries
 
 
-def loss(case: HostCase) -> AllocatedBytes:
+def loss(case: HostCase) -> Number:
     """Final norm, kept logits, gradient of a product's, fp32 copy and gradient of the head."""
-    tokens, hidden = case.tokens, case.model.hidden
+    tokens, table = case.tokens, case.table
     logits = tokens * case.model.vocab / case.layout.tensor
     # measured with units for BF16; without, BF16 scores are products in fp32, twice as large
     scores = logits * case.formats.stream
-    norm = 3 if case.formats.narrow else 2
-    total = case.blocks(1, choose(scores <= KEPT_LOGITS, scores, 0))
-    total += case.blocks(1, smaller(LOSS_PRODUCT, scores))
-    total += case.blocks(1, smaller(LOSS_BLOCK, logits * FP32))
+    total = choose(scores <= KEPT_LOGITS, scores, 0)
+    total += smaller(LOSS_PRODUCT, scores) + smaller(LOSS_BLOCK, logits * FP32)
     # the final norm, and the gradient of the input of the head
-    total += case.blocks(norm + 1, tokens * hidden * FP32)
-    table = case.blocks(1, case.vocabulary * FP32)
-    total += table.where(case.trained)
-    if case.formats.narrow and case.formats.attention == FP32:
-        total += table
-    # a tied head gathers the table in fp32, as the embedding has it
-    head = case.formats.stream if case.model.head_params else FP32
-    total += _exchanged(case, case.vocabulary, head)
-    return total.where(case.stage.head > 0)
+    total += (4 if case.formats.narrow else 3) * tokens * case.model.hidden * FP32
+    copied = case.formats.narrow and case.formats.attention == FP32
+    total += (case.trained + copied) * table * FP32 + case.gathers * table * case.head_element
+    # the scores are freed before the head's gradient is exchanged
+    return case.stage.head * larger(total, _exchanged(case, table, case.head_element))
 
 
-def layer(case: HostCase) -> AllocatedBytes:
+def _layer(case: HostCase) -> Number:
     """The layer whose backward pass needs most: recomputed tensors, unreduced gradients."""
-    return most(*(_one_layer(case, kind) for kind in case.model.layers))
+    most: Number = 0
+    for kind in case.model.layers:
+        most = larger(most, _one_layer(case, kind))
+    return most
 
 
-def _one_layer(case: HostCase, kind: LayerKind) -> AllocatedBytes:
-    total = AllocatedBytes()
-    if case.layout.recompute != "none":
-        total = _tensors(case, kind, "none", 1)
+def _one_layer(case: HostCase, kind: LayerKind) -> Number:
+    total = _tensors(case, kind, "none") if case.layout.recompute != "none" else 0
     inner = kind.mlp_width + kind.top_k * kind.expert_width
     pairs = kind.query_width + kind.key_width + kind.value_width
-    widest = larger(inner, pairs) / case.layout.tensor
+    widest, sizes = larger(inner, pairs) / case.layout.tensor, _matrices(case, kind)
     element = case.formats.product if case.formats.narrow else FP32
-    total += case.blocks(2, case.tokens * widest * element)
-    total += case.blocks(2, case.tokens * case.model.hidden * element)
-    if kind.experts:  # their gradient before it is reordered
-        stack = kind.expert_params / kind.matrices / case.layout.tensor / case.layout.expert
-        total += case.blocks(1, stack * FP32)
-    elements = sum(count * size for count, size in _matrices(case, kind))
+    total += 2 * case.tokens * (widest + case.model.hidden) * element
+    total += sizes[-1] * FP32  # of experts: their gradient before it is reordered
     if case.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and a copy
-        largest: Number = 0
-        for _, size in _matrices(case, kind):
-            largest = larger(largest, size)
-        total += case.blocks(2, largest * FP32)
-    return total + _exchanged(case, elements, case.formats.stream)
+        total += 2 * FP32 * larger(larger(*sizes[:2]), sizes[2])
+    whole, stream = _gathered(case, kind), case.formats.stream
+    return total + case.gathers * whole * stream + _exchanged(case, whole, stream)
 
 
-def _exchanged(case: HostCase, elements: Number, element: int) -> AllocatedBytes:
-    """Gathered weights, their gradients, the same split in parts, and in one fp32 buffer."""
-    size = elements * (3 * element + FP32 + FP32 / case.layout.fsdp)
-    return case.blocks(1, size).where(case.layout.fsdp > 1)
+def _exchanged(case: HostCase, elements: Number, element: int) -> Number:
+    """Gradients, the same split in parts, in one fp32 buffer and in gloo's; those of this rank."""
+    return case.gathers * elements * (2 * element + 2 * FP32 + FP32 / case.layout.fsdp)
 
 
-def update(case: HostCase) -> AllocatedBytes:
+def received(case: HostCase) -> Number:
+    """What gloo's threads hold of the largest gather: embedding, head or a layer."""
+    most = case.table * larger(case.stage.embedding * FP32, case.stage.head * case.head_element)
+    for kind in case.model.layers:
+        most = larger(most, _gathered(case, kind) * case.formats.stream)
+    return case.gathers * most * choose(most < ARENA, 2, 1)
+
+
+def update(case: HostCase) -> Number:
     """Temporaries of the optimizer, or gradients that are sent to other processes."""
-    layout = case.layout
-    largest = case.vocabulary * FP32
-    buckets = smaller(larger(BUCKET, largest), gradients(case).total)
+    layout, record = case.layout, _record(case)
+    sizes = [case.table] if record.scope == "all" else []
+    sizes += [size for kind in case.model.layers for size in _matrices(case, kind)]
+    grads = _elements(case) * FP32 * case.trained
+    buckets = smaller(larger(BUCKET, case.table * FP32), grads)
     others = layout.data * layout.context * layout.expert * layout.fsdp
-    sent = case.blocks(1, buckets).where(others > 1)
-    if not case.trained:
-        return sent
-    return most(sent, _optimizer(case))
-
-
-def _optimizer(case: HostCase) -> AllocatedBytes:
-    record = _record(case)
+    own: Number = 0
+    for size in sizes:
+        own = larger(own, record.update_copies * size * FP32)
     if record.name == "lion":
-        return case.blocks(1, smaller(LION_GROUP, _elements(case) * FP32))
-    sizes = [size * FP32 for kind in case.model.layers for _, size in _matrices(case, kind)]
-    if record.scope == "all":
-        sizes.append(case.vocabulary * FP32)
-    largest = AllocatedBytes()
-    for size in sizes if record.update_copies else ():
-        largest = most(largest, case.blocks(record.update_copies, size))
-    return largest
+        own = smaller(LION_GROUP, grads)
+    return larger(choose(others > 1, buckets, 0), own * case.trained)

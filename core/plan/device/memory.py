@@ -76,8 +76,12 @@ def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = StageCase(workload, layout, stack, stage, layers)
-        instants = _host_instants(case) if stack.host else _instants(case)
-        states += [State(stage.name, instant, terms) for instant, terms in instants]
+        if stack.host:
+            from sabia.core.plan.device.host_memory import host_terms
+
+            states.append(State(stage.name, "step", tuple(host_terms(case))))
+            continue
+        states += [State(stage.name, instant, terms) for instant, terms in _instants(case)]
     best: Number = 0
     most = sum(term.bytes for term in states[0].terms)
     for index, one in enumerate(states[1:], start=1):
@@ -85,13 +89,6 @@ def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
         best = choose(total > most, index, best)
         most = larger(total, most)
     return Memory(tuple(states), best, most)
-
-
-def _host_instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
-    from sabia.core.plan.device.host_memory import host_terms
-
-    for instant in INSTANTS:
-        yield instant, tuple(host_terms(case, instant))
 
 
 def _instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
@@ -131,4 +128,4 @@ def explain(memory: Memory) -> str:
     at = memory.fullest
     where = "" if at.stage == "only" else f" on the {at.stage} stage"
     last = f"{'total':<{width}} {memory.total / GIB:9.3f} GiB 100.0%  "
-    return "\n".join([*lines, f"{last}fullest {INSTANTS[at.instant]}{where}"])
+    return "\n".join([*lines, f"{last}fullest {INSTANTS.get(at.instant, 'in a step')}{where}"])

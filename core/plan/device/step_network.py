@@ -23,9 +23,10 @@ Per layer and micro-batch of T tokens per device (t tensor ranks, hidden h, b by
   expert    dispatch and combine, forward and backward: 4 all-to-all of T/t·k·h·b, less where a
             token is sent once to each rank and node (github.com/deepseek-ai/DeepEP)
 Per step, of the parameters P of a device:
-  ZeRO-3    gathers of 2P forward and backward and a scatter of P gradients, every micro-batch. An
-            embedding in FP32 (Stack.wide_embedding) is gathered once, in twice the bytes; a tied
-            head gathers it once more and scatters a gradient of its own
+  ZeRO-3    gathers of P weights forward and backward and a scatter of P gradients, every
+            micro-batch. This project's trainer (Stack.wide_embedding) gathers embedding and head
+            once, the embedding in FP32; a tied head gathers that again and scatters a gradient of
+            its own
   ZeRO-2    one gather less: weights stay from forward to backward
             (if pipeline stages keep them whole, all of this once per step)
   below     once: gradients are scattered and weights gathered (ZeRO-1), or all-reduce of gradients
@@ -41,6 +42,7 @@ from dataclasses import dataclass
 from sabia.core.plan.chips import Chip, known
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Layout, Stack
+from sabia.core.plan.device.memory_state import FP32
 from sabia.core.plan.device.step_work import Timed
 from sabia.core.plan.elementwise import Number, choose, larger, logarithm, smaller
 
@@ -136,9 +138,6 @@ def _any(condition: Number) -> bool:
     return bool(condition.any()) if hasattr(condition, "any") else bool(condition)
 
 
-WEIGHT_BYTES = 2
-
-
 def tensor_s(at: Timed, kind: LayerKind) -> Number:
     """Exposed time of gathers and scatters of a layer over the tensor ranks."""
     # routed tokens may be left out of them
@@ -193,12 +192,12 @@ def shard_s(at: Timed, beside: Number) -> Number:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
     model = at.workload.architecture
-    # a tied head in FP32 gathers the table and scatters its gradient apart from the embedding
-    again = at.stack.wide_embedding and not model.head_params
+    tables = _tables(at) / (at.layout.tensor * at.layout.pipe) if at.stack.wide_embedding else 0
     total: Number = 0
-    for params, shards, _ in _weights(at, model.vocab * model.hidden * again):
-        wire = gathers * WEIGHT_BYTES * params + at.stack.reduce_bytes * _trained(at, params)
-        total = total + _ring(at, wire, shards)
+    for params, shards, _ in _weights(at):
+        wire = gathers * at.element * params + at.stack.reduce_bytes * _trained(at, params)
+        total = total + _ring(at, wire + tables, shards)
+        tables = 0  # not of experts
     if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
         passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
         total = total / choose(at.layout.pipe > 1, passes, 1)
@@ -207,13 +206,22 @@ def shard_s(at: Timed, beside: Number) -> Number:
     return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 
+def _tables(at: Timed) -> Number:
+    """Bytes that gathers and scatters of embedding and head take more than those of layers."""
+    model = at.workload.architecture
+    table = 0 if model.head_params else model.vocab * model.hidden  # of a tied head, once more
+    once = FP32 * (model.embedding_params + table) + at.element * model.head_params
+    once = once + at.stack.reduce_bytes * _trained(at, table)
+    return once - 2 * at.element * (model.embedding_params + model.head_params)
+
+
 def replica_s(at: Timed, beside: Number) -> Number:
     """Once per step: gradients (and weights with ZeRO-1) between ranks with the same shards."""
     layout, recipe = at.layout, at.workload.recipe
-    gradient = recipe.gradients or WEIGHT_BYTES
+    gradient = recipe.gradients or at.element
     trained = [(_trained(at, params), *groups) for params, *groups in _weights(at)]
     if layout.zero < 2:
-        both = gradient + (gradient if layout.zero == 0 else WEIGHT_BYTES)
+        both = gradient + (gradient if layout.zero == 0 else at.element)
         total = sum(_ring(at, both * params, everyone) for params, _, everyone in trained)
         return _exposed(at, total, beside, hidden=at.stack.hides_data)
     dense, routed = (params / shards.ranks for params, shards, _ in trained)
@@ -239,14 +247,13 @@ def _folded(at: Timed) -> tuple[str, ...]:
     return tuple(axis for axis, yes in folded.items() if yes)
 
 
-def _weights(at: Timed, more: int = 0) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
+def _weights(at: Timed) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
     """A device's parameters outside the routed experts, and those of its experts.
 
     Each with the ranks over which fsdp splits them, and all that have the same ones without it.
-    more: dense parameters of the model that count once more.
     """
     model, layout, folded = at.workload.architecture, at.layout, _folded(at)
-    dense = (model.params - model.expert_params + more) / (layout.tensor * layout.pipe)
+    dense = (model.params - model.expert_params) / (layout.tensor * layout.pipe)
     everyone = group(layout, "context", "expert", "fsdp", "data")
     yield dense, group(layout, *folded, "fsdp"), everyone
     routed = model.expert_params / (layout.expert * layout.tensor * layout.pipe)

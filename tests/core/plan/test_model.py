@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import answer
+from sabia.core.plan import answer, request
 from sabia.core.plan.counting.counts import count_model
 
 LLAMA_3_8B = {
@@ -38,6 +38,20 @@ def test_operations_leave_out_the_input_lookup(config):
     output = answer.answer(PlanOptions(model=config, tokens=1e12, price="2"))
     assert output.report["train_flops"] == 6 * counts.matmul_params * 1e12
     assert "N = 7.5B without the input lookup" in output.text
+
+
+@pytest.mark.parametrize(("positions", "tokens"), [(512, 512), (131_072, 8192)])
+def test_without_seq_a_sequence_is_no_longer_than_the_positions_of_the_config(
+    tmp_path, positions, tokens
+):
+    fields = LLAMA_3_8B | {"max_position_embeddings": positions}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assumed = request.build(PlanOptions(model=str(tmp_path), price="2"))
+    why = ", the positions of the config" if tokens < 8192 else ""
+    assert f"sequences of {tokens}{why}" in assumed.assumed
+    assert assumed.run.sequence == tokens
+    given = request.build(PlanOptions(model=str(tmp_path), seq=1024, price="2"))
+    assert given.run.sequence == 1024 and not any("sequence" in text for text in given.assumed)
 
 
 @pytest.mark.parametrize("sequence", [2048, 8192])

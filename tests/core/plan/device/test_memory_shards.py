@@ -100,11 +100,17 @@ def test_a_tied_head_gathers_the_table_apart_from_the_embedding(tied, monkeypatc
     assert (seen.count("embed"), seen.count("head")) == (1 + tied, 1 - tied)
 
     model, sabia = from_spec(spec), find_stack("sabia")
-    job = Workload(model, 4096, 64, RECIPES["fsdp-fp32"])
+    for precision, size in (("bf16", 2), ("fp32", 4)):
+        job = Workload(model, 4096, 64, RECIPES["fsdp-fp32"], precision)
 
-    def shards(stack):
-        return step_time(job, Layout(fsdp=16), find_chip("h100"), stack).parts["shards"]
+        def shards(stack, job=job):
+            return step_time(job, Layout(fsdp=16), find_chip("h100"), stack).parts["shards"]
 
-    once = shards(replace(sabia, wide_embedding=False))
-    more = tied * model.vocab * model.hidden / model.params
-    assert shards(sabia) / once == pytest.approx(1 + more)
+        # of a table of V·h: gathers of embedding and head, and one more gradient of a tied one
+        table, layers = model.vocab * model.hidden, model.params - (2 - tied) * model.vocab * 64
+        once = 4 * table + (4 if tied else size) * table + (1 + 1) * 4 * table
+        wire = (2 * size + 4) * layers + once
+        plain = (2 * size + 4) * model.params
+        assert shards(sabia) / shards(replace(sabia, wide_embedding=False)) == pytest.approx(
+            wire / plain
+        )
