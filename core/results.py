@@ -23,7 +23,7 @@ RESULTS = {
     "grpo": 6,
     "quantize": 9,
     "eval": 7,
-    "plan-cluster": 7,
+    "plan-cluster": 8,
 }
 # what fingerprints of results 1 contain: the version of the package at that time
 FIRST = "0.1.0"

@@ -56,7 +56,11 @@ def answer(settings: PlanOptions, today: date | None = None, *, beside: bool = F
             charts=lambda: _plots().of_rows(rows, "name", "cost_usd", "Budget"),
         )  # fmt: skip
     if settings.asks_size:
-        return _of_size(settings, today)
+        from sabia.core.plan.output import size
+
+        sized = size.SizeAnswer(settings, today)
+        stale = remarks.stale_lines(sized.request.cluster.prices, today)
+        return PlanOutput(sized.text(), sized.report(), sized.flat_rows(), stale)
     if settings.compare:
         return _of_several(settings, "CHIP", several.compared(settings, today), today)
     return _of_run(settings, today, beside)
@@ -72,14 +76,6 @@ def _of_inputs(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
 
     rows = (run for path in settings.runs for run in read_runs(path))
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
-
-
-def _of_size(settings: PlanOptions, today: date) -> PlanOutput:
-    from sabia.core.plan.output import size
-
-    sized = size.SizeAnswer(settings, today)
-    stale = remarks.stale_lines(sized.request.cluster.prices, today)
-    return PlanOutput(sized.text(), sized.report(), sized.flat_rows(), stale)
 
 
 def _of_several(
@@ -149,7 +145,10 @@ def search_beside(request: PlanRequest, plan: Plan) -> report.View:
     settings, cluster = request.settings, plan.cluster
     basis = table.words("basis", mfu=cluster.mfu)
     try:
-        plans = _searched(settings, request)
+        if settings.lora and settings.lora_rank is None:
+            raise UsageError("--lora: layouts need the size of the adapters; give --lora-rank")
+        own = settings.changed(search=True, mfu=None, plot=None)
+        plans = plan_of(own, priced=False, today=request.today)[1]
     except (UsageError, Infeasible) as error:
         words = str(error)
         words = words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"
@@ -165,11 +164,3 @@ def search_beside(request: PlanRequest, plan: Plan) -> report.View:
     return report.View(
         f"{basis}\nsearch    {table.verdict(plans)} --search shows the layouts.", figures
     )
-
-
-def _searched(settings: PlanOptions, request: PlanRequest) -> Plan:
-    """The same request by layouts. Raises UsageError, Infeasible."""
-    if settings.lora and settings.lora_rank is None:
-        raise UsageError("--lora: layouts need the size of the adapters; give --lora-rank")
-    own = settings.changed(search=True, mfu=None, plot=None)
-    return plan_of(own, priced=False, today=request.today)[1]

@@ -75,24 +75,16 @@ REQUIRED = {key for key, default in KEYS.items() if default is MISSING}
 def load_chips(data: dict[str, Any] | None = None) -> dict[str, Chip]:
     """All chips by name; `data` replaces chips.toml. Raises BadData on a faulty entry."""
     entries = read_data("chips.toml") if data is None else data
-    return {name: _chip(name, entry) for name, entry in entries.items()}
-
-
-def _chip(name: str, entry: dict[str, Any]) -> Chip:
-    check_entry("chips.toml", name, entry, REQUIRED, {*KEYS})
-    return chip_of_entry(name, entry)
+    for name, entry in entries.items():
+        check_entry("chips.toml", name, entry, REQUIRED, {*KEYS})
+    return {name: chip_of_entry(name, entry) for name, entry in entries.items()}
 
 
 def chip_of_entry(name: str, entry: dict[str, Any]) -> Chip:
     """The chip of an entry with the keys of chips.toml."""
-    figures: dict[str, Any] = {}
-    for key, value in entry.items():
-        if key in SCALED:
-            field, unit = SCALED[key]
-            figures[field] = value * unit
-        else:
-            figures[key] = value
-    return Chip(name=name, **figures)
+    figures = {key: value for key, value in entry.items() if key not in SCALED}
+    scaled = {field: entry[key] * unit for key, (field, unit) in SCALED.items() if key in entry}
+    return Chip(name=name, **figures, **scaled)
 
 
 def find_chip(name: str, flag: str = "--chip") -> Chip:

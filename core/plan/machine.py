@@ -16,16 +16,12 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
-from sabia.core.plan.chips import Chip, chip_of_entry, load_chips
+from sabia.core.plan.chips import SCALED, Chip, chip_of_entry, load_chips
 
 FAMILIES = ("GPU", "TPU", "CPU", "chip")
 TEXTS = {"name", "family", "source"}
 WHOLE = {"node_chips", "scale_up_chips", "torus_axes"}
-NUMBERS = WHOLE | {
-    "bf16_tflops", "measured_tflops", "fp8_tflops", "fp4_tflops", "int8_tops", "hbm_gb",
-    "memory_mib", "hbm_tb_s", "scale_up_gb_s", "pcie_gb_s", "nic_gb_s", "power_w",
-    "usd_per_chip_hour",
-}  # fmt: skip
+NUMBERS = WHOLE | SCALED.keys() | {"measured_tflops", "power_w", "usd_per_chip_hour"}
 LARGEST = 1e9
 
 

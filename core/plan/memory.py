@@ -83,8 +83,3 @@ def activation_bytes(layers: int, hidden: int, live_tokens: float) -> float:
 def chips_to_hold(size_bytes: float, hbm_bytes: float) -> int:
     """Fewest chips that hold `size_bytes`, where every byte of memory is usable."""
     return max(1, math.ceil(size_bytes / hbm_bytes * (1 - 1e-12)))
-
-
-def live_tokens_that_fit(free_bytes: float, layers: int, hidden: int) -> int:
-    """How many tokens' activations fit into `free_bytes`."""
-    return max(0, int(free_bytes // (layers * hidden * ACTIVATION_BYTES)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import compute, memory
 from sabia.core.plan.chips import Chip
+from sabia.core.plan.counting.counts import ModelCounts
 from sabia.core.plan.memory import StateRecipe
 from sabia.core.plan.money.prices import DAY_S, HOUR_S, Price, cost_usd
 from sabia.core.units import format_bytes, format_count, format_duration
@@ -24,22 +25,17 @@ if TYPE_CHECKING:
     from sabia.core.plan.stops.failures import StopForecast, StopModel
 
 
-@dataclass(frozen=True)
-class Run:
-    """The training run: parameters (`matmul_params` cost operations), tokens, batch, shape.
+@dataclass(frozen=True, kw_only=True)
+class Run(ModelCounts):
+    """The training run: the model's counts (`matmul_params` cost operations), tokens, batch.
 
     flops_per_token: by `convention`; None: 6 (LoRA: 4) for each of `matmul_params`.
     adapter_params: trained parameters of LoRA adapters; None where they are not counted.
     """
 
-    params: float
-    active_params: float
-    matmul_params: float
     tokens: float
     sequence: int
     batch_tokens: float
-    layers: int
-    hidden: int
     recipe: StateRecipe
     lora: bool = False
     convention: str = "6nd"

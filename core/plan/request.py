@@ -41,7 +41,6 @@ class PlanRequest:
     run: Run
     cluster: Cluster
     deadlines_s: list[float]
-    model: ModelCounts
     assumed: tuple[str, ...]
     today: date = field(default_factory=date.today)
     refused_price: str = ""
@@ -100,8 +99,11 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         settings=settings,
         run=run,
         cluster=cluster,
-        deadlines_s=parse_list(settings.value("deadline"), _deadline, "--deadline"),
-        model=model,
+        deadlines_s=parse_list(
+            settings.value("deadline"),
+            lambda text: parse_duration(text, "--deadline"),
+            "--deadline",
+        ),
         assumed=tuple(words for name, words in assumptions.items() if name not in given),
         today=today,
         refused_price=refused_price,
@@ -136,14 +138,10 @@ def _run(settings: PlanOptions, model: ModelCounts, sequence: int) -> Run:
         usual = SFT_BATCH if settings.stage == "sft" else settings.value("batch_tokens")
         batch_tokens = min(usual, max(tokens, sequence))
     return Run(
-        params=model.params,
-        active_params=model.active_params,
-        matmul_params=model.matmul_params,
+        **vars(model),
         tokens=tokens,
         sequence=sequence,
         batch_tokens=batch_tokens,
-        layers=model.layers,
-        hidden=model.hidden,
         recipe=memory.frozen_recipe(settings.value("base_format"))
         if lora
         else memory.find_recipe(settings.value("state_recipe")),
@@ -242,10 +240,6 @@ def architecture(settings: PlanOptions) -> "Architecture":
     counts = given_counts(settings.params, settings.active)
     sizes = counts.params, counts.active_params
     return assumed_architecture(*sizes, settings.layers, settings.hidden)
-
-
-def _deadline(text: str) -> float:
-    return parse_duration(text, "--deadline")
 
 
 def own_prices(text: str) -> tuple[Price, ...]:

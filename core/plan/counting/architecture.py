@@ -89,13 +89,10 @@ class LayerKind:
         attended = self.sparse.local + smaller(merged, self.sparse.chosen or merged)
         return smaller(sequence, attended)
 
-    def index_products(self, sequence: Number) -> Number:
-        """Multiply-adds per token of the indexer of sparse attention; 0 without one."""
-        return self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
-
     def score_products(self, sequence: Number, sides: int = 1) -> Number:
         """Multiply-adds per token of attention with its `keys`, and of the indexer; no mask."""
-        return self.keys(sequence, sides) * self.score_width + self.index_products(sequence)
+        index = self.sparse.index_width * sequence / self.sparse.pooled if self.sparse else 0
+        return self.keys(sequence, sides) * self.score_width + index
 
     @property
     def params(self) -> int:

@@ -15,7 +15,7 @@ frozen weights: 4 FLOPs instead of 6, and all 6 for the adapters.
 from dataclasses import dataclass
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.elementwise import Number
 from sabia.core.spec.model import Convention, attention_share
 
@@ -23,86 +23,43 @@ TRAINING = 3.0  # forward and backward over forward alone
 
 
 @dataclass(frozen=True)
-class LayerOperations:
-    """Forward FLOPs of a token in all layers of a kind.
-
-    mixer, mlp: matrix products (mlp: with shared experts and router); experts: of the active routed
-    experts; scores: both products of attention; state: of a recurrent state.
-    """
-
-    mixer: float
-    mlp: float
-    experts: float
-    scores: Number
-    state: float
-
-    @property
-    def linear(self) -> float:
-        """Products with weights."""
-        return self.mixer + self.mlp + self.experts
-
-
-@dataclass(frozen=True)
 class Operations:
-    """Forward FLOPs of a token: one entry per kind of layer, for all its layers.
+    """Forward FLOPs of a token.
 
-    MTP layers are included; joining: their input projections. head: all passes through the
-    projection to the vocabulary.
+    linear: products with weights without the head: mixers, MLPs with routers, active experts, and
+    input projections of MTP layers. mixing: products between activations, of attention and with
+    recurrent states. head: all passes through the projection to the vocabulary.
     """
 
-    layers: tuple[LayerOperations, ...]
-    joining: float
+    linear: float
+    mixing: Number
     head: float
-
-    @property
-    def linear(self) -> float:
-        """Products with weights, without the head."""
-        return sum(part.linear for part in self.layers) + self.joining
-
-    @property
-    def scores(self) -> Number:
-        """Products of attention between activations."""
-        return sum(part.scores for part in self.layers)
-
-    @property
-    def mixing(self) -> Number:
-        """Products between activations: of attention and with recurrent states."""
-        return self.scores + sum(part.state for part in self.layers)
-
-    @property
-    def layer_total(self) -> Number:
-        """All layers."""
-        return self.linear + self.mixing
 
     @property
     def total(self) -> Number:
         """The forward pass."""
-        return self.layer_total + self.head
-
-
-def layer_operations(
-    kind: LayerKind, sequence: Number, convention: Convention = "causal", causal: bool = True
-) -> LayerOperations:
-    """All layers of `kind` in rows of `sequence` tokens; UsageError for another convention."""
-    share, sides = attention_share(convention, causal)
-    return LayerOperations(
-        mixer=kind.count * (2.0 * kind.mixer_params),
-        mlp=kind.count * (2.0 * kind.mlp_params),
-        experts=kind.count * (2.0 * kind.active_expert_params),
-        scores=kind.count * (2.0 * share * kind.score_products(sequence, sides)),
-        state=kind.count * (2.0 * kind.state_products if share else 0.0),
-    )
+        return self.linear + self.mixing + self.head
 
 
 def operations(
     architecture: Architecture, sequence: Number, convention: Convention = "causal"
 ) -> Operations:
-    """FLOPs of the parts of a forward pass, per token of rows of `sequence` tokens."""
-    kinds, causal = (*architecture.layers, *architecture.extra), architecture.causal
+    """FLOPs of a forward pass, per token of rows of `sequence` tokens; MTP layers are included.
+
+    Raises UsageError for another convention.
+    """
+    kinds = (*architecture.layers, *architecture.extra)
+    share, sides = attention_share(convention, architecture.causal)
+    linear, scores, states = 0.0, 0.0, 0.0
+    for kind in kinds:
+        always = kind.count * (2.0 * (kind.mixer_params + kind.mlp_params))
+        linear += always + kind.count * (2.0 * kind.active_expert_params)
+        scores += kind.count * (2.0 * share * kind.score_products(sequence, sides))
+        states += kind.count * (2.0 * kind.state_products if share else 0.0)
     passes = 1 + sum(kind.count for kind in architecture.extra)
     return Operations(
-        layers=tuple(layer_operations(kind, sequence, convention, causal) for kind in kinds),
-        joining=2.0 * architecture.extra_params,
+        linear=linear + 2.0 * architecture.extra_params,
+        mixing=scores + states,
         head=2.0 * passes * architecture.vocab * architecture.hidden,
     )
 

@@ -26,7 +26,14 @@ from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_kept import FP32, Formats, formats, host_tensors
-from sabia.core.plan.device.memory_state import StageCase, Term, billions, ways
+from sabia.core.plan.device.memory_state import (
+    StageCase,
+    Term,
+    elements,
+    head_params,
+    on_device,
+    state_term,
+)
 from sabia.core.plan.elementwise import Number, choose, larger, smaller
 
 # kernels/vocabulary_loss/torch_impl.py: larger logits are recomputed; of one product, and in fp32
@@ -80,48 +87,23 @@ def host_terms(case: StageCase) -> Iterator[Term]:
     live, passing = activations(case), larger(loss(case), _layer(case))
     copies = narrow_copies(case)
     alone = larger(case.stage.embedding * _exchanged(case, case.table, FP32), update(case))
-    grads = FP32 if case.trained else 0
-    yield _state("weights", case, FP32)
-    yield _state("optimizer", case, FP32 * _states(case))
+    grads, own = FP32 if case.trained else 0, on_device(elements(case.model, case.stage), case, 3)
+    yield state_term("weights", case, FP32, 3)
+    yield state_term("optimizer", case, FP32 * _states(case), 3)
     adapters = (case.workload.adapter_params or 0) * 4 * FP32  # weights, gradients, m and v
     how = f"{case.workload.adapter_params} x {4 * FP32} B"
     yield Term("adapters", adapters / case.layout.pipe, lambda: how)
-    yield _state("gradients", case, grads)
-    yield Term("narrow copies", copies, lambda: _text(case, "2 B"))
+    yield state_term("gradients", case, grads, 3)
+    yield Term("narrow copies", copies, lambda: "all matrices of the layers in BF16")
     yield Term("activations", live, lambda: _activation_text(case))
     most = larger(passing, alone - live - copies)
     yield Term("temporaries", most, lambda: "of the loss, a layer, the embedding or the update")
     yield Term("received", received(case), lambda: "by gloo, of the largest gather")
-    lost = holes(case, grads * _elements(case), copies)
+    lost = holes(case, grads * own, copies)
     yield Term("holes", lost, lambda: f"{HOLES} of what is freed between blocks that stay")
 
 
 # -- state
-
-
-def _outer(case: HostCase) -> Number:
-    """Elements of embedding and head on this stage, before any split."""
-    model, stage = case.model, case.stage
-    tied = not model.head_params
-    copy = stage.head * (1 - stage.embedding) * model.vocab * model.hidden if tied else 0
-    head = stage.head * (model.head_params + model.other_params)
-    return stage.embedding * model.embedding_params + head + copy
-
-
-def _layers(case: HostCase) -> tuple[Number, Number]:
-    """(dense elements, elements of routed experts) of this stage's layers, before any split."""
-    model = case.model
-    share = case.stage.layers / model.depth
-    experts = sum(kind.count * kind.expert_params for kind in model.layers)
-    dense = sum(kind.count * kind.params for kind in model.layers) - experts
-    return share * dense, share * experts
-
-
-def _elements(case: HostCase) -> Number:
-    """Parameters on this device."""
-    dense, experts = _layers(case)
-    whole = dense + _outer(case) + experts / case.layout.expert
-    return whole / (case.layout.tensor * case.layout.fsdp)
 
 
 def _states(case: HostCase) -> Number:
@@ -132,28 +114,16 @@ def _states(case: HostCase) -> Number:
     adamw = OPTIMIZERS["adamw"].state_per_parameter
     if record.scope != "hidden matrices":
         return record.state_per_parameter
-    dense, experts = _layers(case)
-    outer = _outer(case)  # which AdamW updates
+    model, stage, counts = case.model, case.stage, elements(case.model, case.stage)
+    outer = stage.head * (head_params(model, stage) + model.other_params)  # which AdamW updates
+    outer += stage.embedding * model.embedding_params
     own = record.state_per_parameter
-    return own + (adamw - own) * outer / (dense + experts + outer)
+    return own + (adamw - own) * outer / (counts.dense + counts.experts + counts.down)
 
 
 def _record(case: HostCase) -> Optimizer:
     """The optimizer of a state recipe; those that are no optimizers are of AdamW."""
     return OPTIMIZERS.get(case.workload.recipe.name, OPTIMIZERS["adamw"])
-
-
-def _state(name: str, case: HostCase, size: Number) -> Term:
-    """`size` bytes for each parameter on this device."""
-    return Term(name, _elements(case) * size, lambda: _text(case, f"{size:.3g} B"))
-
-
-def _text(case: HostCase, size: str) -> str:
-    layout = case.layout
-    over = ways(("tensor", layout.tensor), ("fsdp", layout.fsdp))
-    dense, experts = _layers(case)
-    among = f" + experts {billions(experts)} x {size}{ways(('expert', layout.expert))}"
-    return f"{billions(dense + _outer(case))} x {size}{among if experts else ''}{over}"
 
 
 def _matrices(case: HostCase, kind: LayerKind) -> list[Number]:
@@ -315,7 +285,7 @@ def update(case: HostCase) -> Number:
     layout, record = case.layout, _record(case)
     sizes = [case.table] if record.scope == "all" else []
     sizes += [size for kind in case.model.layers for size in _matrices(case, kind)]
-    grads = _elements(case) * FP32 * case.trained
+    grads = on_device(elements(case.model, case.stage), case, 3) * FP32 * case.trained
     buckets = smaller(larger(BUCKET, case.table * FP32), grads)
     others = layout.data * layout.context * layout.expert * layout.fsdp
     own: Number = 0

@@ -140,7 +140,7 @@ def head_params(model: Architecture, stage: PipelineStage) -> Number:
 
 def weights(case: StageCase) -> Term:
     """Weights in the format of the recipe."""
-    return _state("weights", case, case.workload.recipe.weights, 3)
+    return state_term("weights", case, case.workload.recipe.weights, 3)
 
 
 def weight_copies(case: StageCase) -> Term:
@@ -151,17 +151,17 @@ def weight_copies(case: StageCase) -> Term:
     if case.stack.wide_embedding and case.model.head_params:  # a tied head needs the copy
         table = case.stage.embedding * case.model.embedding_params
         counts = replace(counts, dense=counts.dense - table)
-    copies = _state("weight copies", case, case.element if needed else 0, 3, counts)
+    copies = state_term("weight copies", case, case.element if needed else 0, 3, counts)
     return Term(copies.name, copies.bytes * choose(split, 0, 1), copies.formula)
 
 
 def gradients(case: StageCase) -> Term:
     """Reduced gradients of all trained parameters; those of adapters count with them."""
     size = case.workload.recipe.gradients * case.trained
-    split = _state("gradients", case, size, 2)
+    split = state_term("gradients", case, size, 2)
     if not case.stack.keeps_whole_gradients:
         return split
-    whole = _state("gradients", case, size, NEVER)
+    whole = state_term("gradients", case, size, NEVER)
     several = case.layout.accumulation(case.workload.batch_rows) > 1
     size_bytes = choose(several, whole.bytes, split.bytes)
     return Term(split.name, size_bytes, lambda: (whole if several else split).how)
@@ -169,17 +169,18 @@ def gradients(case: StageCase) -> Term:
 
 def optimizer(case: StageCase) -> Term:
     """Master weights and moments."""
-    return _state("optimizer", case, case.workload.recipe.optimizer * case.trained, 1)
+    return state_term("optimizer", case, case.workload.recipe.optimizer * case.trained, 1)
 
 
 def trained_elements(case: StageCase) -> Number:
     """Parameters whose update one device computes."""
     if case.workload.adapter_params is not None:
         return case.workload.adapter_params
-    return _on_device(elements(case.model, case.stage), case, level=1)
+    return on_device(elements(case.model, case.stage), case, level=1)
 
 
-def _on_device(counts: Elements, case: StageCase, level: int) -> Number:
+def on_device(counts: Elements, case: StageCase, level: int) -> Number:
+    """Those of the stage's parameters that one device has where ZeRO of `level` splits them."""
     shares = _shares(counts, case, level)
     return sum(count / math.prod(size for _, size in cut) for _, count, cut in shares)
 
@@ -194,9 +195,10 @@ def _shares(counts: Elements, case: StageCase, level: int) -> Iterator[tuple[str
     yield "experts ", counts.experts, (("expert", case.layout.expert), tensor, experts)
 
 
-def _state(
+def state_term(
     name: str, case: StageCase, size: float, level: int, counts: Elements | None = None
 ) -> Term:
+    """`size` bytes for each parameter (or of `counts`) on a device, split by ZeRO of `level`."""
     counts = counts or elements(case.model, case.stage)
 
     def formula() -> str:
@@ -204,7 +206,7 @@ def _state(
         texts = (f"{what}{billions(n)} x {size:g} B{ways(*cut)}" for what, n, cut in shares if n)
         return " + ".join(texts)
 
-    return Term(name, _on_device(counts, case, level) * size, formula)
+    return Term(name, on_device(counts, case, level) * size, formula)
 
 
 def adapters(case: StageCase) -> Term:

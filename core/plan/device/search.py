@@ -44,22 +44,14 @@ class SearchResult:
         end: (seconds until the end, billed chip-seconds) of a layout. Where none is in time, the
         one that ends first.
         """
-        ends = [(row, *end(row)) for row in self.front]
-        return [self._cheapest(ends, limit_s * (1 + 1e-12)) for limit_s in limits_s]
-
-    @staticmethod
-    def _cheapest(ends: list[tuple[TimedLayout, float, float]], limit_s: float) -> TimedLayout:
-        in_time = [(row, billed_s) for row, end_s, billed_s in ends if end_s <= limit_s]
-        if not in_time:
-            return min(ends, key=lambda each: each[1])[0]
-        most = min(billed_s for _, billed_s in in_time) * HARDLY_MORE
-        alike = (row for row, billed_s in in_time if billed_s <= most)
-        return min(alike, key=lambda row: (row.chips, row.step_s))
-
-    @property
-    def fastest(self) -> TimedLayout:
-        """The layout with the shortest step."""
-        return self.front[0]
+        ends, chosen = [(row, *end(row)) for row in self.front], list[TimedLayout]()
+        first = min(ends, key=lambda each: each[1])
+        for limit_s in limits_s:
+            in_time = [each for each in ends if each[1] <= limit_s * (1 + 1e-12)] or [first]
+            most = min(billed_s for *_, billed_s in in_time) * HARDLY_MORE
+            alike = (row for row, _, billed_s in in_time if billed_s <= most)
+            chosen.append(min(alike, key=lambda row: (row.chips, row.step_s)))
+        return chosen
 
 
 def search(
@@ -109,11 +101,6 @@ class PlannedLayouts:
     def sizes(self) -> int:
         """Different numbers of chips on the Pareto front."""
         return len({row.chips for row in self.search_result.front}) if self.search_result else 1
-
-    @property
-    def batch_rows(self) -> int:
-        """Rows of a step."""
-        return self.problem.workload.batch_rows
 
     def shown(self, chosen: tuple[TimedLayout, ...]) -> list[TimedLayout]:
         """The layouts to show: the chosen ones, and after a search alternatives."""

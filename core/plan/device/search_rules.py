@@ -195,15 +195,12 @@ def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[L
     for field, what in split.items():
         for count in _sizes(model, field):
             copied = can.copied_heads and field == "kv_heads"
-            yield _divides_or_copies(count) if copied else divides(("tensor",), count, what)
-
-
-def _divides_or_copies(count: int) -> LayoutRule:
-    def fits(n: Number) -> Number:
-        return (count % n == 0) | (n % count == 0)
-
-    message = f"neither divides {count:,} key-value heads nor copies them"
-    return LayoutRule(("tensor",), message, fits)
+            rule = divides(("tensor",), count, what)
+            if copied:
+                message = f"neither divides {count:,} key-value heads nor copies them"
+                both = lambda n, count=count: (count % n == 0) | (n % count == 0)  # noqa: E731
+                rule = LayoutRule(rule.fields, message, both)
+            yield rule
 
 
 def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:

@@ -177,11 +177,6 @@ class Timed(Setting):
     chip: Chip
     constants: Constants
 
-    @property
-    def expert_slices(self) -> Number:
-        """Number of slices of each expert."""
-        return 1 if self.layout.experts_over_tensor else self.layout.tensor
-
 
 def ceiling(chip: Chip, precision: Precision) -> float:
     """Best measured share of the peak; for a GPU without one the usual one, for a TPU 1."""
@@ -213,7 +208,7 @@ def balance(chip: Chip, precision: Precision) -> float:
 def product_s(at: Timed, one: Product, experts: Number, top_k: int) -> Number:
     """Seconds of a product of the micro-batch forward; `experts` are those of the whole layer."""
     precision = at.workload.precision
-    slices = at.expert_slices if one.routed else at.layout.tensor
+    slices = 1 if one.routed and at.layout.experts_over_tensor else at.layout.tensor
     rows = at.tokens * top_k * at.layout.expert / experts if one.routed else at.tokens
     lost = at.constants.shape * (1 / at.workload.architecture.hidden + slices / one.inner)
     seconds = 2 * one.params * at.tokens / at.layout.tensor / sustained(at, precision)

@@ -28,12 +28,11 @@ NOT_PLACED = "no interleaving or placing of experts goes with the mesh"
 
 @dataclass(frozen=True)
 class TimedLayout:
-    """One layout with its memory and step time. token_chip_s: chip-seconds per token."""
+    """One layout with its memory and step time."""
 
     layout: Layout
     memory: Memory
     time: StepTime
-    token_chip_s: float
 
     @property
     def chips(self) -> int:
@@ -50,8 +49,7 @@ def priced(problem: SearchProblem, layout: Layout) -> TimedLayout:
     """Memory and step time of one layout in plain numbers."""
     time = step_time(problem.workload, layout, problem.chip, problem.stack)
     memory = device_memory(problem.workload, layout, problem.stack)
-    tokens = problem.workload.batch_tokens
-    return TimedLayout(layout, memory, time, float(time.total_s) * int(layout.chips) / tokens)
+    return TimedLayout(layout, memory, time)
 
 
 class Survey:

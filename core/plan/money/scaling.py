@@ -1,9 +1,8 @@
 """Scaling laws: model size and tokens for a training budget, and with the cost of inference.
 
 The parametric law: loss L(N, D) = E + A/N^α + B/D^β of a dense model with N parameters after D
-tokens. HOFFMANN: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3, with the digits of its
-source. BESIROGLU, the default: the same data with a converged fit (Besiroglu et al. 2024,
-arXiv 2404.10102); only this one agrees with 20 tokens per parameter.
+tokens (Hoffmann et al. 2022, arXiv 2203.15556, approach 3). BESIROGLU: the same data with a
+converged fit (Besiroglu et al. 2024, arXiv 2404.10102), which agrees with 20 tokens per parameter.
 - Compute-optimal for C = 6ND: N = G·(C/6)^(β/(α+β)), D = C/6/N, G = (αA/βB)^(1/(α+β)).
 - The rule of thumb: D = 20 N, so N = √(C/120).
 - With T inference tokens over the model's lifetime (Sardana et al. 2023, arXiv 2401.00448): the
@@ -61,7 +60,6 @@ class ScalingLaw:
         return Pair(params, flops / FLOPS_PER_PARAM_TOKEN / params)
 
 
-HOFFMANN = ScalingLaw("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
 BESIROGLU = ScalingLaw("Besiroglu 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 
 

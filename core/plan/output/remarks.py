@@ -33,7 +33,7 @@ def notes(request: PlanRequest, plan: Plan) -> list[str]:
     if plan.layouts:
         why = outside(plan.layouts.problem.workload, plan.cluster.chip, best.chips)
         lines += [f"predicted outside of what was compared: {why}"] if why else []
-    share = request.model.attention_share
+    share = request.run.attention_share
     if share is not None and not plan.layouts and plan.run.convention == "6nd":
         lines.append(words("attention", run=request.run, share=share))
     return lines

@@ -10,6 +10,7 @@ Tables, JSON, Parquet and plots of several plans are all made from `summary`.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from typing import Any
 
 from sabia.core.errors import BadData, Infeasible, UsageError
@@ -17,11 +18,11 @@ from sabia.core.options.plan_cluster import TRAINING, PlanOptions
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.prices import Price, cheapest, short_money
 from sabia.core.plan.output.report import SCHEMA_VERSION, fields, layout_words, views
-from sabia.core.plan.output.table import columns, span, tons
+from sabia.core.plan.output.table import Cell, columns, span, texts_of, tons
 from sabia.core.plan.placed import plan_of
 from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
-from sabia.core.units import format_count, parse_list
+from sabia.core.units import parse_list
 
 SummaryRow = dict[str, Any]
 MOST_BILLS = 3  # columns of a table
@@ -56,7 +57,7 @@ def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     }
 
 
-def flat(row: SummaryRow) -> SummaryRow:
+def flat(row: Mapping[str, Any]) -> SummaryRow:
     """The row for Parquet, with the lowest cost and its price instead of all of them."""
     costs: Mapping[str, float] = row.get("costs_usd") or {}
     least = min(costs, key=lambda name: costs[name], default=None)
@@ -75,41 +76,34 @@ def scalars(figures: Mapping[str, Any], prefix: str = "") -> SummaryRow:
     return flat_figures
 
 
-def table(
-    first: str, named: Sequence[tuple[str, SummaryRow]], show_model: bool = False
-) -> list[str]:
+MODEL: dict[str, Cell] = {"PARAMS": "{params:count2}", "TOKENS": "{tokens:count}", "CHIP": "{chip}"}
+FIGURES: dict[str, Cell] = {
+    "CHIPS": "{chips:,}",
+    "MFU": "{mfu:.0%}",
+    "STEP": "{step_s:.3g}s",
+    "DAYS": "{finishes_s:span}",
+}
+LEAST: dict[str, Cell] = {
+    "LEAST": lambda row: _money(flat(row)["cost_usd"]),
+    "BY": lambda row: flat(row)["cost_at"] or "-",
+}
+BOUND: dict[str, Cell] = {"SPOT": lambda row: _money(row["spot_cost_usd"]), "BOUND BY": "{bound}"}
+
+
+def table(first: str, named: Sequence[tuple[str, SummaryRow]], show_model: bool) -> list[str]:
     """Lines of a table; `first`: header of the names. A price that a row does not have is '-'."""
-    bills = list(dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ())))
-    model = ["PARAMS", "TOKENS", "CHIP"] if show_model else []
-    prices = list(map(str.upper, bills)) if len(bills) <= MOST_BILLS else ["LEAST", "BY"]
-    head = [first, *model, "CHIPS", "MFU", "STEP", "DAYS", *prices, "SPOT", "BOUND BY"]
-    body = []
-    for name, row in named:
-        cells = _cells(row, bills, show_model) if not row["error"] else ["-"] * (len(head) - 1)
-        body.append([name, *cells])
+    bills = dict.fromkeys(bill for _, row in named for bill in row.get("costs_usd", ()))
+    costs: dict[str, Cell] = {bill.upper(): partial(_cost, bill) for bill in bills}
+    cells = (MODEL if show_model else {}) | FIGURES
+    cells |= (costs if len(bills) <= MOST_BILLS else LEAST) | BOUND
     if any("carbon" in row for _, row in named):
-        head.append("CO2E")
-        for cells, (_, row) in zip(body, named, strict=True):
-            cells.append(tons(row["carbon"]["tons_co2e"]) if "carbon" in row else "-")
-    return columns(head, body)
+        cells["CO2E"] = lambda row: tons(row["carbon"]["tons_co2e"]) if "carbon" in row else "-"
+    body = [[name, *texts_of(cells, row if not row["error"] else None)] for name, row in named]
+    return columns([first, *cells], body)
 
 
-def _cells(row: SummaryRow, bills: Sequence[str], show_model: bool) -> list[str]:
-    model = [format_count(row["params"], 2), format_count(row["tokens"]), row["chip"]]
-    costs = [_money(row["costs_usd"].get(bill)) for bill in bills]
-    if len(bills) > MOST_BILLS:  # only the lowest cost and its price
-        least = flat(row)
-        costs = [_money(least["cost_usd"]), least["cost_at"] or "-"]
-    return [
-        *(model if show_model else []),
-        f"{row['chips']:,}",
-        f"{row['mfu']:.0%}",
-        f"{row['step_s']:.3g}s",
-        span(row["finishes_s"]),
-        *costs,
-        _money(row["spot_cost_usd"]),
-        row["bound"],
-    ]
+def _cost(bill: str, row: Mapping[str, Any]) -> str:
+    return _money(row["costs_usd"].get(bill))
 
 
 def _money(usd: float | None) -> str:
@@ -202,9 +196,7 @@ def _verdict(named: Named) -> str:
 def rejected(named: Named) -> list[str]:
     """A line with the number of rows without a plan, if there are any."""
     count = sum(bool(row["error"]) for _, row in named)
-    return (
-        [f"{count} of {len(named)} rows have no plan; the error of each is in it"] if count else []
-    )
+    return [f"{count} of {len(named)} rows have no plan; the error of each is in it"] * (count > 0)
 
 
 def report(settings: PlanOptions, named: Named) -> dict[str, object]:

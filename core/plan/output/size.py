@@ -12,7 +12,7 @@ from sabia.core.plan.money.fitted import FittedLaw, fitted_law
 from sabia.core.plan.money.prices import DAY_S, cost_usd
 from sabia.core.plan.money.scaling import BESIROGLU, Budget, Pair
 from sabia.core.plan.output.costs import interval_text, law_line
-from sabia.core.plan.output.report import SCHEMA_VERSION
+from sabia.core.plan.output.report import SCHEMA_VERSION, fields
 from sabia.core.plan.output.table import Cell, span, table_of, words
 from sabia.core.plan.request import build
 from sabia.core.units import format_count
@@ -26,25 +26,20 @@ NOT_HERE = (
 )  # fmt: skip
 
 
-SIZE: dict[str, Cell] = {
-    "PARAMS": "{params:count1}",
-    "TOKENS": "{tokens:count1}",
-}
-EACH: dict[str, Cell] = {"EACH": "{tokens_per_param:,.0f}"}
-LOSS: dict[str, Cell] = {"LOSS": "{loss:.3f}"}
-SUMS: dict[str, Cell] = {
+CELLS: dict[str, Cell] = {
     "DEADLINE": "{deadline_s:span}",
     "FLOP": "{train_flops:power}",
-    **(SIZE | EACH | LOSS),
+    "PARAMS": "{params:count1}",
+    "TOKENS": "{tokens:count1}",
+    "EACH": "{tokens_per_param:,.0f}",
+    "LOSS": "{loss:.3f}",
     "COST": "{cost_usd:money}",
-}
-CURVE: dict[str, Cell] = {
-    **(EACH | SIZE),
     "EPOCHS": "{epochs:.1f}",
-    **LOSS,
     "STATE": "{state_bytes:bytes}",
     "": lambda row: "" if row["fits"] else "does not fit",
 }
+SUMS = ("DEADLINE", "FLOP", "PARAMS", "TOKENS", "EACH", "LOSS", "COST")
+CURVE = ("EACH", "PARAMS", "TOKENS", "EPOCHS", "LOSS", "STATE", "")
 
 
 @dataclass(frozen=True)
@@ -126,10 +121,10 @@ class SizeAnswer:
         """The tables."""
         cluster, prices = self.request.cluster, self.request.cluster.prices
         longest, chip = self.longest, cluster.chip.name.upper()
-        sums = {head: cell for head, cell in SUMS.items() if prices or head != "COST"}
-        curve = {
-            head: cell for head, cell in CURVE.items() if longest.budget.unique or head != "EPOCHS"
-        }
+        left_out = {name for name, known in (("COST", prices), ("EPOCHS", longest.budget.unique))
+                    if not known}  # fmt: skip
+        sums, curve = ({head: CELLS[head] for head in heads if head not in left_out}
+                       for heads in (SUMS, CURVE))  # fmt: skip
         lines = [
             words("question", chips=self.chips, chip=chip, mfu=cluster.mfu),
             law_line(self.fitted),
@@ -183,15 +178,11 @@ class SizeAnswer:
         ]
 
     def _figures(self, row: Sized, pair: Pair) -> dict[str, object]:
-        low, high = (None, None)
-        if self.fitted:
-            low, high = self.fitted.loss_interval(pair.params, pair.tokens)
+        sizes = pair.params, pair.tokens
+        low, high = self.fitted.loss_interval(*sizes) if self.fitted else (None, None)
         unique = row.budget.unique
         return {
-            "train_flops": pair.train_flops,
-            "params": pair.params,
-            "tokens": pair.tokens,
-            "tokens_per_param": pair.tokens_per_param,
+            **fields(pair, "train_flops", "params", "tokens", "tokens_per_param"),
             "epochs": pair.tokens / unique if unique else None,
             "loss": row.budget.loss(pair),
             "loss_low": low,

@@ -69,11 +69,14 @@ def table_of(cells: Mapping[str, Cell], rows: Iterable[Mapping[str, Any]]) -> li
 
     cells: head of a column → its text, as a format of the figures ("{chips:,}") or a function.
     """
-    texts = [
-        [cell(row) if callable(cell) else worded(cell, row) for cell in cells.values()]
-        for row in rows
-    ]
-    return columns(list(cells), texts)
+    return columns(list(cells), [texts_of(cells, row) for row in rows])
+
+
+def texts_of(cells: Mapping[str, Cell], row: Mapping[str, Any] | None) -> list[str]:
+    """The texts of one row; '-' in each column where there is none."""
+    if row is None:
+        return ["-"] * len(cells)
+    return [cell(row) if callable(cell) else worded(cell, row) for cell in cells.values()]
 
 
 def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -137,11 +140,6 @@ def span(seconds: float) -> str:
     return f"{seconds / DAY_S:.1f}d" if seconds >= DAY_S else format_duration(seconds)
 
 
-def power_of_ten(value: float) -> str:
-    """1.47e+23 → '1.47e23'."""
-    return f"{value:.3g}".replace("e+", "e")
-
-
 def short_time(seconds: float) -> str:
     """40 min, 12 s, 0.3 s."""
     if seconds >= 120:
@@ -160,7 +158,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "money": short_money, "rate": format_rate, "span": span, "time": short_time,
     "percent": percent, "count": format_count, "count1": partial(format_count, digits=1),
     "count2": partial(format_count, digits=2), "bytes": format_bytes, "duration": format_duration,
-    "tons": tons, "power": power_of_ten,
+    "tons": tons, "power": lambda value: f"{value:.3g}".replace("e+", "e"),
 }  # fmt: skip
 
 
@@ -192,7 +190,7 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
     counted, active = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
     if counted != active and run.flops_per_token is None:
         convention += f", N = {counted} without the input lookup"
-    assumed = "assumed " if request.model.origin.startswith("assumed") else ""
+    assumed = "assumed " if run.origin.startswith("assumed") else ""
     model = words("counts", run=run, assumed=assumed)
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
     mfu = f"{cluster.mfu:.0%} predicted" if plan.layouts else percent(cluster.mfu)
@@ -251,7 +249,7 @@ def verdict(plan: Plan) -> str:
         if best.chips < plan.memory_min_chips:
             run, cluster = plan.run, plan.cluster
             free = best.chips * cluster.hbm_bytes - run.state_bytes
-            live = memory.live_tokens_that_fit(free, run.layers, run.hidden)
+            live = max(0, int(free // memory.activation_bytes(run.layers, run.hidden, 1)))
             passes = -(-run.batch_tokens // live)
             hold = words("accumulate", most=plan.memory_min_chips, live=live, passes=passes)
         return " ".join([*sentences, hold]).rstrip()

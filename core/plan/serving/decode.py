@@ -256,20 +256,9 @@ def active_share(kind: LayerKind, tokens: float) -> float:
     return 1.0 - (1.0 - kind.top_k / kind.experts) ** tokens
 
 
-def is_latent(kind: LayerKind) -> bool:
-    """Whether the layer has latent attention: one vector per token for all keys and values."""
-    return kind.key_latent > 0
-
-
 def cache_split(kind: LayerKind, chips: int) -> int:
     """Number of chips that split a token's cache: by key-value heads; a latent is not split."""
-    return 1 if is_latent(kind) else math.gcd(chips, kind.kv_heads)
-
-
-def cached_elements(kind: LayerKind, context: float) -> float:
-    """Elements of one layer's cache of one sequence of `context` tokens, without state."""
-    seen = context if kind.window is None else min(context, kind.window)
-    return kind.cache_width * seen
+    return 1 if kind.key_latent else math.gcd(chips, kind.kv_heads)
 
 
 def read_share(kind: LayerKind, context: float) -> float:
@@ -299,7 +288,8 @@ def cache_bytes(
     """
     data, total = replica.attention == "data", 0.0
     for kind in replica.architecture.layers:
-        cached = cached_elements(kind, context) * replica.cache_element
+        seen = context if kind.window is None else min(context, kind.window)
+        cached = kind.cache_width * seen * replica.cache_element
         if read:
             cached *= read_share(kind, context)
         split = replica.chips if data else cache_split(kind, replica.chips)
@@ -317,7 +307,9 @@ def decode_step(replica: Replica, batch: float, context: float) -> Pass:
     # by data the fullest chip has at least one sequence
     spread = max(batch, t) if replica.attention == "data" else batch
     products = 2 * spread * (_layer_products(model) + model.vocab * model.hidden)
-    cached = cache_bytes(replica, context, on_chip=True, read=True) + _written_bytes(replica)
+    # recurrent states are also written
+    states = _each_layer(model, lambda kind: bool(kind.state_products) * state_bytes(kind, replica))
+    cached = cache_bytes(replica, context, on_chip=True, read=True) + states / t
     scores = 2 * spread * _each_layer(model, lambda kind: _score_products(kind, context))
     return _pass(replica, batch, products / t, spread * cached, scores / t)
 
@@ -359,17 +351,9 @@ def _layer_products(model: Architecture) -> float:
     return _each_layer(model, lambda kind: kind.matmul_params)
 
 
-def _written_bytes(replica: Replica) -> float:
-    """Bytes of writing the recurrent states of one sequence; reading counts as cache."""
-    state = _each_layer(
-        replica.architecture, lambda kind: state_bytes(kind, replica) if kind.state_products else 0
-    )
-    return state / replica.chips
-
-
 def _score_products(kind: LayerKind, context: float) -> float:
     """Multiply-adds of one token with the layer's cache."""
-    if not is_latent(kind):
+    if not kind.key_latent:
         return kind.score_products(context) + kind.state_products
     chosen = kind.score_products(context) - kind.keys(context) * kind.score_width
     return 2 * kind.heads * kind.cache_width * kind.keys(context) + chosen

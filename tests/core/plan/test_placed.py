@@ -34,8 +34,8 @@ def test_batches_are_rounded_to_what_chips_can_share(rows, rounded):
 def test_a_fixed_layout_keeps_a_whole_batch_and_a_search_rounds_it():
     rough = {"batch_tokens": 15625 * 4096, "seq": 4096}
     fixed = plan(**rough, fixed_layout="fsdp=25", stack="fsdp", deadline="200d").layouts
-    assert fixed.batch_rows == 15625
-    assert plan(**rough, search=True, chips=64).layouts.batch_rows == 16384
+    assert fixed.problem.workload.batch_rows == 15625
+    assert plan(**rough, search=True, chips=64).layouts.problem.workload.batch_rows == 16384
 
 
 def test_each_row_follows_from_its_layout(over_counts):
@@ -60,10 +60,10 @@ def test_no_searched_number_in_time_is_much_cheaper(over_counts):
     for row in over_counts.rows:
         limit = row.deadline_s / over_counts.layouts.steps
         in_time = [other for other in search_result.front if other.step_s <= limit]
-        least = min(other.token_chip_s for other in in_time)
-        assert row.layout.token_chip_s <= least * HARDLY_MORE
+        least = min(other.step_s * other.chips for other in in_time)
+        assert row.layout.step_s * row.layout.chips <= least * HARDLY_MORE
         fewer = [o for o in in_time if o.chips < row.chips]
-        assert all(other.token_chip_s > least * HARDLY_MORE for other in fewer)
+        assert all(other.step_s * other.chips > least * HARDLY_MORE for other in fewer)
 
 
 def test_the_best_layout_fixed_is_as_fast_as_when_it_was_found():

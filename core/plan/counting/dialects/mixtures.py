@@ -9,7 +9,6 @@ counted, as in core.spec.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -171,22 +170,12 @@ def _stack(
 
 def dbrx(fields: CountFields) -> Architecture:
     """DBRX (Databricks, 2024): fine-grained experts; its own names of all sizes."""
-    hidden, heads = fields.size("d_model"), fields.size("n_heads")
+    fields.hidden, fields.depth = fields.size("d_model"), fields.size("n_layers")
+    hidden, heads = fields.hidden, fields.size("n_heads")
     own: dict[str, Any] = fields.take("attn_config", dict, {})
     feed: dict[str, Any] = fields.take("ffn_config", dict)
     mixer = reading.grouped(hidden, heads, own.get("kv_n_heads", 1), hidden // heads)
     routed = reading.moe(hidden, *(
         feed[name] for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size")
     ))  # fmt: skip
-    depth = fields.size("n_layers")
-    vocab = fields.size("vocab_size")
-    tied = fields.take("tie_word_embeddings", bool, False)
-    return Architecture(
-        name=fields.family,
-        hidden=hidden,
-        vocab=vocab,
-        layers=(replace(layer(mixer, routed, 2 * hidden), count=depth),),
-        embedding_params=vocab * hidden,
-        head_params=0 if tied else vocab * hidden,
-        other_params=hidden,
-    )
+    return reading.decoder(fields, [layer(mixer, routed, 2 * hidden)] * fields.depth)

@@ -253,8 +253,8 @@ def test_what_does_not_train_here_says_so() -> None:
 def test_llama_4_attends_to_chunks_in_three_of_four_layers() -> None:
     model = architecture_from(llama4(num_local_experts=16))
     assert {kind.window: kind.count for kind in model.layers} == {8192: 36, None: 12}
-    short = operations(model, 8192, "palm").scores
-    assert operations(model, 16384, "palm").scores == short * (36 + 12 * 2) / 48
+    short = operations(model, 8192, "palm").mixing
+    assert operations(model, 16384, "palm").mixing == short * (36 + 12 * 2) / 48
 
 
 def test_keys_that_are_merged_or_chosen() -> None:

@@ -45,16 +45,17 @@ def test_llama_405b_at_8k() -> None:
     assert ops.training_flops_per_token(model, 8192, "causal") == pytest.approx(2.524e12, rel=1e-3)
 
 
-def test_parts_of_a_layer(sparse: Architecture) -> None:
-    layers = [ops.layer_operations(replace(kind, count=1), 50, "palm") for kind in sparse.layers]
-    first, routed = layers
-    assert (first.mixer, first.mlp, first.experts) == (2 * ATTENTION, 2 * MLP, 0)
-    assert routed.mlp == 2 * (3 * H * 16 + 8 * H)
-    assert routed.experts == 2 * 2 * 3 * H * 32
-    assert first.scores == routed.scores == 4 * 50 * HEADS * D
+def test_parts_of_a_model(sparse: Architecture) -> None:
+    first, routed = (replace(kind, count=1) for kind in sparse.layers)
+    parts = [
+        ops.operations(replace(sparse, layers=(kind,)), 50, "palm") for kind in (first, routed)
+    ]
+    assert parts[0].linear == 2 * (ATTENTION + MLP)
+    assert parts[1].linear == 2 * (ATTENTION + 3 * H * 16 + 8 * H + 2 * 3 * H * 32)
+    assert parts[0].mixing == parts[1].mixing == 4 * 50 * HEADS * D
     whole = ops.operations(sparse, 50, "palm")
-    assert whole.head == 2 * V * H
-    totals = [part.linear + part.scores + part.state for part in layers]
+    assert whole.head == parts[0].head == 2 * V * H
+    totals = [part.total - part.head for part in parts]
     assert whole.total == totals[0] + 2 * totals[1] + whole.head
     assert ops.training_flops_per_token(sparse, 50, "palm") == 3 * whole.total
 
@@ -62,10 +63,10 @@ def test_parts_of_a_layer(sparse: Architecture) -> None:
 def test_a_window_bounds_the_keys_and_an_encoder_sees_both_sides(dense: Architecture) -> None:
     (layer,) = dense.layers
     local = replace(dense, layers=(replace(layer, window=10),))
-    assert ops.operations(local, 50, "palm").scores == 4 * L * 10 * HEADS * D
-    assert ops.operations(local, 5, "palm").scores == ops.operations(dense, 5, "palm").scores
+    assert ops.operations(local, 50, "palm").mixing == 4 * L * 10 * HEADS * D
+    assert ops.operations(local, 5, "palm").mixing == ops.operations(dense, 5, "palm").mixing
     encoder = replace(local, causal=False)
-    assert ops.operations(encoder, 50, "causal").scores == 4 * L * 20 * HEADS * D
+    assert ops.operations(encoder, 50, "causal").mixing == 4 * L * 20 * HEADS * D
 
 
 def test_chosen_keys_and_their_choice() -> None:

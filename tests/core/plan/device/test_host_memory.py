@@ -6,12 +6,14 @@ each, are measured in tests/bench/bench_plan_memory.py.
 """
 
 import functools
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from sabia.core.model.storage import hub
+from sabia.core.parallel.mesh import Mesh, shard_slices, weight_split
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import Layout, Workload, find_stack, stack_on
@@ -110,6 +112,20 @@ def test_a_tied_head_is_gathered_in_fp32():
         job = Workload(model, LENGTH, 8, find_recipe("fsdp-fp32"), "bf16")
         found.append(device_memory(job, plain(fsdp=2, micro_batch=4), CPU)["temporaries"])
     assert found[0] - found[1] == (4 - 2) * 4096 * 64
+
+
+def test_projections_to_latents_are_whole_on_each_tensor_rank():
+    """As core.parallel.mesh splits them."""
+    spec, mesh = spec_of("deepseek_v3", 4), Mesh(tensor=2)
+    held = sum(
+        math.prod(
+            cut.stop - cut.start for cut in shard_slices(t.shape, weight_split(t, mesh), mesh, 0)
+        )
+        for t in spec.tensors()
+    )
+    job = Workload(from_spec(spec), LENGTH, 8, find_recipe("fsdp-fp32"), "fp32")
+    counted = device_memory(job, plain(tensor=2), CPU)["weights"] / 4
+    assert counted == pytest.approx(held, rel=0.02)  # routers are split in the count
 
 
 @pytest.mark.parametrize("axis", ["fsdp", "tensor", "context", "pipe", "expert"])

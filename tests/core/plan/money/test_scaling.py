@@ -6,7 +6,10 @@ import pytest
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan.money import scaling
-from sabia.core.plan.money.scaling import BESIROGLU, HOFFMANN, Pair, ScalingLaw, advise
+from sabia.core.plan.money.scaling import BESIROGLU, Pair, ScalingLaw, advise
+
+# arXiv 2203.15556, approach 3, with the digits of its source
+HOFFMANN = ScalingLaw("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
 
 
 def test_tokens_per_parameter_of_published_runs():
