@@ -1,10 +1,10 @@
 """A layer of a decoder for one token of one row on a CPU: definitions.
 
 A step of decoding one row multiplies one vector by every matrix; what lies between the products is
-a few thousand numbers. Calling as many operations for these takes as long as reading the weights,
-which drive the interpreter's own data from the caches, so a whole layer is one call here. Numbers
-are float32, or bfloat16 as uint16 (their bits), all of a call alike; results are rounded where each
-operation by itself rounds them, and computed in float32 between.
+a few thousand numbers. Calling as many operations for these can take longer than reading the
+weights (tests/bench/RESULTS.md), so a whole layer is one call here. Numbers are float32, or
+bfloat16 as uint16 (their bits), all of a call alike; results are rounded where each operation by
+itself rounds them, and computed in float32 between.
 """
 
 import functools
