@@ -148,9 +148,9 @@ def _row_products() -> None:
     for dtype in (np.float32, np.uint16):
         numbers = np.zeros((1, 1, 1, 1), dtype)
         matrix_vector(numbers[0, 0], one[0, 0, 0], one[0, 0, 0], _N)
-        scores(one, numbers, one, _N)
-        weighted_sums(one, numbers, one, _N)
         none = np.zeros((1, 1), np.int64)
+        scores(one, numbers, none[0], one, _N)
+        weighted_sums(one, numbers, none[0], one, _N)
         attention(one, numbers, numbers, none, none, one, one[0], _N)
 
 

@@ -243,6 +243,7 @@ class Ops(ArrayFunctions, Protocol):
         window: int | None = None,
         causal: bool = True,
         at: Array | None = None,
+        shared: Sequence[Any] = (),
     ) -> Any:
         """The mask of `attention`, made once per forward pass; opaque.
 
@@ -251,10 +252,12 @@ class Ops(ArrayFunctions, Protocol):
         the queries are the slice from `start` (context parallelism), and query t attends to
         j ≤ start + t in the same segment (segments[B, keys]; outputs of padding are undefined, and
         finite). at[B, T] (torch): the key that is each query's own, in place of start + t.
+        shared (torch): the `SharedSlots` of rows of a cache.
         `window`: only the last `window` of these. Not `causal`: also later keys, with `window` if
         |j - start - t| < window.
         """
         settings: Any = {"start": start, "window": window, "causal": causal, "at": at}
+        settings["shared"] = shared
         queries = like.shape[1] if at is None else at.shape[1]
         return attention_mask(like, queries, keys, segments=segments, slots=slots, **settings)
 

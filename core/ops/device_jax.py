@@ -29,7 +29,7 @@ from sabia.core.ops.product import Matrix, Product, check_product
 
 Array = jax.Array
 
-_STATIC = ["reads", "rings", "slack"]
+_STATIC = ["reads", "rings", "slack", "shared"]
 jax.tree_util.register_dataclass(KVCache, data_fields=["layers", "lengths"], meta_fields=_STATIC)
 
 

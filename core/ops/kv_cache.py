@@ -93,6 +93,7 @@ class KVCache:
     lengths: np.ndarray | None = None
     rings: frozenset[int] = frozenset()  # layers that keep their window and `slack` only
     slack: int = 0
+    shared: Sequence[Any] = ()  # under torch: groups of rows whose first keys and values are equal
 
     @classmethod
     def create(
@@ -226,7 +227,7 @@ class KVCache:
         """The mask of the layers with this window, for x[B, T, D] at slots[B, T]."""
         sizes = {next(iter(self.layers[index].values())).shape[1] for index in self.rings}
         if window is None or window + self.slack not in sizes:
-            return ops.attention_mask(x, reads, window=window, slots=slots)
+            return ops.attention_mask(x, reads, window=window, slots=slots, shared=self.shared)
         if x.shape[1] > self.slack + 1:
             raise UsageError(
                 f"cache: {x.shape[1]} tokens of a row at once, of layers that keep their window of "

@@ -30,6 +30,7 @@ A TPU kernel cannot be partitioned by the compiler: on a mesh call it inside `sh
 FlashAttention: arXiv 2205.14135 and 2307.08691.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from sabia.kernels.runtime.dispatch import Choice, framework
@@ -58,6 +59,7 @@ def attention_mask(
     window: int | None = None,
     causal: bool = True,
     at: Array | None = None,
+    shared: Sequence[Any] = (),
 ) -> Any:
     """The key intervals of a batch, computed once and used by every layer; an opaque object.
 
@@ -65,8 +67,9 @@ def attention_mask(
     position of the first of `queries` (a JAX scalar too, in JAX). With slots[B, queries] the keys
     are those of a cache, and a query at slot s sees the slots up to s (the last `window` of them).
     at[B, queries] (causal, in torch): the key that is each query's own, where queries are not a
-    slice of the keys. `like` gives the device and, for a cache, the dtype of queries. Raises
-    ValueError where the queries reach beyond the keys or the window is below 1.
+    slice of the keys. shared: the `SharedSlots` of a cache in torch. `like` gives the device and,
+    for a cache, the dtype of queries. Raises ValueError where the queries reach beyond the keys or
+    the window is below 1.
     """
     if at is not None and not (causal and slots is None and framework(like) == "torch"):
         raise ValueError("attention: queries at given keys (expected causal attention in torch)")
@@ -78,7 +81,7 @@ def attention_mask(
         raise ValueError(f"attention: {segments.shape[-1]} segment numbers for {keys} keys")
     module = _library_module(like)
     if slots is not None:
-        return module.cache_mask(like, keys, slots, window)
+        return module.cache_mask(like, keys, slots, window, *([shared] if shared else ()))
     if at is not None:
         return module.mask_at(like, at, keys, segments, window)
     return module.attention_mask(like, queries, keys, segments, start, window, causal)

@@ -1,11 +1,14 @@
 """Attention over the slots of a key-value cache in torch: `scaled_dot_product_attention`.
 
 Its CPU and flash kernels read grouped keys without a copy; soft-capped attention is a plain
-expression. One query per row of a large cache is computed by kernels.row_products on a CPU.
+expression. One query per row of a large cache is computed by kernels.row_products on a CPU, and of
+slots that rows share by products of matrices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -18,10 +21,37 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
+class SharedSlots:
+    """Rows of the cache whose first `slots` keys and values are equal."""
+
+    rows: slice | Tensor  # [R] of int64, ascending
+    first_row: int
+    slots: int
+
+    @classmethod
+    def of(cls, rows: Sequence[int], slots: int) -> "SharedSlots":
+        """For ascending rows."""
+        together = rows[-1] - rows[0] == len(rows) - 1
+        return cls(slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows), rows[0], slots)
+
+    def read(self, x: Tensor) -> Tensor:
+        """[K, S, N]: the shared slots of keys or values x[B, S or more, K, N], in fp32."""
+        return x[self.first_row, : self.slots].transpose(0, 1).float()
+
+    def times(self, x: Tensor, matrices: Tensor) -> Tensor:
+        """The rows x[B, K, G, ·] times matrices[K, ·, M], [R, K, G, M]."""
+        mine = x[self.rows].transpose(0, 1)  # [K, R, G, ·]
+        made = torch.bmm(mine.flatten(1, 2), matrices)
+        return made.unflatten(1, mine.shape[1:3]).transpose(0, 1)
+
+
+@dataclass(frozen=True)
 class CacheMask:
-    """bias[B, 1, T, S]: 0 for the slots of the cache that a query sees, -inf for the others."""
+    """bias[B, 1, T, S]: 0 for the slots of the cache that a query sees, -inf for the others.
+    shared: of groups of rows, none of which is in two."""
 
     bias: Tensor
+    shared: Sequence[SharedSlots] = ()
 
     @property
     def queries(self) -> int:
@@ -34,13 +64,15 @@ class CacheMask:
         return self.bias.shape[3]
 
 
-def cache_mask(like: Tensor, keys: int, slots: Tensor, window: int | None) -> CacheMask:
+def cache_mask(
+    like: Tensor, keys: int, slots: Tensor, window: int | None, shared: Sequence[SharedSlots] = ()
+) -> CacheMask:
     """See attention.attention_mask, with slots."""
     # [B, T, S], t - j
     distance = slots[:, :, None] - torch.arange(keys, device=like.device)
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
     bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)  # [B, T, S]
-    return CacheMask(bias.masked_fill_(hidden, float("-inf"))[:, None])
+    return CacheMask(bias.masked_fill_(hidden, float("-inf"))[:, None], shared)
 
 
 def attention(
@@ -101,11 +133,16 @@ def _one_query(
     batch, _, heads, size = q.shape
     groups, per_group = k.shape[2], heads // k.shape[2]
     queries = (q.float() * scale).reshape(batch, groups, per_group, size)
-    made = torch.empty(batch, groups, per_group, mask.keys)
-    scores_of(numbers(queries), numbers(k), numbers(made))
-    weights = _weights(made[..., None, :], mask, softcap, sinks)
+    made, first = torch.empty(batch, groups, per_group, mask.keys), np.zeros(batch, np.int64)
+    for one in mask.shared:
+        first[one.rows] = one.slots
+        made[one.rows, :, :, : one.slots] = one.times(queries, one.read(k).transpose(1, 2))
+    scores_of(numbers(queries), numbers(k), first, numbers(made))
+    weights = _weights(made[..., None, :], mask, softcap, sinks)[..., 0, :].contiguous()
     out = torch.empty(batch, groups, per_group, v.shape[3])
-    weighted_sums(numbers(weights[..., 0, :].contiguous()), numbers(v), numbers(out))
+    weighted_sums(numbers(weights), numbers(v), first, numbers(out))
+    for one in mask.shared:
+        out[one.rows] += one.times(weights[..., : one.slots], one.read(v))
     return out.reshape(batch, 1, heads, -1).to(q.dtype)
 
 

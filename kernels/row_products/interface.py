@@ -27,17 +27,21 @@ def matrix_vector(
     _engine(engine).matrix_vector(weight, x, out)
 
 
-def scores(q: np.ndarray, keys: np.ndarray, out: np.ndarray, engine: str = "numba") -> None:
-    """out[B, K, G, S] = q[B, K, G, N] · keys[B, S or more, K, N]; q and out are float32."""
-    _engine(engine).scores(q, keys, out)
+def scores(
+    q: np.ndarray, keys: np.ndarray, first: np.ndarray, out: np.ndarray, engine: str = "numba"
+) -> None:
+    """out[B, K, G, S] = q[B, K, G, N] · keys[B, S or more, K, N] of the slots from first[B] on, and
+    what it was before them; q and out are float32."""
+    _engine(engine).scores(q, keys, first, out)
 
 
 def weighted_sums(
-    weights: np.ndarray, values: np.ndarray, out: np.ndarray, engine: str = "numba"
-) -> None:
-    """out[B, K, G, N] = Σ over s of weights[B, K, G, S] · values[B, S or more, K, N]; weights and
-    out are float32."""
-    _engine(engine).weighted_sums(weights, values, out)
+    weights: np.ndarray, values: np.ndarray, first: np.ndarray, out: np.ndarray,
+    engine: str = "numba",
+) -> None:  # fmt: skip
+    """out[B, K, G, N] = Σ over s ≥ first[B] of weights[B, K, G, S] · values[B, S or more, K, N];
+    weights and out are float32."""
+    _engine(engine).weighted_sums(weights, values, first, out)
 
 
 def attention(

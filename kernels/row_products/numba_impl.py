@@ -38,10 +38,10 @@ def matrix_vector(weight, x, out):
 
 
 @jit
-def scores(q, keys, out):
+def scores(q, keys, first, out):
     """See the interface."""
     for b in range(q.shape[0]):
-        for s in range(out.shape[3]):
+        for s in range(first[b], out.shape[3]):
             for h in range(q.shape[1]):
                 key = keys[b, s, h]
                 for g in range(q.shape[2]):
@@ -52,13 +52,12 @@ def scores(q, keys, out):
 
 
 @jit
-def weighted_sums(weights, values, out):
+def weighted_sums(weights, values, first, out):
     """See the interface; four values at a time, so that sums are loaded and stored less often."""
     slots = weights.shape[3]
-    fours = slots - slots % 4
     for b in range(out.shape[0]):
-        out[b] = 0
-        for s in range(0, fours, 4):
+        out[b], fours = 0, slots - (slots - first[b]) % 4
+        for s in range(first[b], fours, 4):
             for h in range(out.shape[1]):
                 v0, v1 = values[b, s, h], values[b, s + 1, h]
                 v2, v3 = values[b, s + 2, h], values[b, s + 3, h]

@@ -12,14 +12,23 @@ def matrix_vector(weight: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     out[:] = _wide(weight) @ x
 
 
-def scores(q: np.ndarray, keys: np.ndarray, out: np.ndarray) -> None:
+def scores(q: np.ndarray, keys: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
     """See the interface."""
-    out[:] = np.einsum("bkgn,bskn->bkgs", q, _wide(keys[:, : out.shape[3]]))
+    made = np.einsum("bkgn,bskn->bkgs", q, _wide(keys[:, : out.shape[3]]))
+    np.copyto(out, made, where=_from(first, out.shape[3]))
 
 
-def weighted_sums(weights: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+def weighted_sums(
+    weights: np.ndarray, values: np.ndarray, first: np.ndarray, out: np.ndarray
+) -> None:
     """See the interface."""
+    weights = np.where(_from(first, weights.shape[3]), weights, 0)
     out[:] = np.einsum("bkgs,bskn->bkgn", weights, _wide(values[:, : weights.shape[3]]))
+
+
+def _from(first: np.ndarray, slots: int) -> np.ndarray:
+    """[B, 1, 1, S]: whether the slot is first[b] or later."""
+    return np.arange(slots) >= first[:, None, None, None]
 
 
 def attention(

@@ -25,11 +25,12 @@ def test_engines_agree(rows: int, size: int, dtype: torch.dtype) -> None:
     made = np.zeros((2, rows), np.float32)
     cache = torch_arrays.numbers(drawn(2, rows + 3, 3, size, dtype=dtype))
     q, parts = drawn(2, 3, 2, size).numpy(), drawn(2, 3, 2, rows).numpy()
-    found, sums = np.zeros((2, 2, 3, 2, rows), np.float32), np.ones((2, *q.shape), np.float32)
+    found, sums = np.ones((2, 2, 3, 2, rows), np.float32), np.ones((2, *q.shape), np.float32)
+    first = np.array([0, rows // 2])
     for number, engine in enumerate(("numba", "reference")):
         interface.matrix_vector(weight, x, made[number], engine)
-        interface.scores(q, cache, found[number], engine)
-        interface.weighted_sums(parts, cache, sums[number], engine)
+        interface.scores(q, cache, first, found[number], engine)
+        interface.weighted_sums(parts, cache, first, sums[number], engine)
     for both in (made, found, sums):
         np.testing.assert_allclose(*both, atol=2e-5)
 
@@ -73,6 +74,38 @@ def test_attention_of_one_query(
     assert in_order.dtype == dtype
     bound = 2e-6 if dtype == torch.float32 else 0.02
     torch.testing.assert_close(in_order, fused, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("groups", "window", "softcap", "sinks"),
+    [
+        ([([0, 1, 2, 3, 4, 5], 40)], None, None, False),
+        ([([0, 2, 5], 37), ([1, 3], 11)], None, None, True),
+        ([([1, 2, 3], 22), ([4, 5], 1)], 25, 3.0, False),
+    ],
+)
+def test_slots_that_rows_share(
+    groups: list[tuple[list[int], int]], window: int | None, softcap: float | None, sinks: bool,
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As without groups; only the first row of a group is read up to what it shares."""
+    monkeypatch.setattr(torch_arrays, "LEAST_BYTES", 0)
+    q, k, v = (drawn(6, n, h, 16, dtype=dtype, seed=n + h) for n, h in ((1, 6), (50, 2), (50, 3)))
+    v = v[:, :, :2].contiguous()
+    for rows, slots in groups:
+        k[rows, :slots], v[rows, :slots] = k[rows[0], :slots], v[rows[0], :slots]
+    slots = torch.tensor([[41], [45], [40], [47], [43], [44]])
+    shared = [torch_cached.SharedSlots.of(*group) for group in groups]
+    settings: Any = {"softcap": softcap, "sinks": drawn(6, seed=4) if sinks else None}
+    with torch.inference_mode():
+        one = attention_mask(q[:, :, 0], 1, 48, slots=slots, window=window)
+        plain = attention(q, k[:, :48], v[:, :48], one, **settings)
+        for rows, count in groups:
+            k[rows[1:], :count], v[rows[1:], :count] = torch.nan, torch.nan
+        both = attention_mask(q[:, :, 0], 1, 48, slots=slots, window=window, shared=shared)
+        made = attention(q, k[:, :48], v[:, :48], both, **settings)
+    torch.testing.assert_close(made, plain, rtol=0, atol=2e-6 if dtype == torch.float32 else 0.01)
 
 
 def test_other_layouts_and_gradients_are_left_to_the_fused_kernel(

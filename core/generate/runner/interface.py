@@ -47,6 +47,7 @@ class Prefilled(NamedTuple):
     states: Any
     lengths: np.ndarray  # tokens of each prompt
     adapters: np.ndarray  # number of the adapter of each
+    prompts: Sequence[Sequence[int]] = ()
 
 
 class Drawn(NamedTuple):

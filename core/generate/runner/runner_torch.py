@@ -18,6 +18,7 @@ from sabia.core.generate.runner.interface import (
     Prefilled,
     Proposed,
 )
+from sabia.core.generate.runner.shared_prefixes import SharedPrefixes
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import Params, dtype_name
@@ -54,6 +55,8 @@ class TorchRunner:
         graphs = self._device.type == "cuda" and alone
         sizes = capacity, min(context, self._cache.slots)
         self._graphs = StepGraphs(self._one_each, self._device, *sizes) if graphs else None
+        self._shared = SharedPrefixes()
+        self._version = 0  # of the parameters
         self._source: Params = {}
         self._prepared: Params = {}
 
@@ -81,7 +84,7 @@ class TorchRunner:
         hidden = self._run(prompts, starts, lengths, cache, numbers)
         last = self._tensor(lengths - starts - 1)
         logits = self._logits(hidden[torch.arange(len(prompts), device=self._device), last])
-        return Prefilled(logits, hidden, cache, states, lengths, numbers)
+        return Prefilled(logits, hidden, cache, states, lengths, numbers, prompts)
 
     def keep(self, prefilled: Prefilled | None, kept: Kept) -> None:
         """See Runner.keep."""
@@ -129,7 +132,9 @@ class TorchRunner:
     def admit(self, prefilled: Prefilled, which: np.ndarray, first: int) -> None:
         """See Runner.admit."""
         rows, width = self._tensor(which), int(prefilled.lengths.max())
-        self._adapters[first : first + len(which)] = prefilled.adapters[which]
+        adapters = self._adapters[first : first + len(which)] = prefilled.adapters[which]
+        mine = [prefilled.prompts[one] for one in which.tolist()]
+        self._shared.admit(mine, first, self._version, adapters)
         for ours, theirs in zip(self._cache.layers, prefilled.cache.layers, strict=True):
             for name, tensor in ours.items():
                 new, made = tensor[first : first + len(which)], theirs[name]
@@ -171,6 +176,8 @@ class TorchRunner:
         reads = -(-int(positions.max() + 1) // READ_STEP) * READ_STEP
         view = self._ahead if ahead and self._ahead else self._cache.first(len(ids))
         view.upto(min(reads, self._cache.slots)).lengths = counts
+        if self._device.type == "cpu":
+            view.shared = self._shared.of(len(ids))
         adapters = self._adapters[: len(ids)]
         hidden = self._hidden(self._tensor(ids), self._tensor(positions), view, adapters)
         if ahead and self._stateful:
@@ -194,6 +201,7 @@ class TorchRunner:
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See Runner.move."""
         self._adapters[target] = self._adapters[source]
+        self._shared.move(source, target)
         moved, to = self._tensor(source), self._tensor(target)
         for layer in self._cache.layers:
             for tensor in layer.values():
@@ -253,6 +261,7 @@ class TorchRunner:
         """The model's present parameters, prepared."""
         if self.model.params is not self._source:
             self._source, self._prepared = self.model.params, self.model.prepared()
+            self._version += 1
         return self._prepared
 
     @property
