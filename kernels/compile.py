@@ -27,7 +27,16 @@ from sabia.kernels.bpe.interface import (
     pair_table,
     word_table,
 )
-from sabia.kernels.decoder_layer.interface import Cached, LayerWeights, decoder_layer
+from sabia.kernels.decoder_layer.interface import (
+    Cached,
+    LayerWeights,
+    added,
+    attend,
+    decoder_layer,
+    gated,
+    heads,
+    normed,
+)
 from sabia.kernels.fasttext.definitions import (
     SOFTMAX,
     Classifier,
@@ -172,11 +181,18 @@ def _row_functions() -> None:
 
 
 def _decoder_layer() -> None:
-    none = np.zeros(0, np.float32)
+    none, zero = np.zeros((1, 0), np.float32), np.zeros(1, np.int64)
+    q = np.zeros((1, 1, 1, 1), np.float32)
     for dtype in (np.float32, np.uint16):
-        x, cache = np.zeros(1, dtype), np.zeros((1, 1, 1), dtype)
-        weights = LayerWeights((cache[0],) * 8, (x[:0],) * 14, (1e-6, 0.0, 0.0, 1.0, 1.0))
-        decoder_layer(x, weights, none, none, Cached(cache, cache, 0, 0, 0), _N)
+        x, made, cache = (np.zeros(shape, dtype) for shape in ((1, 1), (1, 3), (1, 1, 1, 1)))
+        cached = Cached(cache, cache, zero, zero, zero)
+        weights = LayerWeights((x,) * 8, (x[0, :0],) * 14, (1e-6, 0.0, 0.0, 1.0, 1.0))
+        decoder_layer(x, weights, none, none, cached, _N)
+        normed(x, x[0, :0], 0.0, 1e-6, x, _N)
+        added(x, x, x[0, :0], 0.0, 1e-6, 1.0, _N)
+        gated(made[:, :2].copy(), x, _N)
+        heads(made, (x[0, :0], x[0, :0]), (0.0, 1e-6, 1.0), none, none, cached, q, _N)
+        attend(q, cached, zero, q, q, _N)
 
 
 EXAMPLES: Mapping[str, Callable[[], None]] = {

@@ -146,7 +146,7 @@ def hidden_and_stats(
     if outputs is not None:
         outputs = ops.integers(outputs, x)
         tokens = outputs if keys is None else ops.take_along(keys, outputs)
-    row = None if cache is None or outputs is not None else ops.decoded_row(context, x)
+    row = None if cache is None or outputs is not None else ops.decoded_rows(context, x)
     for index in layers:
         if row and row.advance(index, spec.layers[index], names[index], params, x):
             continue

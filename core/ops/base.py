@@ -110,9 +110,9 @@ class Ops(ArrayFunctions, Protocol):
         """x[..., in] · weight[out, in]ᵀ + bias[out], in x's dtype; `name`: the weight's."""
         return self.multiply(Product(x, (Matrix(name, weight, bias),)))[0]
 
-    def decoded_row(self, context: Any, x: Array) -> Any:
-        """What computes whole layers of a pass over one token x[1, 1, D] of one row of a cache
-        (`DecodedRow.advance`), where the backend has such; else None."""
+    def decoded_rows(self, context: Any, x: Array) -> Any:
+        """What computes whole layers of a pass over one token x[B, 1, D] of each row of a cache
+        (`DecodedRows.advance`), where the backend has such; else None."""
         return None
 
     # -- arrays

@@ -21,7 +21,7 @@ from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.numerics.stored import Stored
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
-from sabia.core.ops.decoded_torch import DecodedRow, decoded_row
+from sabia.core.ops.decoded_torch import DecodedRows, decoded_rows
 from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_torch import (
     DispatchPlan,
@@ -334,9 +334,9 @@ class TorchOps(Ops):
         """See Ops.prepared."""
         return packed(params, former, most_bytes)
 
-    def decoded_row(self, context: Any, x: Tensor) -> DecodedRow | None:
-        """See Ops.decoded_row."""
-        return decoded_row(self, context, x)
+    def decoded_rows(self, context: Any, x: Tensor) -> DecodedRows | None:
+        """See Ops.decoded_rows."""
+        return decoded_rows(self, context, x)
 
     def silu_product(self, gate: Tensor, up: Tensor) -> Tensor:
         """See Ops.silu_product."""

@@ -24,7 +24,7 @@ from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_l
 Tensor = torch.Tensor
 
 
-class _Joined:
+class Joined:
     """Matrices that are multiplied by one input. sizes: the outputs of each."""
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
@@ -51,6 +51,10 @@ class _Joined:
         """Each of them as it is."""
         return [numbers(weight) for weight in self._weights]
 
+    def times(self, x: Tensor) -> Tensor:
+        """x[..., in] times all matrices."""
+        return onednn_linear(x, self.packed, self.bias)
+
     def of_one_row(self, x: Tensor) -> Tensor:
         """x[..., in], of one row, times all matrices."""
         made, row, end = torch.empty(*x.shape[:-1], self.outputs), numbers(x.float().view(-1)), 0
@@ -65,14 +69,14 @@ class _Joined:
 class Packed(torch.Tensor):
     """A matrix that is in all other respects a plain tensor. source, version: the tensor that it
     is, and how often that had been written to. joined: by the names of the matrices that are
-    multiplied together, of which this is the first. layer: arrays of the layer that it is the first
-    matrix of, and their bytes (core.ops.decoded_torch); None: not known yet."""
+    multiplied together, of which this is the first. layer: of the layer that it is the first
+    matrix of, what core.ops.decoded_torch computes with; None: not known yet."""
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
     source: Tensor
     version: int
-    joined: dict[tuple[str, ...], _Joined]
-    layer: tuple[Any, int] | None
+    joined: dict[tuple[str, ...], Joined]
+    layer: Any
 
 
 def packed(params: Params, former: Params, most_bytes: int) -> Params:
@@ -115,11 +119,17 @@ def takes(x: Tensor, matrices: Sequence[Matrix], plan: DispatchPlan | None) -> b
 
 def products(x: Tensor, matrices: Sequence[Matrix]) -> list[Tensor]:
     """x[..., in] times each of the matrices, the first of which is `Packed`."""
-    first, key = matrices[0].weight, tuple([matrix.name for matrix in matrices])
-    if (joined := first.joined.get(key)) is None:
-        first.joined[key] = joined = _Joined(matrices)
-    if x.numel() == x.shape[-1] and reads_in_order(x, joined.nbytes):
-        y = joined.of_one_row(x)
+    whole = joined(matrices)
+    if x.numel() == x.shape[-1] and reads_in_order(x, whole.nbytes):
+        y = whole.of_one_row(x)
     else:
-        y = onednn_linear(x, joined.packed, joined.bias)
-    return [y] if len(matrices) == 1 else list(torch.split_with_sizes(y, joined.sizes, -1))
+        y = whole.times(x)
+    return [y] if len(matrices) == 1 else list(torch.split_with_sizes(y, whole.sizes, -1))
+
+
+def joined(matrices: Sequence[Matrix]) -> Joined:
+    """The matrices, the first of which is `Packed`, for products with one input."""
+    first, key = matrices[0].weight, tuple([matrix.name for matrix in matrices])
+    if (made := first.joined.get(key)) is None:
+        first.joined[key] = made = Joined(matrices)
+    return made

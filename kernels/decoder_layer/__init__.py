@@ -1,1 +1,1 @@
-"""A layer of a decoder for one token of one row on a CPU, in one call."""
+"""A layer of a decoder for one token of each row on a CPU, in few calls."""

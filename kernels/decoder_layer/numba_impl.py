@@ -8,8 +8,8 @@ from sabia.kernels.row_products.numba_impl import (
     exp,
     jit,
     matrix_vector,
-    scores,
-    weighted_sums,
+    row_scores,
+    row_sums,
     wide,
 )
 
@@ -28,31 +28,41 @@ def _norm(x, weight, offset, eps, like):
 
 
 @jit
-def _inputs(x, norm, offset, eps):
+def _wide_row(x):
     y = np.empty(x.shape[0], np.float32)
     for i in range(x.shape[0]):
         y[i] = wide(x[i])
-    _norm(y, norm, offset, eps, x[0])
     return y
 
 
 @jit
-def _times(weight, bias, x, like):
-    out = np.empty(weight.shape[0], np.float32)
-    matrix_vector(weight, x, out)
-    for i in range(out.shape[0]):
-        out[i] = wide(rounded(out[i], like))
-    for i in range(bias.shape[0]):
-        out[i] = wide(rounded(out[i] + wide(bias[i]), like))
-    return out
+def normed(x, norm, offset, eps, y):
+    """See the interface."""
+    for b in range(x.shape[0]):
+        row = _wide_row(x[b])
+        _norm(row, norm, offset, eps, x[b, 0])
+        for i in range(row.shape[0]):
+            y[b, i] = rounded(row[i], y[b, i])
 
 
 @jit
-def _add(x, y, norm, offset, eps, factor):
-    like = x[0]
-    _norm(y, norm, offset, eps, like)
-    for i in range(x.shape[0]):
-        x[i] = rounded(wide(x[i]) + wide(rounded(y[i] * F(factor), like)), like)
+def added(x, z, norm, offset, eps, factor):
+    """See the interface."""
+    for b in range(x.shape[0]):
+        row, like = _wide_row(z[b]), x[b, 0]
+        _norm(row, norm, offset, eps, like)
+        for i in range(row.shape[0]):
+            x[b, i] = rounded(wide(x[b, i]) + wide(rounded(row[i] * F(factor), like)), like)
+
+
+@jit
+def gated(made, out):
+    """See the interface."""
+    inner = out.shape[1]
+    for b in range(out.shape[0]):
+        for i in range(inner):
+            x = wide(made[b, i])
+            out[b, i] = rounded(x * logistic(x) * wide(made[b, inner + i]), out[b, i])
 
 
 @jit
@@ -76,55 +86,92 @@ def _keep(x, slot):
 
 
 @jit
-def _attend(q, keys, values, scale, like):
-    """Softmax attention of float32 q[H·N] over keys and values[S, K, N]."""
-    slots, heads, size = keys.shape
-    group = q.shape[0] // (heads * size)
-    for i in range(q.shape[0]):
-        q[i] *= F(scale)
-    weights = np.empty((1, heads, group, slots), np.float32)
-    out = np.empty((1, heads, group, size), np.float32)
-    shape = (1, slots, heads, size)
-    scores(q.reshape(out.shape), keys.reshape(shape), weights)
-    for row in weights.reshape(heads * group, slots):
-        top, total = F(-np.inf), F(0)
-        for j in range(slots):
-            top = max(top, row[j])
-        for j in range(slots):
-            row[j] = exp(row[j] - top)
-            total += row[j]
-        inverse = F(1) / total
-        for j in range(slots):
-            row[j] *= inverse
-    weighted_sums(weights, values.reshape(shape), out)
-    flat = out.reshape(heads * group * size)
-    for i in range(flat.shape[0]):
-        flat[i] = wide(rounded(flat[i], like))
-    return flat
+def heads(made, q_norm, k_norm, offset, eps, scale, cos, sin, keys, values, at, q):
+    """See the interface."""
+    size, own = keys.shape[3], keys.shape[2] * keys.shape[3]
+    rest = q.shape[1] * q.shape[2] * q.shape[3]
+    for b in range(made.shape[0]):
+        like, row, flat = made[b, 0], _wide_row(made[b]), q[b].reshape(rest)
+        mine, key = row[:rest], row[rest : rest + own]
+        _norm(mine, q_norm, offset, eps, like)
+        _norm(key, k_norm, offset, eps, like)
+        _rotate(mine, size, cos[b], sin[b], like)
+        _rotate(key, size, cos[b], sin[b], like)
+        _keep(key, keys[b, at[b]])
+        _keep(row[rest + own : rest + 2 * own], values[b, at[b]])
+        for i in range(rest):
+            flat[i] = mine[i] * F(scale)
+
+
+@jit
+def attend(q, keys, values, first, last, known, weights, out):
+    """See the interface."""
+    for b in range(q.shape[0]):
+        begin, end = first[b], last[b] + 1
+        new = max(begin, known[b])
+        row_scores(q[b], keys[b], new, end, weights[b])
+        for h in range(q.shape[1]):
+            for g in range(q.shape[2]):
+                row, total = weights[b, h, g], F(0)
+                top = F(-np.inf)
+                for j in range(begin, end):
+                    top = max(top, row[j])
+                for j in range(begin):
+                    row[j] = 0
+                for j in range(begin, end):
+                    row[j] = exp(row[j] - top)
+                for j in range(begin, end):
+                    total += row[j]
+                inverse = F(1) / total
+                for j in range(begin, end):
+                    row[j] *= inverse
+        row_sums(weights[b], values[b], new, end, out[b])
+
+
+@jit
+def _times(weight, bias, x, out):
+    made = np.empty(weight.shape[0], np.float32)
+    matrix_vector(weight, x, made)
+    for i in range(made.shape[0]):
+        out[i] = rounded(made[i], out[i])
+    for i in range(bias.shape[0]):
+        out[i] = rounded(wide(out[i]) + wide(bias[i]), out[i])
 
 
 @jit
 def decoder_layer(x, matrices, vectors, numbers, cos, sin, keys, values, at, first, last):
     """See the interface."""
-    like, size = x[0], keys.shape[2]
     eps, offset, of_heads, factor, scale = numbers
-    y = _inputs(x, vectors[8], offset, eps)
-    q, k = _times(matrices[0], vectors[0], y, like), _times(matrices[1], vectors[1], y, like)
-    v = _times(matrices[2], vectors[2], y, like)
-    _norm(q, vectors[12], of_heads, eps, like)
-    _norm(k, vectors[13], of_heads, eps, like)
-    _rotate(q, size, cos, sin, like)
-    _rotate(k, size, cos, sin, like)
-    _keep(k, keys[at])
-    _keep(v, values[at])
-    made = _attend(q, keys[first : last + 1], values[first : last + 1], scale, like)
-    if matrices[3].shape[0]:
-        gate = _times(matrices[3], vectors[3], y, like)
-        for i in range(gate.shape[0]):
-            made[i] = wide(rounded(made[i] * wide(rounded(logistic(gate[i]), like)), like))
-    _add(x, _times(matrices[4], vectors[4], made, like), vectors[9], offset, eps, factor)
-    y = _inputs(x, vectors[10], offset, eps)
-    gate, up = _times(matrices[5], vectors[5], y, like), _times(matrices[6], vectors[6], y, like)
-    for i in range(gate.shape[0]):
-        gate[i] = wide(rounded(gate[i] * logistic(gate[i]) * up[i], like))
-    _add(x, _times(matrices[7], vectors[7], gate, like), vectors[11], offset, eps, factor)
+    y, size, groups = np.empty_like(x), keys.shape[3], keys.shape[2]
+    normed(x, vectors[8], offset, eps, y)
+    inputs, end = _wide_row(y[0]), 0
+    made = np.empty((1, matrices[0].shape[0] + 2 * groups * size), x.dtype)
+    for n in range(3):
+        begin, end = end, end + matrices[n].shape[0]
+        _times(matrices[n], vectors[n], inputs, made[0, begin:end])
+    total = matrices[0].shape[0]
+    q = np.empty((1, groups, total // (groups * size), size), np.float32)
+    heads(made, vectors[12], vectors[13], of_heads, eps, scale, cos, sin, keys, values, at, q)
+    weights = np.empty((1, groups, q.shape[2], last[0] + 1), np.float32)
+    out = np.empty_like(q)
+    attend(q, keys, values, first, last, first, weights, out)
+    mixed = out.reshape(total)
+    like = x[0, 0]
+    for i in range(total):
+        mixed[i] = wide(rounded(mixed[i], like))
+    gate = np.empty(matrices[3].shape[0], x.dtype)
+    if gate.shape[0]:
+        _times(matrices[3], vectors[3], inputs, gate)
+        for i in range(total):
+            share = wide(rounded(logistic(wide(gate[i])), like))
+            mixed[i] = wide(rounded(mixed[i] * share, like))
+    _times(matrices[4], vectors[4], mixed, y[0])
+    added(x, y, vectors[9], offset, eps, factor)
+    normed(x, vectors[10], offset, eps, y)
+    inputs, inner = _wide_row(y[0]), matrices[5].shape[0]
+    both, mid = np.empty((1, 2 * inner), x.dtype), np.empty((1, inner), x.dtype)
+    _times(matrices[5], vectors[5], inputs, both[0, :inner])
+    _times(matrices[6], vectors[6], inputs, both[0, inner:])
+    gated(both, mid)
+    _times(matrices[7], vectors[7], _wide_row(mid[0]), y[0])
+    added(x, y, vectors[11], offset, eps, factor)

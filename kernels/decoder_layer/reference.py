@@ -11,63 +11,113 @@ def _wide(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
-    """The nearest bfloat16 numbers, ties to even."""
+def _bits(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """float32 x in the dtype of `like`: the nearest bfloat16 numbers, ties to even."""
+    if like.dtype != np.uint16:
+        return x
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def _rounded(x: np.ndarray, like: np.ndarray) -> np.ndarray:
+    return _wide(_bits(x, like))
+
+
+def _norm(y: np.ndarray, norm: np.ndarray, offset: float, eps: float, like: Any) -> np.ndarray:
+    """RMSNorm of each len(norm) numbers of float32 y."""
+    if not len(norm):
+        return y
+    rows = y.reshape(-1, len(norm))
+    inverse = 1 / np.sqrt((rows * rows).mean(-1, keepdims=True) + np.float32(eps))
+    return _rounded(rows * inverse * (_wide(norm) + np.float32(offset)), like).reshape(y.shape)
+
+
+def normed(x: np.ndarray, norm: np.ndarray, offset: float, eps: float, y: np.ndarray) -> None:
+    """See the interface."""
+    y[:] = _bits(_norm(_wide(x), norm, offset, eps, x), x)
+
+
+def added(x: Any, z: Any, norm: np.ndarray, offset: float, eps: float, factor: float) -> None:
+    """See the interface."""
+    more = _rounded(_norm(_wide(z), norm, offset, eps, x) * np.float32(factor), x)
+    x[:] = _bits(_wide(x) + more, x)
+
+
+def gated(made: np.ndarray, out: np.ndarray) -> None:
+    """See the interface."""
+    gate, up = np.split(_wide(made), 2, -1)
+    out[:] = _bits(gate / (1 + np.exp(-gate)) * up, out)
+
+
+def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """float32 x[B, H, N] by cos and sin[B, R]."""
+    size = cos.shape[1]
+    part = x[..., :size]
+    turned = np.concatenate((-part[..., size // 2 :], part[..., : size // 2]), -1)
+    made = _rounded(part * cos[:, None] + turned * sin[:, None], like)
+    return np.concatenate((made, x[..., size:]), -1)
+
+
+def heads(
+    made: np.ndarray, q_norm: np.ndarray, k_norm: np.ndarray, offset: float, eps: float,
+    scale: float, cos: np.ndarray, sin: np.ndarray, keys: np.ndarray, values: np.ndarray,
+    at: np.ndarray, q: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    rows, (_, _, groups, size) = np.arange(len(made)), keys.shape
+    ends = np.cumsum([q[0].size, groups * size])
+    mine, key, value = np.split(_wide(made), ends, -1)
+    mine, key = (_norm(x, norm, offset, eps, made).reshape(len(made), -1, size)
+                 for x, norm in ((mine, q_norm), (key, k_norm)))  # fmt: skip
+    keys[rows, at] = _bits(_rotated(key, cos, sin, made), keys)
+    values[rows, at] = _bits(value.reshape(len(made), groups, size), values)
+    q[:] = (_rotated(mine, cos, sin, made) * np.float32(scale)).reshape(q.shape)
+
+
+def attend(
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: np.ndarray, last: np.ndarray,
+    known: np.ndarray, weights: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    for b, (begin, end, given) in enumerate(zip(first, last + 1, known, strict=True)):
+        new, row = slice(max(begin, given), end), weights[b]
+        row[..., new] = np.einsum("kgn,skn->kgs", q[b], _wide(keys[b, new]))
+        row[..., :begin] = 0
+        seen = row[..., begin:end]
+        seen[:] = np.exp(seen - seen.max(-1, keepdims=True))
+        seen /= seen.sum(-1, keepdims=True)
+        out[b] = np.einsum("kgs,skn->kgn", row[..., new], _wide(values[b, new]))
+
+
 def decoder_layer(
     x: np.ndarray, matrices: Any, vectors: Any, numbers: Any, cos: np.ndarray, sin: np.ndarray,
-    keys: np.ndarray, values: np.ndarray, at: int, first: int, last: int,
+    keys: np.ndarray, values: np.ndarray, at: np.ndarray, first: np.ndarray, last: np.ndarray,
 ) -> None:  # fmt: skip
     """See the interface."""
     biases = dict(zip(MATRICES, vectors, strict=False))
     norms = dict(zip(NORMS, vectors[len(MATRICES) :], strict=True))
     weights = dict(zip(MATRICES, matrices, strict=True))
-    eps, offset, of_heads, factor, scale = map(np.float32, numbers)
-
-    def rounded(y: np.ndarray) -> np.ndarray:
-        return _wide(_bits(y)) if x.dtype == np.uint16 else y
-
-    def normed(y: np.ndarray, name: str, more: Any) -> np.ndarray:
-        if not len(weight := _wide(norms[name])):
-            return y
-        rows = y.reshape(-1, len(weight))
-        inverse = 1 / np.sqrt((rows * rows).mean(-1, keepdims=True) + eps)
-        return rounded(rows * inverse * (weight + more)).reshape(-1)
+    eps, offset, of_heads, factor, scale = numbers
+    y, (_, _, groups, size) = np.empty_like(x), keys.shape
 
     def times(name: str, y: np.ndarray) -> np.ndarray:
-        out = rounded(_wide(weights[name]) @ y)
-        return rounded(out + _wide(biases[name])) if len(biases[name]) else out
+        out = _rounded(_wide(y) @ _wide(weights[name]).T, x)
+        return _bits(_rounded(out + _wide(biases[name]), x) if len(biases[name]) else out, x)
 
-    def heads(name: str, y: np.ndarray) -> np.ndarray:
-        made = normed(times(f"attn.{name}", y), f"attn.{name}_norm", of_heads)
-        made = made.reshape(-1, keys.shape[2]).copy()
-        if size := len(cos):
-            part = made[:, :size]
-            turned = np.concatenate((-part[:, size // 2 :], part[:, : size // 2]), 1)
-            made[:, :size] = rounded(part * cos + turned * sin)
-        return made
-
-    def add(name: str, y: np.ndarray) -> None:
-        y = rounded(normed(y, f"{name}.post_norm", offset) * factor) + _wide(x)
-        x[:] = _bits(y) if x.dtype == np.uint16 else y
-
-    y = normed(_wide(x), "attn.norm", offset)
-    q, k = heads("q", y), heads("k", y)
-    v = times("attn.v", y).reshape(k.shape)
-    for cache, new in ((keys, k), (values, v)):
-        cache[at] = _bits(new) if x.dtype == np.uint16 else new
-    group = len(q) // len(k)
-    seen, of_seen = (_wide(c[first : last + 1]).repeat(group, 1) for c in (keys, values))
-    scores = np.einsum("hn,shn->hs", q * scale, seen)
-    parts = np.exp(scores - scores.max(-1, keepdims=True))
-    parts /= parts.sum(-1, keepdims=True)
-    out = rounded(np.einsum("hs,shn->hn", parts, of_seen).reshape(-1))
+    normed(x, norms["attn.norm"], offset, eps, y)
+    made = np.concatenate([times(f"attn.{name}", y) for name in "qkv"], -1)
+    q = np.empty((1, groups, len(weights["attn.q"]) // (groups * size), size), np.float32)
+    of_q_and_k = norms["attn.q_norm"], norms["attn.k_norm"]
+    heads(made, *of_q_and_k, of_heads, eps, scale, cos, sin, keys, values, at, q)
+    parts, out = np.empty((*q.shape[:3], last[0] + 1), np.float32), np.empty_like(q)
+    attend(q, keys, values, first, last, first, parts, out)
+    mixed = _rounded(out.reshape(1, -1), x)
     if len(weights["attn.gate"]):
-        out = rounded(out * rounded(1 / (1 + np.exp(-times("attn.gate", y)))))
-    add("attn", times("attn.o", out))
-    y = normed(_wide(x), "mlp.norm", offset)
-    gate, up = times("mlp.gate", y), times("mlp.up", y)
-    add("mlp", times("mlp.down", rounded(gate / (1 + np.exp(-gate)) * up)))
+        share = 1 / (1 + np.exp(-_wide(times("attn.gate", y))))
+        mixed = _rounded(mixed * _rounded(share, x), x)
+    added(x, times("attn.o", _bits(mixed, x)), norms["attn.post_norm"], offset, eps, factor)
+    normed(x, norms["mlp.norm"], offset, eps, y)
+    both = np.concatenate((times("mlp.gate", y), times("mlp.up", y)), -1)
+    mid = np.empty((1, len(weights["mlp.gate"])), x.dtype)
+    gated(both, mid)
+    added(x, times("mlp.down", mid), norms["mlp.post_norm"], offset, eps, factor)

@@ -38,42 +38,55 @@ def matrix_vector(weight, x, out):
 
 
 @jit
+def row_scores(q, keys, begin, end, out):
+    """out[K, G, S] = q[K, G, N] · keys[S or more, K, N] of the slots begin..end - 1."""
+    for s in range(begin, end):
+        for h in range(q.shape[0]):
+            key = keys[s, h]
+            for g in range(q.shape[1]):
+                query, total = q[h, g], F(0)
+                for i in range(query.shape[0]):
+                    total += query[i] * wide(key[i])
+                out[h, g, s] = total
+
+
+@jit
+def row_sums(weights, values, begin, end, out):
+    """out[K, G, N] = Σ of weights[K, G, S] · values[S or more, K, N] of the slots begin..end - 1;
+    four values at a time, so that sums are loaded and stored less often."""
+    out[:] = 0
+    fours = end - (end - begin) % 4
+    for s in range(begin, fours, 4):
+        for h in range(out.shape[0]):
+            v0, v1 = values[s, h], values[s + 1, h]
+            v2, v3 = values[s + 2, h], values[s + 3, h]
+            for g in range(out.shape[1]):
+                w, total = weights[h, g], out[h, g]
+                w0, w1, w2, w3 = w[s], w[s + 1], w[s + 2], w[s + 3]
+                for i in range(total.shape[0]):
+                    left = w0 * wide(v0[i]) + w1 * wide(v1[i])
+                    total[i] += left + (w2 * wide(v2[i]) + w3 * wide(v3[i]))
+    for s in range(fours, end):
+        for h in range(out.shape[0]):
+            value = values[s, h]
+            for g in range(out.shape[1]):
+                weight, total = weights[h, g, s], out[h, g]
+                for i in range(total.shape[0]):
+                    total[i] += weight * wide(value[i])
+
+
+@jit
 def scores(q, keys, first, out):
     """See the interface."""
     for b in range(q.shape[0]):
-        for s in range(first[b], out.shape[3]):
-            for h in range(q.shape[1]):
-                key = keys[b, s, h]
-                for g in range(q.shape[2]):
-                    query, total = q[b, h, g], F(0)
-                    for i in range(query.shape[0]):
-                        total += query[i] * wide(key[i])
-                    out[b, h, g, s] = total
+        row_scores(q[b], keys[b], first[b], out.shape[3], out[b])
 
 
 @jit
 def weighted_sums(weights, values, first, out):
-    """See the interface; four values at a time, so that sums are loaded and stored less often."""
-    slots = weights.shape[3]
+    """See the interface."""
     for b in range(out.shape[0]):
-        out[b], fours = 0, slots - (slots - first[b]) % 4
-        for s in range(first[b], fours, 4):
-            for h in range(out.shape[1]):
-                v0, v1 = values[b, s, h], values[b, s + 1, h]
-                v2, v3 = values[b, s + 2, h], values[b, s + 3, h]
-                for g in range(out.shape[2]):
-                    w, total = weights[b, h, g], out[b, h, g]
-                    w0, w1, w2, w3 = w[s], w[s + 1], w[s + 2], w[s + 3]
-                    for i in range(total.shape[0]):
-                        left = w0 * wide(v0[i]) + w1 * wide(v1[i])
-                        total[i] += left + (w2 * wide(v2[i]) + w3 * wide(v3[i]))
-        for s in range(fours, slots):
-            for h in range(out.shape[1]):
-                value = values[b, s, h]
-                for g in range(out.shape[2]):
-                    weight, total = weights[b, h, g, s], out[b, h, g]
-                    for i in range(total.shape[0]):
-                        total[i] += weight * wide(value[i])
+        row_sums(weights[b], values[b], first[b], weights.shape[3], out[b])
 
 
 @numba.extending.intrinsic

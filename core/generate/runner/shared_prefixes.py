@@ -14,7 +14,7 @@ from sabia.kernels.attention.torch_cached import SharedSlots
 LEAST_SHARED = 32  # tokens of a prefix
 LEAST_SAVED = 256  # keys that are not read again
 _LEAD = 2  # numbers before the tokens
-_Found = tuple[int, list[tuple[list[int], int]]]  # keys not read again, (rows, shared tokens)
+_Best = tuple[int, list[tuple[list[int], int]]]  # keys not read again, (rows, shared tokens)
 
 
 class SharedPrefixes:
@@ -22,7 +22,7 @@ class SharedPrefixes:
 
     def __init__(self) -> None:
         self._prompts: list[bytes] = []  # of each row: what else keys depend on, and its tokens
-        self._found: tuple[int, list[SharedSlots]] | None = None  # of so many rows
+        self._shared: tuple[int, list[SharedSlots]] | None = None  # of so many rows
 
     def admit(
         self, prompts: Sequence[Sequence[int]], first: int, version: int, adapters: np.ndarray
@@ -32,25 +32,25 @@ class SharedPrefixes:
             np.array([version, number, *prompt], np.int32).tobytes()
             for number, prompt in zip(adapters.tolist(), prompts, strict=True)
         ]
-        self._found = None
+        self._shared = None
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """Rows `target` become what rows `source` are."""
         for one, other in zip(source.tolist(), target.tolist(), strict=True):
             self._prompts[other] = self._prompts[one]
-        self._found = None
+        self._shared = None
 
     def of(self, rows: int) -> list[SharedSlots]:
         """The groups of the first rows; no row is in two."""
-        if self._found is None or self._found[0] != rows:
-            self._found = (
+        if self._shared is None or self._shared[0] != rows:
+            self._shared = (
                 rows,
                 [
                     SharedSlots.of(sorted(group), slots)
                     for group, slots in _groups(self._prompts[:rows])
                 ],
             )
-        return self._found[1]
+        return self._shared[1]
 
 
 def _groups(prompts: Sequence[bytes]) -> list[tuple[list[int], int]]:
@@ -58,7 +58,7 @@ def _groups(prompts: Sequence[bytes]) -> list[tuple[list[int], int]]:
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     common = [_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
 
-    def best(first: int, last: int) -> _Found:
+    def best(first: int, last: int) -> _Best:
         """Of order[first:last]: as one group, or cut where neighbours share least."""
         if last - first < 2:
             return 0, []

@@ -9,7 +9,7 @@ import torch
 
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
-from sabia.core.ops.decoded_torch import DecodedRow
+from sabia.core.ops.decoded_torch import DecodedRows
 from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.packed_torch import HAS_ONEDNN, Packed
 from sabia.core.ops.product import Matrix, Product
@@ -91,6 +91,7 @@ def test_a_trainer_writes_weights_in_place() -> None:
     assert tokens(engine) == tokens(Engine(engine.spec, changed, engine.tokenizer)) != before
 
 
+@pytest.mark.parametrize("slots", [1, 32])
 @pytest.mark.parametrize(
     ("name", "dtype", "share"),  # share: of the layers that are computed at once
     [
@@ -105,28 +106,34 @@ def test_a_trainer_writes_weights_in_place() -> None:
         ("llama-bias", "bfloat16", 1),
     ],
 )
-def test_layers_of_one_row(
-    name: str, dtype: str, share: float, monkeypatch: pytest.MonkeyPatch
+def test_layers_of_a_step(
+    name: str, dtype: str, share: float, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row at a time has the tokens of a batch and the log-probabilities of a plain pass."""
+    """The tokens of composed operations, and the log-probabilities of a plain pass."""
     more: Any = EVEN if name in ROUNDED_MORE else {}
-    batched = by_name(engine_of(name, "torch", more, dtype=dtype).generate(asked := requests(5)))
-    computed, advance = list[bool](), DecodedRow.advance
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchOps, "decoded_rows", lambda *_: None)
+        composed = by_name(engine_of(name, "torch", more, dtype=dtype).generate(requests(5)))
+    computed, advance = list[tuple[int, bool]](), DecodedRows.advance
 
     def counted(*given: Any) -> bool:
-        computed.append(advance(*given))
-        return computed[-1]
+        computed.append((len(given[-1]), advance(*given)))
+        return computed[-1][1]
 
-    monkeypatch.setattr(DecodedRow, "advance", counted)
+    monkeypatch.setattr(DecodedRows, "advance", counted)
     monkeypatch.setattr(torch_arrays, "LEAST_BYTES", 0)
-    engine = engine_of(name, "torch", more, dtype=dtype, slots=1)
-    for one in engine.generate(asked):
+    engine = engine_of(name, "torch", more, dtype=dtype, slots=slots)
+    for one in engine.generate(asked := requests(5)):
+        theirs = composed[one.request_id, one.sample]
         if dtype == "float32":
             prompt = next(r.prompt for r in asked if r.name == one.request_id)
             error = np.abs(plain_logprobs(engine, prompt, one.tokens) - one.raw_logprobs).max()
             assert error <= 1e-5
-            assert one.tokens == batched[one.request_id, one.sample].tokens
+            assert one.tokens == theirs.tokens
         else:  # of rounding alone
-            raw = batched[one.request_id, one.sample].raw_logprobs
-            assert abs(one.raw_logprobs[0] - raw[0]) < 0.05
-    assert np.mean(computed) == share
+            assert abs(one.raw_logprobs[0] - theirs.raw_logprobs[0]) < 0.05
+    for several in {rows > 1 for rows, _ in computed}:
+        gated = several and name == "qwen3.5"
+        every = [done for rows, done in computed if (rows > 1) == several]
+        assert np.mean(every) == (0 if gated else share)
+    assert {rows > 1 for rows, _ in computed} >= {slots > 1}
