@@ -112,7 +112,7 @@ def make_job(name: str, options: Call) -> Job:
     fields |= {"inputs": inputs, "options": json.loads(json.dumps(options.recorded(), default=str))}
     if "shard" in values:
         fields["shard"] = chosen_shard(shard)
-    from sabia.core.shards.lineage.command_line import call_of
+    from sabia.core.shards.lineage.run_record import call_of
 
     return Job(command=name, call=call_of(options), **fields)
 

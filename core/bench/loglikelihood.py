@@ -31,7 +31,7 @@ from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.runtime.freed_memory import keep_few_products
+from sabia.kernels.runtime.torch_process import keep_few_products
 
 BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches

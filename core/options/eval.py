@@ -26,7 +26,7 @@ from sabia.core.options.shared import (
     RowOptions,
     Seeded,
 )
-from sabia.core.shards.endings import check_ending
+from sabia.core.shards.job import check_ending
 
 TASKS = needs("task")
 ANSWERS = needs("model", "answers")

@@ -30,7 +30,7 @@ from sabia.core.options.planning.questions import PlanSize, PlanTerms
 from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
 from sabia.core.plan.memory import RECIPES
-from sabia.core.shards.endings import check_ending
+from sabia.core.shards.job import check_ending
 
 _RECIPES_TEXT = (
     "Bytes of weights + gradients + optimizer state: "

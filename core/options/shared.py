@@ -14,7 +14,7 @@ from sabia.core.options.option import (
     text,
 )
 from sabia.core.options.table import Options
-from sabia.core.shards.endings import FORMATS, check_ending, file_ending, is_stream
+from sabia.core.shards.job import FORMATS, check_ending, file_ending, is_stream
 
 NGRAM = "ngram"  # a value of --draft that is no directory
 

@@ -57,9 +57,8 @@ from sabia.core.recipes.eval_judging import Judging, check_grading
 from sabia.core.recipes.evaluated_models import Endpoint, EvaluatedModel, open_models
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
-from sabia.core.shards.endings import EXPECTED
 from sabia.core.shards.inputs import from_path, open_inputs
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import EXPECTED, Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
 from sabia.core.train.telemetry import measure_peak_flops

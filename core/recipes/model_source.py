@@ -19,7 +19,7 @@ from sabia.core.model.lora import LoraConfig, base_names
 from sabia.core.model.storage import hub
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes.training_config import initial_stds
-from sabia.core.shards.endings import without_ending
+from sabia.core.shards.job import without_ending
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER
 from sabia.core.shards.outputs import METADATA_KEY
 from sabia.core.shards.sources import Source

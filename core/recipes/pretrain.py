@@ -19,7 +19,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.recipes import training_config, training_run
 from sabia.core.recipes.model_source import find_tokenizer, fresh_model
-from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
+from sabia.core.recipes.row_outputs import opened_rejects, warn_of_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs
@@ -31,9 +31,8 @@ from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_
 from sabia.core.spec import from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.train import checkpoint
-from sabia.core.train.row_source import NameRows, skipped_rows
 from sabia.core.train.run_directory import RunDirectory
-from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.token_rows import NameRows, TokenRows, skipped_rows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
 
 

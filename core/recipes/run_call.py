@@ -34,7 +34,7 @@ from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
 from sabia.core.plan.chips import chip_of_device
 from sabia.core.recipes import training_config
-from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.row_outputs import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.spec import ModelSpec

@@ -26,7 +26,7 @@ from sabia.core.recipes.distillation.scored_rows import scored_rows
 from sabia.core.recipes.embedding_extension import model_for
 from sabia.core.recipes.preferences.pair_rows import form_of
 from sabia.core.recipes.preferences.preference_run import preference_task, rows_of
-from sabia.core.recipes.rejected_rows import opened_rejects, warn_of_rejects
+from sabia.core.recipes.row_outputs import opened_rejects, warn_of_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.inputs import from_path, open_inputs

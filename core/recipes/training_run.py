@@ -35,11 +35,10 @@ from sabia.core.spec.model import check_predicts
 from sabia.core.train.loop import TrainingRun
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import ScheduleConfig, decay_start
-from sabia.core.train.row_source import NameRows, RowSource
 from sabia.core.train.stepper import StateBytes, Stepper, state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 from sabia.core.train.token_objective import TokenObjective
-from sabia.core.train.token_rows import TokenRows, check_ids
+from sabia.core.train.token_rows import NameRows, RowSource, TokenRows, check_ids
 
 FLOP_CONVENTION: Literal["causal"] = "causal"
 

@@ -19,9 +19,9 @@ import pyarrow as pa
 from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
+from sabia.core.shards.arrow_arrays import fit as fit_numbers
+from sabia.core.shards.arrow_arrays import keys_of, names_of
 from sabia.core.shards.json_lines import decompressed, json_score_names
-from sabia.core.shards.named_numbers import fit as fit_numbers
-from sabia.core.shards.named_numbers import keys_of, names_of
 from sabia.core.shards.sources import Source
 
 

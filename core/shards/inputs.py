@@ -35,8 +35,7 @@ from sabia.core import notes, stop
 from sabia.core.digests import forget_objects
 from sabia.core.errors import BadData, UsageError
 from sabia.core.progress import waiting
-from sabia.core.shards.endings import FORMATS, file_ending, is_stream
-from sabia.core.shards.job import Job, slurm_slice
+from sabia.core.shards.job import FORMATS, Job, file_ending, is_stream, slurm_slice
 from sabia.core.shards.json_lines import decompressed
 from sabia.core.shards.sources import ArrowStream, Opener, Source, reading
 from sabia.core.shards.stores.objects import (

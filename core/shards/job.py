@@ -1,17 +1,64 @@
-"""A job: inputs, outputs and options of one call of a command.
+"""A job: inputs, outputs and options of one call of a command, and what its paths mean.
 
 The command line builds it and the stages read it. It holds the shared options and the command's own
-resolved options, which are part of every fingerprint. Standard library only, so that `--help` stays
-fast.
+resolved options, which are part of every fingerprint. The format of an output file follows from the
+ending of its path; any other path is a directory. Standard library only, so that `--help` stays
+fast and options are checked before anything heavy is imported.
 """
 
 import os
+import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.endings import file_ending, is_stream
+
+# ending → format of the rows
+FORMATS = {".parquet": "parquet", ".arrow": "arrow",
+           ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".jsonl.zst": "jsonl"}  # fmt: skip
+EXPECTED = ".parquet, .arrow, .jsonl, .jsonl.gz or .jsonl.zst"
+# endings of other data formats, for which a directory would be a surprise
+_OTHER = (".arrows", ".avro", ".bz2", ".csv", ".db", ".duckdb", ".feather", ".gz", ".h5", ".html",
+          ".ipc", ".json", ".lance", ".lz4", ".md", ".ndjson", ".npy", ".npz", ".orc", ".pickle",
+          ".pkl", ".pq", ".sqlite", ".tar", ".tsv", ".txt", ".warc", ".xlsx", ".xml", ".xz",
+          ".yaml", ".zip", ".zst")  # fmt: skip
+
+
+def file_ending(path: str) -> str:
+    """The ending in FORMATS of a path of a file, in lower case; '' for any other path."""
+    return max((end for end in FORMATS if path.lower().endswith(end)), key=len, default="")
+
+
+def without_ending(path: str) -> str:
+    """The path of a file without its ending."""
+    return path[: len(path) - len(file_ending(path))]
+
+
+def check_ending(path: str | None, flag: str) -> None:
+    """Raise UsageError for the path of an output whose ending names a format that is not written.
+
+    A path that ends with / is a directory, whatever its name.
+    """
+    if not path or is_stream(path):
+        return
+    if file_ending(path) and os.path.isdir(path):
+        raise UsageError(f"{flag}: {path} is a directory; write {path}/ for shards in it")
+    if not file_ending(path) and path.lower().endswith(_OTHER):
+        raise UsageError(f"{flag}: {path} (expected a file ending in {EXPECTED}, or a directory)")
+
+
+def is_stream(path: str) -> bool:
+    """Whether a path is written or read only once, in order: a FIFO, the end of a pipe (as bash
+    passes `>(…)` and `<(…)`), a socket or a character device."""
+    if re.match(r"/dev/(fd/|std)|/proc/[^/]+/fd/", path):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
 
 
 @dataclass(frozen=True)
@@ -39,7 +86,7 @@ class Job:
     backend: str = "torch"
     mesh: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    call: Mapping[str, Any] = field(default_factory=dict)  # see lineage.command_line
+    call: Mapping[str, Any] = field(default_factory=dict)  # see run_record.call_of
 
     @property
     def to_stdout(self) -> bool:

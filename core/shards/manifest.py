@@ -30,9 +30,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.results import code_identity, result_version
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import read_json, sweep, write_json
-from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import open_binary
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import FORMATS, Job, file_ending
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.lineage.run_record import RUN, RunRecord
 from sabia.core.shards.outputs import (

@@ -30,9 +30,8 @@ from sabia.core.digests import CACHED_BYTES, content_hash, forget_objects, remem
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import records, schemas
 from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
-from sabia.core.shards.endings import FORMATS, file_ending
 from sabia.core.shards.inputs import open_binary
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import FORMATS, Job, file_ending
 from sabia.core.shards.layout import MANIFEST
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.lineage.run_record import RUN, beside

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
-from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict
+from sabia.core.shards.arrow_arrays import MAP, MOST_NAMES, as_dict
 
 ANSWERS = ("chosen", "rejected")
 _unread = set[str]()  # fields of messages that a note has named

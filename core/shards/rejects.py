@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.shards import records
-from sabia.core.shards.endings import file_ending, without_ending
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, file_ending, without_ending
 from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
 from sabia.core.shards.outputs import Metadata, RowsIfAny
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sabia.core.errors import BadData
-from sabia.core.shards import named_numbers
+from sabia.core.shards import arrow_arrays
 from sabia.core.shards.arrow_arrays import cast
 
 VERSION = 2  # 1: scores were a map
@@ -38,7 +38,7 @@ def document(scores: tuple[str, ...] = ()) -> pa.Schema:
     """A page or text with scores of these names; the record of the data stages."""
     return _schema(
         id=_TEXT, text=_TEXT, url=_TEXT, source=_TEXT, language=_TEXT,
-        crawl_time=pa.timestamp("us", tz="UTC"), scores=named_numbers.type_of(scores), meta=_TEXT,
+        crawl_time=pa.timestamp("us", tz="UTC"), scores=arrow_arrays.type_of(scores), meta=_TEXT,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _fit(
     column: pa.Array | None, field: pa.Field, rows: int, kind: str, scores: Sequence[str] | None
 ) -> pa.Array:
     if is_scores(kind, field.name):
-        return named_numbers.fit(pa.nulls(rows) if column is None else column, scores)
+        return arrow_arrays.fit(pa.nulls(rows) if column is None else column, scores)
     if column is None:
         return pa.nulls(rows, field.type)
     what = f"not {kind} records: column {field.name!r}"

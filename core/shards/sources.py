@@ -24,9 +24,9 @@ from xxhash import xxh3_128
 from sabia.core import stop
 from sabia.core.digests import arrow_batches, content_hash, is_damage, open_parquet
 from sabia.core.errors import BadData
-from sabia.core.shards import named_numbers, records, schemas
+from sabia.core.shards import arrow_arrays, records, schemas
 from sabia.core.shards.arrow_arrays import cast, plain, plain_schema
-from sabia.core.shards.endings import is_stream
+from sabia.core.shards.job import is_stream
 from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
 
 BATCH_ROWS = 2_000
@@ -207,7 +207,7 @@ class Source:
         whole = _drop_broken(batch, there, reject)
         names = None  # each batch has scores of its own names
         if self.schema is not None and schemas.is_scores(self.kind, "scores"):
-            names = named_numbers.names_of(self.schema.field("scores").type)
+            names = arrow_arrays.names_of(self.schema.field("scores").type)
         if columns is None:
             full = schemas.conform(whole, self.kind, names)
             return full if self.schema is None else schemas.fit(full, self.schema)

@@ -20,9 +20,8 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
 from sabia.core.shards.atomic import read_json, scratch_directory, write_json
 from sabia.core.shards.columns import unified
-from sabia.core.shards.endings import check_ending, file_ending, is_stream
 from sabia.core.shards.inputs import open_inputs
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, check_ending, file_ending, is_stream
 from sabia.core.shards.layout import MANIFEST, check_outside
 from sabia.core.shards.lineage import run_record
 from sabia.core.shards.manifest import (

@@ -1,6 +1,6 @@
 """The `scores` column: named numbers of each row, read and extended without Python rows.
 
-It is a struct of doubles, or of the type null while there are no scores (`shards.named_numbers`).
+It is a struct of doubles, or of the type null while there are no scores (`shards.arrow_arrays`).
 Null means that a row does not have the score.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.named_numbers import column_of, from_columns, names_of, type_of
+from sabia.core.shards.arrow_arrays import column_of, from_columns, names_of, type_of
 
 LISTED = 8  # names in an error; a scored document has about fifty
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sabia.core.train.token_rows import Batch, TokenRows
+from sabia.core.train.token_rows import BatchArrays, TokenRows
 
 TOP, STARTS = ".top", ".starts.npy"
 ENTRY = np.dtype([("id", "<i4"), ("logprob", "<f4")])
@@ -40,7 +40,7 @@ class DistilledRows(TokenRows):
     def _starts(self) -> np.ndarray:
         return np.asarray(np.load(f"{self.files[0].name}{STARTS}"), np.int64)
 
-    def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
+    def batch(self, rows: np.ndarray, length: int | None = None) -> BatchArrays:
         """As TokenRows.batch, with teacher_ids [B, T, K], teacher_probabilities [B, T, K],
         teacher_rest [B, T] and teacher_information [B, T]; 0 where no token counts."""
         batch = super().batch(rows, length)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sabia.core.model.forward import pool_weights
 from sabia.core.spec.model import Pooling
-from sabia.core.train.token_rows import Batch, TokenRows, read_token_rows
+from sabia.core.train.token_rows import BatchArrays, TokenRows, read_token_rows
 
 LENGTHS = tuple(64 << n for n in range(12))
 
@@ -40,7 +40,7 @@ class LabelledRows(TokenRows):
         """Number of tokens of each row."""
         return self.row_sizes(np.arange(len(self)))
 
-    def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
+    def batch(self, rows: np.ndarray, length: int | None = None) -> BatchArrays:
         """input_ids, segments, positions int32[B, T]; pool[B, T], labels[B, L], loss_mask[B, 1],
         tokens[B, 1] and source[B, S] float32. length: bound of T, for few shapes."""
         size = self.row_sizes(rows)  # [B] tokens

@@ -29,9 +29,9 @@ from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard
 from sabia.core.train.optimizer.config import ScheduleConfig, learning_rate
 from sabia.core.train.profiling import Profile, parse_steps
-from sabia.core.train.row_source import RowSource
 from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.stepper import Batch, Stepper, StepResult
+from sabia.core.train.token_rows import RowSource
 from sabia.core.train.tracking import Tracker
 
 Results = Sequence[StepResult]  # one for each update of a step

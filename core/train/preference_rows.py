@@ -15,7 +15,7 @@ from sabia.core.parallel.process_group import gather_objects
 from sabia.core.parallel.world import World
 from sabia.core.train.losses.preference import PreferenceLoss
 from sabia.core.train.stepper import Stepper
-from sabia.core.train.token_rows import Batch, TokenRows
+from sabia.core.train.token_rows import BatchArrays, TokenRows
 
 # source → the sides of a unit's documents; MISMATCHED: an answer to another prompt
 MISMATCHED = 2
@@ -48,7 +48,7 @@ class PreferenceRows(TokenRows):
         """False: a row holds the documents of a pair."""
         return False
 
-    def batch(self, rows: np.ndarray, length: int | None = None) -> Batch:
+    def batch(self, rows: np.ndarray, length: int | None = None) -> BatchArrays:
         """As TokenRows.batch, with sides int8[B, D] (see PATTERNS; 0: no document), and reference
         float32[B, D]."""
         batch = super().batch(rows, length)
@@ -77,7 +77,7 @@ class PreferenceBatches:
     stepper: Stepper
     world: World
 
-    def complete(self, batch: Batch) -> Batch:
+    def complete(self, batch: BatchArrays) -> BatchArrays:
         """The batch with sides float32, z and per_token float32[B, 1]: see `preference_loss`."""
         counted = batch["loss_mask"].max(1, keepdims=True) > 0  # rows that a guard has not left out
         sides = np.where(counted, batch["sides"], 0)
@@ -90,13 +90,13 @@ class PreferenceBatches:
         answers = np.where(sides == MISMATCHED, 0, sides).astype(np.float32)
         return self._documents(batch, answers)
 
-    def with_slots(self, batch: Batch, rows: int, part: tuple[int, int]) -> Batch:
+    def with_slots(self, batch: BatchArrays, rows: int, part: tuple[int, int]) -> BatchArrays:
         """The batch to compute the log-probabilities of all its documents, by number of the row."""
         own = np.eye(rows, dtype=np.float32)[part[0] :: part[1]]
         sides = np.zeros(batch["sides"].shape, np.float32)
         return batch | _constants(len(sides)) | {"sides": sides, "slot": own}
 
-    def _documents(self, batch: Batch, sides: np.ndarray) -> Batch:
+    def _documents(self, batch: BatchArrays, sides: np.ndarray) -> BatchArrays:
         """The batch of the documents with a side alone, moved to the starts of their rows."""
         segments = batch["segments"]
         # [B, T]: whether the token's document has a side; 0 is padding
@@ -111,7 +111,7 @@ class PreferenceBatches:
         moved = {name: moved[name].astype(batch[name].dtype) for name in BY_TOKEN}
         return batch | moved | {"sides": sides}
 
-    def _per_token(self, batch: Batch) -> np.ndarray:
+    def _per_token(self, batch: BatchArrays) -> np.ndarray:
         """Pairs / tokens of chosen answers, over all rows of the step, float32[B, 1]."""
         sides, segments = batch["sides"], batch["segments"]
         of_token = np.take_along_axis(np.pad(sides, ((0, 0), (1, 0))), segments, 1)
@@ -122,12 +122,12 @@ class PreferenceBatches:
         pairs, tokens = np.sum(counts, 0)
         return np.full((len(sides), 1), pairs / max(tokens, 1), np.float32)
 
-    def _mean_log_ratio(self, batch: Batch) -> float:
+    def _mean_log_ratio(self, batch: BatchArrays) -> float:
         """z: the mean log-ratio of the mismatched answers of the step, at least 0."""
         extras: Any = self.stepper.evaluate(batch).extras
         mean = extras["reward_chosen"] / max(extras["count_chosen"], 1) / self.options.beta
         return max(0.0, float(mean))
 
 
-def _constants(rows: int) -> Batch:
+def _constants(rows: int) -> BatchArrays:
     return {name: np.zeros((rows, 1), np.float32) for name in ("z", "per_token")}

@@ -47,8 +47,7 @@ from sabia.core.train.stepper import (
     piece_reader,
 )
 from sabia.core.train.stepper_torch_shards import Shards, lazy
-from sabia.kernels.runtime.autograd_context import allow_compilations
-from sabia.kernels.runtime.freed_memory import keep_freed_memory
+from sabia.kernels.runtime.torch_process import allow_compilations, keep_freed_memory
 
 Tensor = torch.Tensor
 

@@ -11,9 +11,8 @@ from sabia.core import notes
 from sabia.core.parallel.health import watchdog
 from sabia.core.train import telemetry
 from sabia.core.train.loop import Results
-from sabia.core.train.row_source import RowSource
 from sabia.core.train.stepper import Evaluation
-from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.token_rows import RowSource, TokenRows
 
 
 @dataclass(frozen=True)

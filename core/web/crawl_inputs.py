@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
-from sabia.core.shards.endings import is_stream
 from sabia.core.shards.inputs import (
     READABLE,
     STDIN,
@@ -33,7 +32,7 @@ from sabia.core.shards.inputs import (
     say_left_out,
     spool,
 )
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, is_stream
 from sabia.core.shards.json_lines import Reject, decompressed
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject, origin_of
 from sabia.core.urls import canonical

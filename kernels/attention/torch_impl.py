@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.attention import torch_cached, torch_cpu, torch_products
+from sabia.kernels.attention import torch_cached, torch_cpu
 from sabia.kernels.attention.torch_cached import CacheMask, cache_mask  # noqa: F401
-from sabia.kernels.runtime.autograd_context import allow_compilations
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
+from sabia.kernels.runtime.torch_process import allow_compilations
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
@@ -325,7 +325,7 @@ def _library(
         wide = _library(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)
         return wide.to(q.dtype)
     plain = softcap is None and sinks is None
-    if plain and _bare(mask) and not torch_products.serves(q.transpose(1, 2)):
+    if plain and _bare(mask) and not torch_cpu.in_whole_products(q.transpose(1, 2)):
         return _sdpa(q, k, v, mask, scale)
     if q.device.type == "cpu":
         return torch_cpu.attention(q, k, v, mask, scale, softcap, sinks)

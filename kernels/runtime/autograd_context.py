@@ -1,4 +1,4 @@
-"""For functions of torch: the context of a `torch.autograd.Function` with types, compilations."""
+"""The context of a `torch.autograd.Function`, with types."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,3 @@ class Context(FunctionCtx):
         def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
         def __setattr__(self, name: str, value: object) -> None: ...
-
-
-COMPILATIONS = 64  # of a function for arrays of other sizes, in a process; torch's default is 8
-
-
-def allow_compilations() -> None:
-    """Let torch compile a function COMPILATIONS times; then it runs eagerly, or fails."""
-    import torch._dynamo
-
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, COMPILATIONS)

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from sabia.kernels.runtime.first_runs import SWITCHING, SwitchingModule
-
 Implementations = Mapping[str, tuple[str, ...]]
 
 
@@ -32,11 +30,13 @@ class Kernel:
     """operation: the folder in `sabia.kernels`. functions: of its interface, the main one first.
 
     implementations: framework (torch, jax, numpy) → names, the reference first, if there is one.
+    switches: whether the reference computes until it is compiled (runtime.first_runs).
     """
 
     operation: str
     functions: tuple[str, ...]
     implementations: Implementations
+    switches: bool = False
 
     def function(self, name: str = "") -> Callable[..., Any]:
         """A public function of the interface (default: the main one)."""
@@ -67,10 +67,10 @@ KERNELS: Mapping[str, Kernel] = {
         Kernel("rms_norm", ("rms_norm",), {"torch": _ALL, "jax": ("reference", "pallas")}),
         Kernel("vocabulary_loss", ("linear_cross_entropy",), _EAGER),
         Kernel("quantize", ("quantize",), _OWN),
-        Kernel("minhash", ("sketch", "signatures", "jaccard", "gather"), _TEXT),
-        Kernel("quality", ("measure",), _TEXT),
+        Kernel("minhash", ("sketch", "signatures", "jaccard", "gather"), _TEXT, switches=True),
+        Kernel("quality", ("measure",), _TEXT, switches=True),
         Kernel("substring", ("find_repeats", "file_windows"), _TEXT),
-        Kernel("language", ("score",), _TEXT),
+        Kernel("language", ("score",), _TEXT, switches=True),
         Kernel("word_spans", ("word_spans", "ngram_hashes", "align"), _TEXT),
         Kernel("row_products", ("matrix_vector", "scores", "weighted_sums", "attention"), _TEXT),
         Kernel(
@@ -132,9 +132,11 @@ def text_engine() -> str:
 
 def engine_module(kernel: str, engine: str) -> Any:
     """The module of a text kernel for an engine, loaded when it is first used: `numba` is compiled
-    code; AUTO too, but kernels that first_runs lists compute plainly until they are compiled; any
-    other name selects the reference."""
-    if engine == AUTO and kernel in SWITCHING:
+    code; AUTO too, but a kernel that `switches` computes plainly until it is compiled; any other
+    name selects the reference."""
+    if engine == AUTO and KERNELS[kernel].switches:
+        from sabia.kernels.runtime.first_runs import SwitchingModule
+
         return SwitchingModule(kernel)
     name = "numba_impl" if engine in ("numba", AUTO) else "reference"
     return importlib.import_module(f"sabia.kernels.{kernel}.{name}")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from forked import Command
 
-from sabia.core.shards.named_numbers import as_dict
+from sabia.core.shards.arrow_arrays import as_dict
 
 SABIA = Command("classify")
 ENGLISH = (

@@ -17,8 +17,8 @@ from forked import Command
 from readers import check_names, read_by_all
 
 from sabia.core.recipes.model_source import find_tokenizer
+from sabia.core.shards.arrow_arrays import as_dict, type_of
 from sabia.core.shards.inputs import from_path
-from sabia.core.shards.named_numbers import as_dict, type_of
 
 SABIA = Command()
 PLAIN = [sys.executable, "-m", "sabia.cli.main"]

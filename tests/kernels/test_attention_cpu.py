@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from sabia.kernels.attention import torch_cpu, torch_products
+from sabia.kernels.attention import torch_cpu
 from sabia.kernels.attention.interface import attention, attention_mask
 
 Tensor = torch.Tensor
@@ -115,8 +115,8 @@ def test_short_rows_in_bf16_by_whole_products(
 ) -> None:  # fmt: skip
     """Gradients within 8e-3 of the largest of those in fp32 (torch's backward pass: up to 2e-2),
     in blocks of queries and batches of pieces; the setting of fp32 products stays as it was."""
-    monkeypatch.setattr(torch_products, "HAS_BF16_UNITS", True)
-    monkeypatch.setattr(torch_products, "SCORES", 5 * length**2)
+    monkeypatch.setattr(torch_cpu, "HAS_BF16_UNITS", True)
+    monkeypatch.setattr(torch_cpu, "SCORES", 5 * length**2)
     random = np.random.default_rng(length)
     segments = None if longest is None else random_segments(random, rows, length, longest)
     shapes = dict.fromkeys(("q", "grad"), (rows, length, heads[0], 32))

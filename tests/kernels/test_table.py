@@ -6,6 +6,7 @@ import pytest
 
 import sabia.kernels
 from sabia.kernels.runtime.dispatch import KERNELS, Kernel, Unavailable, choose, reference_option
+from sabia.kernels.runtime.first_runs import SWITCHING
 
 FOLDER = Path(sabia.kernels.__path__[0])
 SHARED = {"runtime", "text", "tuned"}  # folders that are not kernels
@@ -25,6 +26,10 @@ def test_functions_and_implementations_exist(kernel: Kernel) -> None:
             assert all(kernel.module(name) for name in modules)
         else:
             assert set(kernel.module(f"{framework}_impl").IMPLEMENTATIONS) == set(names)
+
+
+def test_kernels_that_switch_are_those_with_rows() -> None:
+    assert {kernel.operation for kernel in KERNELS.values() if kernel.switches} == {*SWITCHING}
 
 
 def test_an_implementation_that_is_not_offered_is_refused() -> None:

@@ -58,7 +58,7 @@ def befall(mishap: str) -> None:
 
 def record(path: str) -> None:
     """Append what each training batch truly holds to a file."""
-    from sabia.core.train.row_source import RowSource
+    from sabia.core.train.token_rows import RowSource
 
     read = RowSource.batch
 

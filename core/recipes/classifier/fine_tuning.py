@@ -28,7 +28,7 @@ from sabia.core.recipes.classifier.labels import Labels, labels_of, usable
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel
 from sabia.core.recipes.classifier.token_windows import TextReader
 from sabia.core.recipes.model_source import load_arrays
-from sabia.core.recipes.rejected_rows import opened_rejects
+from sabia.core.recipes.row_outputs import opened_rejects
 from sabia.core.recipes.run_call import RunCall, open_run
 from sabia.core.recipes.training_run import Task
 from sabia.core.shards.atomic import write_atomic

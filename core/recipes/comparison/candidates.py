@@ -22,7 +22,7 @@ from sabia.core.parallel.world import World
 from sabia.core.recipes import pretrain, training_run
 from sabia.core.recipes.comparison.measures import Measure
 from sabia.core.recipes.model_source import find_tokenizer
-from sabia.core.recipes.rejected_rows import opened_rejects
+from sabia.core.recipes.row_outputs import opened_rejects
 from sabia.core.recipes.run_call import RunCall
 from sabia.core.recipes.training_run import Plan, Task
 from sabia.core.shards.atomic import read_json, write_json

@@ -22,7 +22,7 @@ from sabia.core.recipes.comparison import measures, verdicts
 from sabia.core.recipes.comparison.candidates import Runs, open_runs, start_over
 from sabia.core.recipes.comparison.text_rows import with_rows
 from sabia.core.recipes.comparison.verdicts import Comparison, Report, percent
-from sabia.core.recipes.rejected_rows import warn_of_rejects
+from sabia.core.recipes.row_outputs import warn_of_rejects
 from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job

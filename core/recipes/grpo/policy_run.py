@@ -40,7 +40,7 @@ from sabia.core.recipes.grpo.served_policy import ServedPolicy
 from sabia.core.recipes.grpo.step_table import StepTable
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, open_teacher
 from sabia.core.recipes.model_source import load_arrays, load_fp32
-from sabia.core.recipes.rejected_rows import warn_of_rejects
+from sabia.core.recipes.row_outputs import warn_of_rejects
 from sabia.core.recipes.run_call import (
     Made,
     RunCall,

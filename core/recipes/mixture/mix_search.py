@@ -25,9 +25,9 @@ from sabia.core.recipes import training_run
 from sabia.core.recipes.mixture.proxy_runs import FILE, Proxies
 from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.recipes.training_run import Task
+from sabia.core.shards.arrow_arrays import type_of
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
-from sabia.core.shards.named_numbers import type_of
 from sabia.core.shards.order import parse_weights
 from sabia.core.shards.outputs import open_output
 from sabia.core.train.mixture_law import Reweighting, best_mix, draw_mixes, fit, row_weights

@@ -20,8 +20,7 @@ from sabia.core.spec.model import check_predicts, classifier_config
 from sabia.core.train.losses.preference import WITH_REFERENCE, PreferenceLoss, preference_loss
 from sabia.core.train.preference_objective import PreferenceObjective
 from sabia.core.train.preference_rows import PreferenceBatches, PreferenceRows
-from sabia.core.train.row_source import RowSource
-from sabia.core.train.token_rows import TokenRows
+from sabia.core.train.token_rows import RowSource, TokenRows
 
 REWARD = "reward"  # the loss, and the name of the score
 

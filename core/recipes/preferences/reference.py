@@ -23,7 +23,7 @@ from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import agree
 from sabia.core.shards.outputs import open_file
 from sabia.core.train.preference_rows import PreferenceBatches, PreferenceRows
-from sabia.core.train.row_source import RowSource
+from sabia.core.train.token_rows import RowSource
 
 FOLDER = "reference"
 PART = 4096  # rows of a file

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from sabia.core import stop
 from sabia.core.digests import open_parquet
-from sabia.core.shards.endings import file_ending
 from sabia.core.shards.inputs import from_path
+from sabia.core.shards.job import file_ending
 from sabia.core.shards.json_lines import decompressed
 from sabia.core.shards.layout import rejects_beside
 from sabia.core.shards.lineage.outputs_found import outputs_below

@@ -32,7 +32,7 @@ from sabia.core.shards.token_rows.row_store import (
 )
 from sabia.core.shards.token_rows.row_writer import ENDING
 from sabia.core.train.checkpoint import local
-from sabia.core.train.row_source import skipped_rows
+from sabia.core.train.token_rows import skipped_rows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
 
 # runs of rows of one source that follow each other: their sizes and codes int64[R], the sources

@@ -24,8 +24,8 @@ from sabia.core.recipes.report.given_outputs import (
     rows_with,
 )
 from sabia.core.recipes.report.token_row import ADDRESS_HINT, Piece, TokenRow
+from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.shards.layout import TOKENIZER
-from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.sources import Source
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 

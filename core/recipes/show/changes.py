@@ -22,7 +22,7 @@ from sabia.core.recipes.show.reading import Row, Values, Where, batches_of, kept
 from sabia.core.recipes.show.related import Related, searchable
 from sabia.core.recipes.show.row_kinds import address_of, kind_of, shown_value
 from sabia.core.shards import records
-from sabia.core.shards.named_numbers import as_dict
+from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.shards.sources import Source
 
 _COPY = np.uint64(0x9E3779B97F4A7C15)  # added to the key of a row for each equal one before it

@@ -19,10 +19,10 @@ import pyarrow as pa
 from sabia.core import stop
 from sabia.core.digests import open_parquet, suppress_notes
 from sabia.core.errors import BadData, UsageError
-from sabia.core.shards import named_numbers, records, schemas
+from sabia.core.shards import arrow_arrays, records, schemas
 from sabia.core.shards.atomic import read_json
-from sabia.core.shards.endings import is_stream
 from sabia.core.shards.inputs import expand, from_path, from_stdin, keys_of, open_binary, sniff
+from sabia.core.shards.job import is_stream
 from sabia.core.shards.json_lines import UNFIT, decompressed, objects, renamed
 from sabia.core.shards.layout import MANIFEST
 from sabia.core.shards.sources import Source
@@ -125,8 +125,8 @@ class Where:
         assert self.predicate is not None
         index, known = batch.schema.get_field_index("scores"), set(batch.schema.names)
         if index >= 0:
-            scores = named_numbers.fit(batch.column(index))
-            known |= set(named_numbers.names_of(scores.type) or ())
+            scores = arrow_arrays.fit(batch.column(index))
+            known |= set(arrow_arrays.names_of(scores.type) or ())
             batch = batch.set_column(index, pa.field("scores", scores.type), scores)
         missing = self.predicate.names - known
         if missing and self._strict:

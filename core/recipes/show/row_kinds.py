@@ -12,7 +12,7 @@ from sabia.core.recipes.show import parts
 from sabia.core.recipes.show.parts import ADDED, MASKED, QUIET, REMOVED, TRAINED, Part, Span
 from sabia.core.recipes.show.reading import Row
 from sabia.core.recipes.show.related import INPUTS, OUT, Related
-from sabia.core.shards.named_numbers import as_dict
+from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 Shown = Callable[[Sequence[Row], Related], Iterator[Part]]

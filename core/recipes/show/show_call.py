@@ -16,8 +16,7 @@ from sabia.core.recipes.show.related import Related
 from sabia.core.recipes.show.terminal import show_text
 from sabia.core.shards import records
 from sabia.core.shards.atomic import write_atomic
-from sabia.core.shards.endings import is_stream
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, is_stream
 
 ROWS_OF_PAGE = 100
 T = TypeVar("T")

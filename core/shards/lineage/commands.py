@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sabia.core.shards.endings import without_ending
+from sabia.core.shards.job import without_ending
 from sabia.core.shards.layout import REJECTS
 from sabia.core.shards.lineage.graph import CURRENT, RUNS, Graph, Node
 

@@ -22,7 +22,7 @@ from xxhash import xxh3_128_hexdigest
 from sabia.core import notes
 from sabia.core.errors import Failed, Infeasible, Interrupted, Unavailable, UsageError
 from sabia.core.shards.job import Job, several_tasks
-from sabia.core.shards.lineage.command_line import may_be_file
+from sabia.core.shards.lineage.run_record import may_be_file
 from sabia.core.shards.stores.listed import version_of
 from sabia.core.shards.stores.mirrors import fetched, folder, send, state_of
 from sabia.core.shards.stores.objects import (

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.named_numbers import as_dict
+from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.text.classify.language import LANGUAGES, IdentifiedLanguages, frequent_words
 from sabia.kernels.quality.definitions import DUPLICATED, FIGURES, TOP
 from sabia.kernels.quality.interface import measure as measure_documents

@@ -16,8 +16,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.core.shards.endings import file_ending
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, file_ending
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source
 from sabia.core.text.contamination.benchmark_index import Index

@@ -17,8 +17,7 @@ import pyarrow as pa
 from sabia.core import notes
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.shards.endings import file_ending
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, file_ending
 from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import release_memory

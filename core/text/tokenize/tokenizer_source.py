@@ -16,8 +16,7 @@ from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions, TokenizerTraining
 from sabia.core.results import code_identity
 from sabia.core.shards.atomic import file_digest, read_json, write_json
-from sabia.core.shards.endings import without_ending
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import Job, without_ending
 from sabia.core.shards.layout import FORMER_TOKENIZER, TOKENIZER, adopt_tokenizer, check_outside
 from sabia.core.shards.sources import Source
 from sabia.core.shards.stores.mirrors import folder

@@ -16,11 +16,11 @@ import pyarrow as pa
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.crawl import CrawlOptions
 from sabia.core.shards import schemas
+from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.shards.columns import score_names
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import columns_there
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.shards.named_numbers import as_dict
 from sabia.core.shards.records import to_batch
 from sabia.core.shards.sources import Source
 from sabia.core.shards.summary import Summary

@@ -14,7 +14,7 @@ from sabia.core.bench.score_rows import scores_of, to_batches
 from sabia.core.generate.requests import Completion
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.recipes.grpo.sample_journal import Journal
-from sabia.core.recipes.metric_rows import write_metric_rows
+from sabia.core.recipes.row_outputs import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_output
 
@@ -77,7 +77,7 @@ def test_metrics_as_json_lines_are_rows_in_a_log_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     code = (
         "import sys; from pathlib import Path; from sabia.core.shards.job import Job;"
-        "from sabia.core.recipes.metric_rows import write_metric_rows;"
+        "from sabia.core.recipes.row_outputs import write_metric_rows;"
         "write_metric_rows(Job('sft', to='jsonl'), Path(sys.argv[1]))"
     )
     shown = subprocess.run(

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import BadData
+from sabia.core.shards.arrow_arrays import MAP, MOST_NAMES, as_dict, fit, type_of
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.json_lines import TYPING_LINES
 from sabia.core.shards.mapping import run_map
-from sabia.core.shards.named_numbers import MAP, MOST_NAMES, as_dict, fit, type_of
 
 SCORES = [[("a", 1.0), ("b", 2.0)], None, [], [("b", 5.0), ("b", 6.0)], [("c", None)]]
 AS_DICTS = [{"a": 1.0, "b": 2.0}, {}, {}, {"b": 6.0}, {}]

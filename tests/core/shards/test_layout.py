@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.shards.arrow_arrays import MAP
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
 from sabia.core.shards.layout import adopt_rejects, adopt_tokenizer
 from sabia.core.shards.mapping import run_map
-from sabia.core.shards.named_numbers import MAP
 from sabia.core.shards.outputs import with_metadata
 from sabia.core.shards.rejects import SCHEMA, reject_path
 

@@ -17,9 +17,8 @@ import zstandard
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards.atomic import is_abandoned, sweep
-from sabia.core.shards.endings import FORMATS, check_ending, file_ending
 from sabia.core.shards.inputs import from_path
-from sabia.core.shards.job import Job
+from sabia.core.shards.job import FORMATS, Job, check_ending, file_ending
 from sabia.core.shards.mapping import run_map
 from sabia.core.shards.outputs import ParquetRows, open_file, read_metadata
 

@@ -5,8 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.core.shards.named_numbers import type_of
+from sabia.core.shards.arrow_arrays import text_buffers, type_of
 from sabia.core.text.classify import heuristics, language
 
 PROSE = (

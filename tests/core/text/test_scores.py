@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pyarrow as pa
 
-from sabia.core.shards.named_numbers import MAP, as_dict, fit
+from sabia.core.shards.arrow_arrays import MAP, as_dict, fit
 from sabia.core.text.score_column import score_names, score_values, with_scores
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.shards.named_numbers import type_of
+from sabia.core.shards.arrow_arrays import type_of
 from sabia.core.text.tokenize.source_buckets import Buckets
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from sabia.core.errors import BadData
 from sabia.core.shards.order import DataOrder
-from sabia.core.train.row_source import RowSource
-from sabia.core.train.token_rows import TokenRows, read_token_rows
+from sabia.core.train.token_rows import RowSource, TokenRows, read_token_rows
 
 ROWS, BATCH, VOCABULARY = 60, 4, 500
 

@@ -1,9 +1,20 @@
-"""Memory that a process on a CPU keeps for what comes next: freed blocks, compiled products."""
+"""Settings of a process that runs torch: compilations of a function, memory that is kept."""
 
 import ctypes
 import functools
 import os
 import sys
+
+COMPILATIONS = 64  # of a function for arrays of other sizes, in a process; torch's default is 8
+
+
+def allow_compilations() -> None:
+    """Let torch compile a function COMPILATIONS times; then it runs eagerly, or fails."""
+    import torch._dynamo
+
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, COMPILATIONS)
+
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt(3)
 LARGEST_KEPT = 1 << 30, 32 << 20  # bytes of an allocation; the second is the most of old versions

@@ -1,22 +1,33 @@
-"""The metrics of a finished run as rows on stdout, the same whether or not it was interrupted.
+"""The rows that a trainer writes besides its run directory: its metrics, and what it rejects.
 
-On a terminal, in a job's log (stdout and stderr are the same file) and under srun, which joins the
+The metrics of a finished run go to stdout, the same whether or not it was interrupted. On a
+terminal, in a job's log (stdout and stderr are the same file) and under srun, which joins the
 streams of all tasks, they are a short table of rows spread over the run, because binary data is not
 readable there. Anything else gets one stream in the format of `--to`.
+Rows that cannot be used are stored with a reason by process 0, counted by all processes.
 """
 
+import contextlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.shards import named_numbers
+from sabia.core import notes
+from sabia.core.parallel.world import World
+from sabia.core.shards import arrow_arrays
 from sabia.core.shards.job import Job
+from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.lineage.run_record import run_metadata
 from sabia.core.shards.outputs import open_stdout
+from sabia.core.shards.rejects import Rejects, reject_path
+from sabia.core.shards.token_rows.row_store import RejectRow
 from sabia.core.train.telemetry import metrics_path, read_rows
 
 BY_SOURCE = ("loss_by_source", "validation_by_source")
@@ -65,7 +76,7 @@ def write_metric_rows(job: Job, run: Path, launcher: str = "bare") -> None:
         learned = [name for name in GRPO_TEACHER if any(name in row for row in read)]
         schema = columns_schema((*GRPO_COLUMNS, *learned, *judged))
         if names := _sources(read, ("reward_by_source",)):
-            schema = schema.append(pa.field("reward_by_source", named_numbers.type_of(names)))
+            schema = schema.append(pa.field("reward_by_source", arrow_arrays.type_of(names)))
     rows = [{name: row.get(name) for name in schema.names} for row in read]
     out = sys.stdout.buffer
     if job.to != "jsonl" and (out.isatty() or launcher == "srun" or _is_log()):
@@ -102,7 +113,7 @@ def with_sources(rows: Sequence[dict[str, Any]]) -> pa.Schema:
     return pa.schema(
         [
             *columns_schema((*COLUMNS, *learned)),
-            *((by, named_numbers.type_of(names)) for by in BY_SOURCE),
+            *((by, arrow_arrays.type_of(names)) for by in BY_SOURCE),
         ]
     )
 
@@ -124,3 +135,55 @@ def _is_log() -> bool:
         return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):
         return False
+
+
+@dataclass
+class RejectCount:
+    """Counts rejects and their reasons, and writes them in the leading process."""
+
+    rejects: Rejects | None
+    reasons: Counter[str] = field(default_factory=Counter)  # with N for each number
+    examples: dict[str, str] = field(default_factory=dict)  # the first of each kind
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.reasons.total()
+
+    def add(self, row: dict[str, Any], reason: str, shard: str) -> None:
+        """Count one more."""
+        kind = re.sub(r"\d+", "N", reason)
+        self.reasons[kind] += 1
+        self.examples.setdefault(kind, reason)
+        if self.rejects is not None:
+            self.rejects.add(row, reason, shard)
+
+    def describe(self) -> str:
+        """How many there are, and the most frequent reason with its number."""
+        if not self.reasons:
+            return "none rejected"
+        kind, times = self.reasons.most_common(1)[0]
+        return f"{self.count:,} rejected; {times:,} of them: {self.examples[kind]}"
+
+
+@contextlib.contextmanager
+def opened_rejects(job: Job, world: World, what: str) -> Iterator[RejectCount]:
+    """Yield what accepts rejects; prints at the end how many `what` were rejected, and the file."""
+    path = reject_path(job)
+    writes = world.leads and not job.dry_run
+    if writes:
+        adopt_rejects(job)
+    with Rejects(path) if writes else contextlib.nullcontext() as rejects:
+        counted = RejectCount(rejects)
+        yield counted
+        if counted.count:
+            notes.note(f"{counted.count:,} {what} rejected{f' → {path}' if writes else ''}")
+
+
+def warn_of_rejects(what: str) -> RejectRow:
+    """A function that names each rejected row on stderr, for small held-out sets."""
+
+    def warn(_row: dict[str, Any], reason: str, shard: str) -> None:
+        notes.warn(f"{shard}: {what} left out: {reason}")
+
+    return warn
