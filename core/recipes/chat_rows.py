@@ -27,8 +27,8 @@ from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.executors.processes import map_processes
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.row_file import ADDRESSES, RowFile
-from sabia.core.shards.token_rows.row_store import RejectRow, open_made
-from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
+from sabia.core.shards.token_rows.row_store import ENDING, RejectRow, open_made
+from sabia.core.shards.token_rows.row_writer import RowWriter
 from sabia.core.text.tokenize.packing import WINDOW, best_fit
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 

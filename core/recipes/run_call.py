@@ -32,7 +32,6 @@ from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
-from sabia.core.plan.chips import chip_of_device
 from sabia.core.recipes import training_config
 from sabia.core.recipes.row_outputs import write_metric_rows
 from sabia.core.shards.job import Job
@@ -47,7 +46,6 @@ from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.stepper import StateBytes, Stepper
 from sabia.core.train.telemetry import Meter, device_name, measure_peak_flops, peak_multiplier
-from sabia.core.train.tracking import Tracker, open_sink, parse_services
 
 
 @dataclass(frozen=True)
@@ -251,9 +249,12 @@ def make_run(
 ) -> TrainingRun:  # fmt: skip
     """A run of `schedule.steps` steps with the options' checkpoints, guards and services."""
     world, identity = call.world, dict(call.identity)
-    # the leading process sends metrics to services
-    services = parse_services(options.track) if world.leads else ()
-    sinks = (call.directory.path, _digest(identity), identity)
+    tracker = None
+    if options.track and world.leads:
+        from sabia.core.train.tracking import Tracker, open_sink, parse_services
+
+        sinks = (call.directory.path, _digest(identity), identity)
+        tracker = Tracker([partial(open_sink, x, *sinks) for x in parse_services(options.track)])
     return TrainingRun(
         options=options,
         steps=schedule.steps,
@@ -267,7 +268,7 @@ def make_run(
         run=call.directory,
         world=world,
         meter=meter,
-        tracker=Tracker([partial(open_sink, name, *sinks) for name in services]),
+        tracker=tracker,
         meta=meta | {"identity": identity},
         best_by=best_by,
     )
@@ -395,7 +396,11 @@ def find_peaks(backend: str, precision: str, given: float, *, warns: bool = True
     if given:
         return Peaks(given, 0.0, f"MFU is of {units.format_count(given)}FLOP/s per device (given)")
     name = device_name(backend)
-    measured, chip = measure_peak_flops(backend, precision), chip_of_device(name)
+    measured, chip = measure_peak_flops(backend, precision), None
+    if name != "cpu":
+        from sabia.core.plan.chips import chip_of_device
+
+        chip = chip_of_device(name)
     share = (
         f"gemm_share is of {units.format_count(measured)}FLOP/s per device (measured by a matrix "
         "product here)"

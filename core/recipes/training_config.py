@@ -34,10 +34,8 @@ from sabia.core.train.checkpoint import parse_interval
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.losses.next_token import Distillation
 from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig, decay_start
-from sabia.core.train.profiling import parse_steps
 from sabia.core.train.stepper import bias_names
 from sabia.core.train.token_rows import TokenRows
-from sabia.core.train.tracking import parse_services
 
 if TYPE_CHECKING:
     from sabia.core.train.teacher import Teacher
@@ -137,8 +135,14 @@ def check_texts(options: Training) -> None:
 def check_run_texts(options: RunOptions) -> None:
     """The part of `check_texts` that every training run needs."""
     parse_interval(options.save_every)
-    parse_steps(options.profile)
-    parse_services(options.track)
+    if options.profile:
+        from sabia.core.train.profiling import parse_steps
+
+        parse_steps(options.profile)
+    if options.track:
+        from sabia.core.train.tracking import parse_services
+
+        parse_services(options.track)
 
 
 def optimizer_settings(options: Options) -> dict[str, object]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sabia.core import units
 from sabia.core.shards.job import Job
-from sabia.core.shards.json_lines import Reject
+from sabia.core.shards.records import Reject
 from sabia.core.shards.rejects import Rejects
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject
 

@@ -36,7 +36,6 @@ from sabia.core.digests import forget_objects
 from sabia.core.errors import BadData, UsageError
 from sabia.core.progress import waiting
 from sabia.core.shards.job import FORMATS, Job, file_ending, is_stream, slurm_slice
-from sabia.core.shards.json_lines import decompressed
 from sabia.core.shards.sources import ArrowStream, Opener, Source, reading
 from sabia.core.shards.stores.objects import (
     exists,
@@ -306,6 +305,8 @@ def form_of(opener: Opener) -> str:
             return "parquet"
         if head[:4] == b"\xff\xff\xff\xff" or head[:6] == b"ARROW1":
             return "arrow"
+        from sabia.core.shards.json_lines import decompressed
+
         content, first = decompressed(file), b""
         while not first and (block := content.read(_BLOCK_BYTES)):
             first = block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
@@ -340,6 +341,8 @@ def _from_stream(path: str, name: str, kind: str) -> list[Source]:
         form = form_of(opener)
     if form:
         return [Source(name, kind, form, opener)]
+    from sabia.core.shards.json_lines import decompressed
+
     with reading(name), opener() as file:
         listed = decompressed(file).read(_LIST_LIMIT_BYTES + 1)
     if len(listed) > _LIST_LIMIT_BYTES:

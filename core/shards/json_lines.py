@@ -12,7 +12,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ import pyarrow as pa
 from sabia.core import stop, units
 from sabia.core.errors import BadData
 from sabia.core.shards import records
+from sabia.core.shards.records import BATCH_BYTES, Reject
 
-BATCH_BYTES = 8 << 20
 MAX_LINE_BYTES = 256 << 20
 EXCERPT_BYTES = 64 << 10  # of a line that cannot be read
 TYPING_LINES = 2_000  # lines of JSON that decide the types of extra columns
@@ -34,8 +34,6 @@ _DECODER = json.JSONDecoder()
 TOO_DEEP = "JSON nested too deep"
 # of the conversion of one row; ArrowInvalid and ArrowTypeError are among them
 UNFIT = (ValueError, TypeError, OverflowError, NotImplementedError, RecursionError)
-
-Reject = Callable[[dict[str, Any], str], None]
 
 
 class _Decompressed(io.RawIOBase):

@@ -38,7 +38,6 @@ from sabia.core.shards.lineage.run_record import RUN, beside
 from sabia.core.shards.sources import reading
 from sabia.core.shards.stores import listed
 from sabia.core.shards.stores.objects import NoObject, is_there, is_url, remove, upload
-from sabia.core.shards.token_rows.row_writer import IndexedRows
 
 GROUP_ROWS = 10_000
 GROUP_BYTES = 64 << 20
@@ -173,16 +172,21 @@ class ArrowRows(digests.ArrowRows):
 
 def arrow_stream(target: BinaryIO, schema: pa.Schema) -> digests.ArrowRows:
     """An Arrow stream; one of token rows has an index of them."""
-    if schema.remove_metadata().equals(schemas.KINDS["tokens"]):
-        return IndexedRows(target, schema, pa.ipc.new_stream)
-    return ArrowRows(target, schema)
+    return _indexed(target, schema, pa.ipc.new_stream) or ArrowRows(target, schema)
 
 
 def arrow_file(target: BinaryIO, schema: pa.Schema) -> digests.ArrowRows:
     """An Arrow file; one of token rows has an index of them."""
-    if schema.remove_metadata().equals(schemas.KINDS["tokens"]):
-        return IndexedRows(target, schema)
-    return digests.ArrowRows(target, schema, pa.ipc.new_file)
+    new_file = pa.ipc.new_file
+    return _indexed(target, schema, new_file) or digests.ArrowRows(target, schema, new_file)
+
+
+def _indexed(target: BinaryIO, schema: pa.Schema, create: Any) -> digests.ArrowRows | None:
+    if not schema.remove_metadata().equals(schemas.KINDS["tokens"]):
+        return None
+    from sabia.core.shards.token_rows.row_writer import IndexedRows
+
+    return IndexedRows(target, schema, create)
 
 
 class TableRows:

@@ -27,7 +27,7 @@ from sabia.core.errors import BadData
 from sabia.core.shards import arrow_arrays, records, schemas
 from sabia.core.shards.arrow_arrays import cast, plain, plain_schema
 from sabia.core.shards.job import is_stream
-from sabia.core.shards.json_lines import BATCH_BYTES, Reject, batches_of_json, decompressed
+from sabia.core.shards.records import BATCH_BYTES, Reject
 
 BATCH_ROWS = 2_000
 DAMAGE = (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error)
@@ -250,6 +250,8 @@ class Source:
     def _jsonl(
         self, columns: Sequence[str] | None, rows: int, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
+        from sabia.core.shards.json_lines import batches_of_json, decompressed
+
         del columns  # a line of JSON is parsed whole
         with self.open() as raw:
             json = batches_of_json(decompressed(raw), self.kind, rows, reject, self.text_column)

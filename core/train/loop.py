@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,11 +28,13 @@ from sabia.core.train import checkpoint, telemetry
 from sabia.core.train.checkpoint import Interval
 from sabia.core.train.guards import GuardConfig, SpikeGuard
 from sabia.core.train.optimizer.config import ScheduleConfig, learning_rate
-from sabia.core.train.profiling import Profile, parse_steps
 from sabia.core.train.run_directory import RunDirectory, refuse_another
 from sabia.core.train.stepper import Batch, Stepper, StepResult
 from sabia.core.train.token_rows import RowSource
-from sabia.core.train.tracking import Tracker
+
+if TYPE_CHECKING:
+    from sabia.core.train.profiling import Profile
+    from sabia.core.train.tracking import Tracker
 
 Results = Sequence[StepResult]  # one for each update of a step
 
@@ -115,7 +117,7 @@ class TrainingRun:
     world: World
     meter: telemetry.Meter
     meta: dict[str, Any]
-    tracker: Tracker = field(default_factory=lambda: Tracker(()))
+    tracker: "Tracker | None" = None
     step: int = 0
     saved_step: int = 0
     tokens: int = 0
@@ -135,8 +137,7 @@ class TrainingRun:
         self.guard = SpikeGuard(self.guard_config)
         self.source.open(self.run.path, self.world.leads)
         self.started, self.first_started = time.monotonic(), self.run.started_at()
-        traced = parse_steps(self.options.profile)
-        self.profile = Profile(traced, self.backend, self.run.path, self.world.rank)
+        self.profile = self._profile()
         watchdog.enter_phase(0, "looking for a checkpoint", 3600.0)
         newest = self._latest()
         if newest is not None:
@@ -177,8 +178,10 @@ class TrainingRun:
             raise
         finally:
             self.source.close()
-            self.profile.close()
-            self.tracker.close()
+            if self.profile is not None:
+                self.profile.close()
+            if self.tracker is not None:
+                self.tracker.close()
             self.log.close()
         best = {"best_step": self.best[1]} if self.best else {}
         totals = {"step": self.step, "tokens": self.tokens, "seconds": self._seconds()}
@@ -232,7 +235,8 @@ class TrainingRun:
         if self.source.new_stage(self.step):
             self.guard.reset()
         since = time.monotonic()
-        self.profile.before(self.step + 1)
+        if self.profile is not None:
+            self.profile.before(self.step + 1)
         lr = learning_rate(self.step, self.schedule)
         results: list[StepResult] = []
         sums = np.zeros(0)
@@ -257,7 +261,8 @@ class TrainingRun:
         self.working_s += time.monotonic() - since
         self.step += 1
         stopping, saving = sums[:2]
-        self.profile.after(self.step)
+        if self.profile is not None:
+            self.profile.after(self.step)
         self._report(results, sums[2:], lr, display)
         done, every = self.step == self.steps, self.options.eval_every
         is_best = False
@@ -379,7 +384,16 @@ class TrainingRun:
 
     def _write_metrics(self, row: dict[str, Any]) -> None:
         self.log.write(row)
-        self.tracker.write(row)
+        if self.tracker is not None:
+            self.tracker.write(row)
+
+    def _profile(self) -> "Profile | None":
+        if not self.options.profile:
+            return None
+        from sabia.core.train.profiling import Profile, parse_steps
+
+        steps = parse_steps(self.options.profile)
+        return Profile(steps, self.backend, self.run.path, self.world.rank)
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started

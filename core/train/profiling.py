@@ -15,9 +15,7 @@ TABLE_ROWS = 30
 
 
 def parse_steps(text: str) -> tuple[int, int]:
-    """'100:105' → (100, 105), steps counted from 1, both traced; '' → (0, 0): none."""
-    if not text:
-        return 0, 0
+    """'100:105' → (100, 105), steps counted from 1, both traced."""
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
         raise UsageError(f"--profile: {text!r} (expected steps from:to, such as 100:105)")
@@ -25,7 +23,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 
 class Profile:
-    """Traces the steps `first` to `last` of this process; 0, 0: none."""
+    """Traces the steps `first` to `last` of this process."""
 
     def __init__(self, steps: tuple[int, int], backend: str, run: Path, rank: int) -> None:
         self.first, self.last = steps

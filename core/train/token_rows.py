@@ -31,7 +31,6 @@ from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.order import DataOrder
 from sabia.core.shards.token_rows.arrow_messages import BufferBytes
 from sabia.core.shards.token_rows.row_file import RowFile
-from sabia.core.shards.token_rows.row_writer import RowWriter
 from sabia.core.train.guards import outliers
 from sabia.core.train.stepper import Batch, Stepper
 
@@ -206,6 +205,8 @@ def _documents(documents: list[np.ndarray], width: int) -> tuple[np.ndarray, np.
 
 def read_token_rows(batches: Iterable[pa.RecordBatch]) -> TokenRows:
     """Token records as rows in memory; raises BadData if lengths do not match."""
+    from sabia.core.shards.token_rows.row_writer import RowWriter
+
     held = io.BytesIO()
     writer = RowWriter(held)
     for batch in batches:

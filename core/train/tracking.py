@@ -101,15 +101,14 @@ def flattened(row: Row) -> dict[str, float]:
 
 
 class Tracker:
-    """Sends rows to sinks in a thread; without sinks it does nothing."""
+    """Sends rows to sinks in a thread."""
 
     def __init__(self, openers: Sequence[Callable[[], Sink]]) -> None:
         self.not_sent = 0
         self._rows: queue.Queue[Row | None] = queue.Queue(WAITING_ROWS)
         self._threads = threading.Thread(target=self._send, args=(openers,), daemon=True)
-        if openers:
-            self._threads.start()
-        self._open = bool(openers)
+        self._threads.start()
+        self._open = True
 
     def write(self, row: Row) -> None:
         """Send a row of metrics (with `step`) in the background; never waits."""

@@ -19,8 +19,8 @@ from sabia.core.recipes.chat_rows import packed_rows
 from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.row_file import RowFile
-from sabia.core.shards.token_rows.row_store import RejectRow, open_made
-from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
+from sabia.core.shards.token_rows.row_store import ENDING, RejectRow, open_made
+from sabia.core.shards.token_rows.row_writer import RowWriter
 from sabia.core.text.tokenize.packing import WINDOW
 from sabia.core.train.distilled_rows import ENTRY, STARTS, TOP
 

@@ -26,11 +26,11 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import ArrowShard, FileBytes
 from sabia.core.shards.token_rows.row_index import encoded, sources_of
 from sabia.core.shards.token_rows.row_store import (
+    ENDING,
     default_source,
     fingerprint,
     index_in_place,
 )
-from sabia.core.shards.token_rows.row_writer import ENDING
 from sabia.core.train.checkpoint import local
 from sabia.core.train.token_rows import skipped_rows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder

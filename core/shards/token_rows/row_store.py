@@ -35,8 +35,8 @@ from sabia.core.shards.token_rows.row_index import (
     scan,
     stored_index,
 )
-from sabia.core.shards.token_rows.row_writer import ENDING, RowWriter
 
+ENDING = ".rows.arrow"
 KEPT_DAYS = 30
 LOOK_S = 0.1  # interval at which a process looks for files that others are making
 RejectRow = Callable[[dict[str, Any], str, str], None]  # (row, reason, shard)
@@ -202,6 +202,8 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _make(path: Path, source: Source) -> None:
+    from sabia.core.shards.token_rows.row_writer import RowWriter
+
     with source.reading(), atomic_path(path) as temporary, open(temporary, "wb") as file:
         writer = RowWriter(file)
         for batch in source.batches(columns=[*COLUMNS, *ADDRESSES], reject=writer.reject):

@@ -19,7 +19,6 @@ from sabia.core.shards.arrow_arrays import bools, int32s
 from sabia.core.shards.token_rows.row_file import ADDRESSES, check_lengths, row_digest, row_hash
 from sabia.core.shards.token_rows.row_index import INDEX, LISTS, IndexBuilder, encoded
 
-ENDING = ".rows.arrow"
 BATCH_ROWS = 512  # so that little is read to resolve the batch of a row
 SCHEMA = pa.schema(
     [*((name, pa.list_(kind)) for name, kind in LISTS.items()), ("source", pa.string()),

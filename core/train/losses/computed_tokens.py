@@ -15,12 +15,10 @@ import numpy as np
 
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.layers import GatedDeltaNet
-from sabia.core.train.losses.next_token import Loss, next_token_loss
-from sabia.core.train.losses.preference import preference_loss
+from sabia.core.train.losses.next_token import TAKE_SOME_TOKENS, Loss, next_token_loss
 from sabia.core.train.stepper import Setup
 
 Batch = Mapping[str, np.ndarray]
-LOSSES = (next_token_loss, preference_loss)  # that take batches of some tokens
 BY_PREDICTION = (
     "targets",
     "loss_mask",
@@ -45,7 +43,7 @@ def whole_rows(setup: Setup, mesh: Mesh, device: str) -> str:
     schedule = setup.precision
     if schedule.precision.recipe is not None:  # scales of whole tensors
         return f"--precision {schedule.precision.name}"
-    return "" if _function(setup.loss) in LOSSES else "another loss"
+    return "" if _function(setup.loss) in TAKE_SOME_TOKENS else "another loss"
 
 
 def no_sharing(setup: Setup) -> str:

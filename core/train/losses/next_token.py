@@ -8,7 +8,7 @@ differentiates only loss_sum. Bind settings with functools.partial.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sabia.core.model.forward import Stats, hidden_and_stats, logits, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat
@@ -17,9 +17,11 @@ from sabia.core.spec.model import ModelSpec
 Batch = Mapping[str, Array]
 Sums = tuple[Array, Array, dict[str, Array]]
 Loss = Callable[[ModelSpec, Params, Batch, Ops], Sums]
+LossFunction = TypeVar("LossFunction", bound=Callable[..., Sums])
 
 # arrays of a batch that say where its tokens are, and which of them a loss needs; not all are given
 OF_TOKENS = ("positions", "segments", "keys", "queries", "outputs")
+TAKE_SOME_TOKENS: list[Callable[..., Sums]] = []  # losses of batches of losses.computed_tokens
 _NEVER = -1e30  # the score of a token that is left out
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 
@@ -37,6 +39,13 @@ class Distillation:
     top: int = 0
 
 
+def takes_some_tokens(loss: LossFunction) -> LossFunction:
+    """A loss that reads OF_TOKENS, so that not all tokens of its batches are computed."""
+    TAKE_SOME_TOKENS.append(loss)
+    return loss
+
+
+@takes_some_tokens
 def next_token_loss(
     spec: ModelSpec,
     params: Params,
@@ -57,9 +66,8 @@ def next_token_loss(
 
     Coefficients of terms added per unit of weight: z_loss · logsumexp(logits)² (PaLM, arXiv
     2204.02311 section 5), and balance and router_z times the statistics of core.model.feed_forward,
-    which
-    are per row, averaged over the layers with experts. With any of them extras hold `nll`, the
-    sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
+    which are per row, averaged over the layers with experts. With any of them extras hold `nll`,
+    the sum without them. With experts, extras hold `expert_load` [layers with experts, E], the
     assignments of each expert in the rows with weight.
 
     teacher: its divergence takes the place of a share of the cross-entropy; the batch has the

@@ -22,7 +22,13 @@ from typing import Any, NamedTuple
 from sabia.core.model.forward import gather_tensors, hidden, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses.next_token import OF_TOKENS, Batch, Sums, sum_by_source
+from sabia.core.train.losses.next_token import (
+    OF_TOKENS,
+    Batch,
+    Sums,
+    sum_by_source,
+    takes_some_tokens,
+)
 
 WITH_REFERENCE = ("dpo", "ipo", "kto")
 _WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
@@ -91,6 +97,7 @@ def _log_odds(x: Answers, ops: Ops) -> Any:
     return mean - ops.log1mexp(mean)
 
 
+@takes_some_tokens
 def preference_loss(
     spec: ModelSpec,
     params: Params,
