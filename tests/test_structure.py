@@ -29,6 +29,7 @@ TOP = {
     "svg",
     "page",
     "digests",
+    "file_hashes",
     "optional_imports",
     "results",
     "save_interval",

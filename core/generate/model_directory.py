@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sabia.core.digests import content_hash
 from sabia.core.errors import UsageError
+from sabia.core.file_hashes import content_hash
 from sabia.core.model.storage.peft_adapters import CONFIG, load_adapter
 from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.ops.product import A, Array, B

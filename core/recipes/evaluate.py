@@ -55,13 +55,13 @@ from sabia.core.options.eval import EvalOptions
 from sabia.core.recipes import eval_ranks, eval_task_index
 from sabia.core.recipes.eval_judging import Judging, check_grading
 from sabia.core.recipes.evaluated_models import Endpoint, EvaluatedModel, open_models
+from sabia.core.recipes.machine.peaks import measure_peak_flops
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.dry_run import planned
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import EXPECTED, Job
 from sabia.core.shards.manifest import holds, provenance
 from sabia.core.shards.outputs import open_output
-from sabia.core.train.telemetry import measure_peak_flops
 
 Items = dict[str, list[Item]]  # by task
 Models = Sequence[EvaluatedModel]

@@ -36,6 +36,7 @@ from sabia.core.quant.recipe import (
     with_overrides,
 )
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
+from sabia.core.recipes.machine.peaks import measure_peak_flops
 from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.recipes.report.quantized_card import FILE as CARD
@@ -50,7 +51,6 @@ from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.families import TRAINED_FOR, read_config
 from sabia.core.spec.model import check_predicts, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.telemetry import measure_peak_flops
 
 if TYPE_CHECKING:  # tasks and languages are loaded only with --task and --usage
     from sabia.core.recipes.calibration.usage_match import Match

@@ -33,6 +33,12 @@ from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
 from sabia.core.recipes import training_config
+from sabia.core.recipes.machine.peaks import (
+    device_name,
+    find_peaks,
+    measure_peak_flops,
+    peak_multiplier,
+)
 from sabia.core.recipes.row_outputs import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
@@ -45,7 +51,7 @@ from sabia.core.train.loop import Objective, Source, TrainingRun
 from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.stepper import StateBytes, Stepper
-from sabia.core.train.telemetry import Meter, device_name, measure_peak_flops, peak_multiplier
+from sabia.core.train.telemetry import Meter
 
 
 @dataclass(frozen=True)
@@ -377,43 +383,3 @@ def _tokenizer_directory(path: str) -> Iterator[Path | None]:
     with tempfile.TemporaryDirectory() as scratch:
         load_tokenizer(path).save(scratch)
         yield Path(scratch)
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """FLOP/s of one device: given or of its data sheet, and of a measured product; 0: none."""
-
-    published: float
-    measured: float
-    description: str
-
-
-def find_peaks(backend: str, precision: str, given: float, *, warns: bool = True) -> Peaks:
-    """The peaks for a precision's name; a `given` one replaces both, so that nothing is measured.
-
-    Warns if the measured peak is above the data sheet's.
-    """
-    if given:
-        return Peaks(given, 0.0, f"MFU is of {units.format_count(given)}FLOP/s per device (given)")
-    name = device_name(backend)
-    measured, chip = measure_peak_flops(backend, precision), None
-    if name != "cpu":
-        from sabia.core.plan.chips import chip_of_device
-
-        chip = chip_of_device(name)
-    share = (
-        f"gemm_share is of {units.format_count(measured)}FLOP/s per device (measured by a matrix "
-        "product here)"
-    )
-    if chip is None:
-        why = f"no MFU, because no data sheet of {name} is on file (--peak-flops gives its peak)"
-        return Peaks(0.0, measured, f"{share}; {why}")
-    published = chip.bf16_flops_per_s / chip.devices
-    peak = f"{units.format_count(published)}FLOP/s per device (BF16 peak of {chip.name})"
-    if warns and measured > published:
-        notes.warn(
-            f"{name}: a matrix product was measured at {units.format_count(measured)}FLOP/s, "
-            f"expected at most {peak}; disregard gemm_share, and give --peak-flops if the device "
-            "is not this chip"
-        )
-    return Peaks(published, measured, f"MFU is of {peak}, {share}")

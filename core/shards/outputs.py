@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sabia.core import digests, stop
-from sabia.core.digests import CACHED_BYTES, content_hash, forget_objects, remembered
 from sabia.core.errors import BadData, UsageError
+from sabia.core.file_hashes import CACHED_BYTES, content_hash, forget_objects, remembered
 from sabia.core.shards import records, schemas
 from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
 from sabia.core.shards.inputs import open_binary

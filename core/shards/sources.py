@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_128
 
 from sabia.core import stop
-from sabia.core.digests import arrow_batches, content_hash, is_damage, open_parquet
+from sabia.core.digests import arrow_batches, is_damage, open_parquet
 from sabia.core.errors import BadData
+from sabia.core.file_hashes import content_hash
 from sabia.core.shards import arrow_arrays, records, schemas
 from sabia.core.shards.arrow_arrays import cast, plain, plain_schema
 from sabia.core.shards.job import is_stream

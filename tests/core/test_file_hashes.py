@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from sabia.core import digests
-from sabia.core.digests import content_hash
+from sabia.core import file_hashes
+from sabia.core.file_hashes import content_hash
 from sabia.core.generate.model_directory import model_fingerprint, weights_fingerprint
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.outputs import open_file
@@ -21,8 +21,8 @@ from sabia.core.shards.outputs import open_file
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test, and files of any size and age are cached."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "CACHED_BYTES", 0)
-    monkeypatch.setattr(digests, "SETTLED_NS", -1)
+    monkeypatch.setattr(file_hashes, "CACHED_BYTES", 0)
+    monkeypatch.setattr(file_hashes, "SETTLED_NS", -1)
     return tmp_path / "cache" / "sabia" / "hashes"
 
 
@@ -68,7 +68,7 @@ def test_a_hash_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     expected = xxh3_128_hexdigest(path.read_bytes())
     assert content_hash(str(path)) == expected
     with monkeypatch.context() as without:
-        without.setattr(digests, "_digest", lambda _file: pytest.fail("read again"))
+        without.setattr(file_hashes, "_digest", lambda _file: pytest.fail("read again"))
         assert content_hash(str(path)) == expected
     flip(path, 7)
     assert content_hash(str(path)) == xxh3_128_hexdigest(path.read_bytes()) != expected
@@ -90,7 +90,7 @@ def test_a_damaged_entry_is_computed_again(tmp_path: Path, own_cache: Path) -> N
 def test_a_file_that_was_just_written_is_not_cached(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "SETTLED_NS", 10**10)
+    monkeypatch.setattr(file_hashes, "SETTLED_NS", 10**10)
     (tmp_path / "a").write_bytes(b"text")
     content_hash(str(tmp_path / "a"))
     assert not own_cache.exists()
@@ -122,19 +122,19 @@ def test_an_object_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch) -> N
 
     assert content_hash("memory://bucket/a", opened) == xxh3_128_hexdigest(b"x" * 1_000)
     about["ETag"] = '"1"'
-    digests.forget_objects()
+    file_hashes.forget_objects()
     first = content_hash("memory://bucket/a")
     about["ETag"] = '"2"'
     assert first == content_hash("memory://bucket/a")  # in one run it is asked for once
-    digests.forget_objects()
+    file_hashes.forget_objects()
     assert first != content_hash("memory://bucket/a")
 
 
 def test_the_cache_keeps_the_newest_entries(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "KEPT_ENTRIES", 5)
-    monkeypatch.setattr(digests, "SWEPT_AFTER", 1)
+    monkeypatch.setattr(file_hashes, "KEPT_ENTRIES", 5)
+    monkeypatch.setattr(file_hashes, "SWEPT_AFTER", 1)
     for number in range(20):
         path = tmp_path / f"f{number}"
         path.write_bytes(b"%d" % number)

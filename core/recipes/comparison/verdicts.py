@@ -19,10 +19,10 @@ from sabia.core.plan.chips import chip_of_device
 from sabia.core.plan.money.prices import cheapest, cost_usd, short_money
 from sabia.core.recipes.comparison.candidates import Runs
 from sabia.core.recipes.comparison.measures import Measure
+from sabia.core.recipes.machine.peaks import device_name
 from sabia.core.shards.atomic import write_atomic, write_json
 from sabia.core.shards.job import Job
 from sabia.core.shards.outputs import open_stdout
-from sabia.core.train.telemetry import device_name
 
 FIXED_RUNS = 5  # of each corpus: what the number of tokens is compared with
 COLUMNS = ("candidate", "by", "unit", "score", "of the first", "difference", "noise", "runs",

@@ -1,7 +1,7 @@
 """Measure the machine that this process runs on, for `sabia plan-cluster --measure`.
 
 The result has the keys of a `--machine` file (core/plan/machine.py):
-- the BF16 matrix product, in the arithmetic that training uses (train/telemetry.py), of one device;
+- the BF16 matrix product, in the arithmetic that training uses (machine/peaks.py), of one device;
 - the memory bandwidth: a copy within the device reads and writes each byte;
 - GPUs: a copy from device to device, and from pinned memory of the host to the device;
 - the network: the rates of the host's active ports in /sys (InfiniBand, else Ethernet), a share for
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core.plan.chips import SCALED, Chip, chip_of_device
-from sabia.core.train.telemetry import device_name, measure_peak_flops
+from sabia.core.recipes.machine.peaks import device_name, measure_peak_flops
 
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes; larger than caches
 ROUNDS = 8

@@ -148,11 +148,9 @@ def identity_of(path: str) -> str:
 
 
 def _of_file(path: str) -> str:
-    from sabia.core.digests import (
-        CACHED_BYTES,
-        content_hash,
-        footer_digest,  # loads pyarrow, which not every command needs
-    )
+    # they load pyarrow, which not every command needs
+    from sabia.core.digests import footer_digest
+    from sabia.core.file_hashes import CACHED_BYTES, content_hash
 
     with open(path, "rb") as file:
         if digest := footer_digest(file, path):

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core import notes, stop
-from sabia.core.digests import content_hash, footer_digest, note_missing, remembered
+from sabia.core.digests import footer_digest, note_missing
 from sabia.core.errors import BadData
+from sabia.core.file_hashes import content_hash, remembered
 from sabia.core.progress import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.sources import Source

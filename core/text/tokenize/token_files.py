@@ -18,8 +18,9 @@ from typing import Any, Self
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.digests import ArrowRows, content_hash
+from sabia.core.digests import ArrowRows
 from sabia.core.errors import UsageError
+from sabia.core.file_hashes import content_hash
 from sabia.core.shards import schemas
 from sabia.core.shards.atomic import (
     atomic_path,

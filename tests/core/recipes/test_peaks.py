@@ -2,16 +2,16 @@
 
 import pytest
 
-from sabia.core.recipes import run_call
-from sabia.core.recipes.run_call import find_peaks
+from sabia.core.recipes.machine import peaks
+from sabia.core.recipes.machine.peaks import find_peaks
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """A device of this name and measured speed."""
     device: dict[str, object] = {"name": "NVIDIA H100 80GB HBM3", "flops": 7e14}
-    monkeypatch.setattr(run_call, "device_name", lambda backend: device["name"])
-    monkeypatch.setattr(run_call, "measure_peak_flops", lambda backend, precision: device["flops"])
+    monkeypatch.setattr(peaks, "device_name", lambda backend: device["name"])
+    monkeypatch.setattr(peaks, "measure_peak_flops", lambda backend, precision: device["flops"])
     return device
 
 

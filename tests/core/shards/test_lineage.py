@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sabia.core.digests import content_hash, run_span, text_of_run
+from sabia.core.digests import run_span, text_of_run
+from sabia.core.file_hashes import content_hash
 from sabia.core.results import RESULTS
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import defects, graph_report, run_record

@@ -15,7 +15,7 @@ import pytest
 from row_shards import opened, records, same_batches
 from sparse_rows import SCHEMA, sparse_rows
 
-from sabia.core import digests
+from sabia.core import file_hashes
 from sabia.core.digests import ArrowRows
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
@@ -98,8 +98,8 @@ def test_rows_of_several_shards_and_processes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", [".parquet", "digests", "stream"])
 def test_a_second_start_decodes_nothing(tmp_path: Path, monkeypatch, form: str) -> None:
-    monkeypatch.setattr(digests, "SETTLED_NS", -1)
-    monkeypatch.setattr(digests, "CACHED_BYTES", 0)
+    monkeypatch.setattr(file_hashes, "SETTLED_NS", -1)
+    monkeypatch.setattr(file_hashes, "CACHED_BYTES", 0)
     path = write(records(np.random.default_rng(0), 60), tmp_path / "rows", form)
     first = opened(path, tmp_path / "cache")
 
@@ -108,7 +108,7 @@ def test_a_second_start_decodes_nothing(tmp_path: Path, monkeypatch, form: str) 
 
     monkeypatch.setattr(Source, "batches", refuse)
     monkeypatch.setattr(row_store, "scan", refuse)
-    monkeypatch.setattr(digests, "_digest", refuse)
+    monkeypatch.setattr(file_hashes, "_digest", refuse)
     same_batches(opened(path, tmp_path / "cache"), first)
 
 

@@ -8,15 +8,10 @@ import pytest
 import torch
 
 from sabia.core.ops.precision import PRECISIONS
+from sabia.core.recipes.machine import peaks
+from sabia.core.recipes.machine.peaks import measure_peak_flops, peak_dtype
 from sabia.core.train import telemetry
-from sabia.core.train.telemetry import (
-    Meter,
-    RunLog,
-    measure_peak_flops,
-    metrics_path,
-    peak_dtype,
-    read_rows,
-)
+from sabia.core.train.telemetry import Meter, RunLog, metrics_path, read_rows
 
 
 def test_rows_are_in_the_file_at_once(tmp_path: Path) -> None:
@@ -81,7 +76,7 @@ def test_the_measured_product_is_of_random_numbers(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "mm", lambda a, b: factors.extend([a, b]))
     measure_peak_flops("torch", "fp32")
     assert all(0.9 < factor.std() < 1.1 for factor in factors)
-    monkeypatch.setattr(telemetry, "_rate", lambda product, size: inspect.getclosurevars(product))
+    monkeypatch.setattr(peaks, "_rate", lambda product, size: inspect.getclosurevars(product))
     square = measure_peak_flops("jax", "fp32").nonlocals["square"]
     assert 0.9 < square.std() < 1.1
 
