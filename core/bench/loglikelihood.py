@@ -24,6 +24,7 @@ from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, pref
 from sabia.core.model import forward
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.ops.base import Ops, Params
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Array
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.split_model import SplitModel
@@ -187,8 +188,8 @@ class Scorer:
         self._prefixes = PrefixCaches(
             self._run_prefix, lambda slots: self._cache(1, slots), self.ops
         )
-        self._space: tuple[Prefix, forward.KVCache] | None = None  # rows of the last one's batches
-        self._extend: Callable[..., forward.KVCache] | None = None  # compiled
+        self._space: tuple[Prefix, KVCache] | None = None  # rows of the last one's batches
+        self._extend: Callable[..., KVCache] | None = None  # compiled
         self._flat: dict[bool, Callable[..., Any]] = {}  # compiled: without and with greedy ones
 
     @property
@@ -287,7 +288,7 @@ class Scorer:
 
         yield from grouped(sorted(tokens, key=tokens.__getitem__), too_large)
 
-    def _begun(self, batch: Batch, rows: int, slots: int) -> forward.KVCache:
+    def _begun(self, batch: Batch, rows: int, slots: int) -> KVCache:
         """A cache of so many rows, that begin with the prefix of a batch."""
         if not len(batch.prefix):
             return self._cache(rows, slots)
@@ -297,9 +298,7 @@ class Scorer:
             self._space = batch.prefix, begun.repeated(batch.rows, batch.slots, self.ops)
         return self._space[1].first(rows)
 
-    def _run_prefix(
-        self, ids: np.ndarray, positions: np.ndarray, cache: forward.KVCache
-    ) -> forward.KVCache:
+    def _run_prefix(self, ids: np.ndarray, positions: np.ndarray, cache: KVCache) -> KVCache:
         if self.backend == "torch":
             self._hidden(ids, positions, cache)
             return cache
@@ -375,15 +374,15 @@ class Scorer:
         hidden = self._hidden(ids, positions, cache, apart)[np.arange(count)[:, None], index]
         return [[v] for v in _values(*self._losses(hidden, targets, greedy))]
 
-    def _cache(self, rows: int, slots: int) -> forward.KVCache:
+    def _cache(self, rows: int, slots: int) -> KVCache:
         like = self.params["embed"]
-        return forward.KVCache.create(self.spec, rows, slots, self.ops, self.dtype, like)
+        return KVCache.create(self.spec, rows, slots, self.ops, self.dtype, like)
 
     def _hidden(
         self,
         ids: np.ndarray,
         positions: np.ndarray | None,
-        cache: forward.KVCache | None,
+        cache: KVCache | None,
         segments: np.ndarray | None = None,
     ) -> Any:
         if self.split is None:
@@ -486,13 +485,11 @@ def _compiled(
     return split.compiled(scored) if split else jax.jit(scored)
 
 
-def _compiled_prefix(spec: ModelSpec, ops: Ops) -> Callable[..., forward.KVCache]:
+def _compiled_prefix(spec: ModelSpec, ops: Ops) -> Callable[..., KVCache]:
     """A jitted (params, ids[1, T], positions[1, T], cache) → the cache after these tokens."""
     import jax
 
-    def run(
-        params: Params, ids: Array, positions: Array, cache: forward.KVCache
-    ) -> forward.KVCache:
+    def run(params: Params, ids: Array, positions: Array, cache: KVCache) -> KVCache:
         forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
         return cache
 

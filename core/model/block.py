@@ -7,14 +7,16 @@ of the chain (core.ops.product) know which matrix they multiply by.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sabia.core.model.lora import A, B
 from sabia.core.ops.base import Angles, Array, Ops, Params, dtype_name
-from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Matrix, Product
 from sabia.core.spec.layers import NormKind
 from sabia.core.spec.rope import Rope
+
+if TYPE_CHECKING:
+    from sabia.core.ops.kv_cache import KVCache
 
 # logical axes of activations, for sharding
 STREAM = ("batch", "sequence", "embed")
@@ -70,7 +72,7 @@ class Context:
     masks: Mapping[int | None, Any]
     segments: Array | None = None
     slots: Array | None = None
-    cache: KVCache | None = None
+    cache: "KVCache | None" = None
     reads: int = 0
     wanted: frozenset[str] = frozenset()
     norm_kind: NormKind = "rms"

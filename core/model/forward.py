@@ -14,7 +14,7 @@ its side, and the pooling of a family need no code of their own in the backends.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +24,13 @@ from sabia.core.model.feed_forward import ACTIVATIONS, MLPS, experts
 from sabia.core.model.lora import with_adapters
 from sabia.core.model.mixers import MIXERS, latent_attention
 from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
-from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import check_shared_axes
 from sabia.core.spec.layers import Experts, GatedDeltaNet, LatentAttention, Layer
 from sabia.core.spec.model import ModelSpec, Pooling
 from sabia.core.spec.rope import Rope, inverse_frequencies
+
+if TYPE_CHECKING:
+    from sabia.core.ops.kv_cache import KVCache
 
 
 def gather_tensors(params: Params, ops: Ops, *names: str) -> dict[str, Array]:
@@ -66,7 +68,7 @@ def pool_weights(lengths: Sequence[int] | np.ndarray, width: int, pooling: Pooli
     return (column == (0 * size if pooling == "cls" else size - 1)).astype(np.float32)
 
 
-__all__ = ["KVCache", "Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
+__all__ = ["Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
 
 Stats = dict[str, dict[int, Array]]  # name → layer → statistics
 _MIXERS = {**MIXERS, LatentAttention: latent_attention}
@@ -86,7 +88,7 @@ def hidden_and_stats(
     *,
     positions: Array | None = None,
     segments: Array | None = None,
-    cache: KVCache | None = None,
+    cache: "KVCache | None" = None,
     remat: Remat = "none",
     wanted: frozenset[str] = frozenset(),
     routing: Array | None = None,

@@ -15,7 +15,7 @@ which dimensions are sharded. `core.parallel.build_ops` composes all of it.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from sabia.kernels.attention.interface import attention, attention_mask
 from sabia.kernels.rms_norm.interface import rms_norm
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy
 
+if TYPE_CHECKING:
+    from sabia.core.numerics.stored import Stored
+
 Params = Mapping[str, Array]
 Remat = Literal["none", "full", "matmuls"]
 Angles = tuple[Array, Array]
@@ -47,6 +50,11 @@ _linear_cross_entropy = raises_missing_backend(linear_cross_entropy)
 def dtype_name(x: Array) -> str:
     """Name of an array's dtype, in either backend."""
     return str(x.dtype).removeprefix("torch.")
+
+
+def is_stored(array: object) -> TypeGuard["Stored"]:
+    """Whether an array of parameters is a quantized matrix of numerics.stored, in codes."""
+    return hasattr(array, "decoded")
 
 
 class Stage(Protocol):

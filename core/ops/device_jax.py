@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sabia.core.errors import UsageError
-from sabia.core.numerics.stored import Stored
-from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat
+from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Remat, is_stored
 from sabia.core.ops.delta_jax import causal_conv, delta_rule, delta_rule_from
 from sabia.core.ops.experts_jax import (
     DispatchPlan,
@@ -44,9 +43,7 @@ def to_device(params: Mapping[str, np.ndarray], dtype: str | None = None) -> dic
     kind = None if dtype is None else _dtype(dtype)
     # a copy, because on CPU jnp.asarray may share NumPy memory that its owner changes later
     return {
-        key: jnp.array(
-            array.decoded() if isinstance(array, Stored) else array, dtype=kind, copy=True
-        )
+        key: jnp.array(array.decoded() if is_stored(array) else array, dtype=kind, copy=True)
         for key, array in params.items()
     }
 

@@ -10,7 +10,7 @@ them.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,24 +19,18 @@ from torch.utils import checkpoint
 
 from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
-from sabia.core.numerics.stored import Stored
-from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name
-from sabia.core.ops.decoded_torch import DecodedRows, decoded_rows
-from sabia.core.ops.delta_torch import causal_conv, delta_rule, delta_rule_from
-from sabia.core.ops.experts_torch import (
-    DispatchPlan,
-    biased,
-    combine,
-    dispatch,
-    grouped,
-    weighted_bincount,
-)
+from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name, is_stored
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product, check_product
 from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import linear
+
+if TYPE_CHECKING:
+    from sabia.core.numerics.stored import Stored
+    from sabia.core.ops.decoded_torch import DecodedRow
+    from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor
 
@@ -64,7 +58,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
 
 
-def _codes(stored: Stored, device: torch.device) -> Any:
+def _codes(stored: "Stored", device: torch.device) -> Any:
     from sabia.core.ops.stored_torch import codes_on
 
     return codes_on(stored, device)
@@ -78,7 +72,7 @@ def to_device(
     torch_dtype = None if dtype is None else _dtype(dtype)
     return {
         key: _codes(array, on_device)
-        if isinstance(array, Stored)
+        if is_stored(array)
         else _tensor(array).to(on_device, torch_dtype)
         for key, array in params.items()
     }
@@ -139,6 +133,12 @@ def known_max(x: Tensor) -> int | None:
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return None
     return int(x.max())
+
+
+def weighted_bincount(indices: Tensor, weights: Tensor, count: int) -> Tensor:
+    """See Ops.weighted_bincount."""
+    sums = weights.new_zeros((len(indices), count), dtype=torch.float32)
+    return sums.scatter_add_(1, indices, weights.detach().float())
 
 
 def _by_hand(x: Tensor) -> bool:
@@ -313,9 +313,6 @@ class TorchOps(Ops):
     softmax, logsumexp = staticmethod(softmax), staticmethod(logsumexp)
     layer_norm = staticmethod(layer_norm)
     rope_angles, rope = staticmethod(rope_angles), staticmethod(rope)
-    causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
-    delta_rule_from = staticmethod(delta_rule_from)
-    dispatch, combine = staticmethod(dispatch), staticmethod(combine)
     weighted_bincount = staticmethod(weighted_bincount)
     cache_write, remat = staticmethod(cache_write), staticmethod(remat)
 
@@ -334,8 +331,10 @@ class TorchOps(Ops):
         """See Ops.prepared."""
         return packed(params, former, most_bytes)
 
-    def decoded_rows(self, context: Any, x: Tensor) -> DecodedRows | None:
+    def decoded_rows(self, context: Any, x: Tensor) -> "DecodedRows | None":
         """See Ops.decoded_rows."""
+        from sabia.core.ops.decoded_torch import decoded_rows
+
         return decoded_rows(self, context, x)
 
     def silu_product(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -363,6 +362,47 @@ class TorchOps(Ops):
         """See Ops.put_along."""
         return x.scatter(-1, indices, value)
 
+    # layers that few models have: their modules are loaded with the first of them
+
+    def causal_conv(self, x: Tensor, weight: Tensor, segments: Tensor | None = None) -> Tensor:
+        """See Ops.causal_conv."""
+        from sabia.core.ops.delta_torch import causal_conv
+
+        return causal_conv(x, weight, segments)
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
+        segments: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See Ops.delta_rule."""
+        from sabia.core.ops.delta_torch import delta_rule
+
+        return delta_rule(q, k, v, log_decay, beta, segments)
+
+    def delta_rule_from(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Ops.delta_rule_from."""
+        from sabia.core.ops.delta_torch import delta_rule_from
+
+        return delta_rule_from(q, k, v, log_decay, beta, state)
+
+    def dispatch(
+        self, y: Tensor, experts_of_tokens: Tensor, experts: int
+    ) -> "tuple[Tensor, DispatchPlan]":
+        """See Ops.dispatch."""
+        from sabia.core.ops.experts_torch import dispatch
+
+        return dispatch(y, experts_of_tokens, experts)
+
+    def combine(self, rows: Tensor, plan: "DispatchPlan", gates: Tensor) -> Tensor:
+        """See Ops.combine."""
+        from sabia.core.ops.experts_torch import combine
+
+        return combine(rows, plan, gates)
+
+    # -- products
+
     def kernel(self, product: Product) -> list[Tensor]:
         """See Ops.kernel."""
         x, matrices, plan = product
@@ -382,9 +422,11 @@ class TorchOps(Ops):
         return results
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tensor:
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: "DispatchPlan | None") -> Tensor:
     """A product of `TorchOps.kernel` with a weight in the dtype of x."""
     if plan is not None:
+        from sabia.core.ops.experts_torch import biased, grouped
+
         return biased(grouped(x, weight, plan), bias, plan)
     bias = None if bias is None else bias.to(x.dtype)
     return linear(x, weight, bias)

@@ -6,16 +6,15 @@ sabia.kernels.grouped_matmul.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
-from sabia.kernels.grouped_matmul.interface import grouped_matmul as grouped_matmul_kernel
 from sabia.kernels.runtime.autograd_context import Context
 
 Tensor = torch.Tensor
 REQUESTED = requested_kernels("torch")
-_kernel = raises_missing_backend(grouped_matmul_kernel)
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,13 @@ def dispatch(y: Tensor, experts_of_tokens: Tensor, experts: int) -> tuple[Tensor
     return rows, DispatchPlan(shape, order, inverse, sorted_experts, ends)
 
 
+@raises_missing_backend
+def _kernel(*arrays: Tensor, **options: Any) -> Tensor:
+    from sabia.kernels.grouped_matmul.interface import grouped_matmul
+
+    return grouped_matmul(*arrays, **options)
+
+
 def grouped(rows: Tensor, weight: Tensor, plan: DispatchPlan) -> Tensor:
     """rows[M, in] of each expert times weight[E, out, in]ᵀ, in rows' dtype."""
     counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))  # [E]
@@ -105,9 +111,3 @@ def combine(rows: Tensor, plan: DispatchPlan, gates: Tensor) -> Tensor:
     """See Ops.combine."""
     gates = gates.reshape(-1, 1, plan.shape[-1]).to(rows.dtype)  # [B·T, 1, k]
     return torch.bmm(gates, per_token(rows, plan)).view(*plan.shape[:-1], rows.shape[-1])
-
-
-def weighted_bincount(indices: Tensor, weights: Tensor, count: int) -> Tensor:
-    """See Ops.weighted_bincount."""
-    sums = weights.new_zeros((len(indices), count), dtype=torch.float32)
-    return sums.scatter_add_(1, indices, weights.detach().float())

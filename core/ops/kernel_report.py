@@ -14,7 +14,6 @@ from sabia.core.ops.product import Array
 from sabia.core.spec.layers import Attention, Experts, LatentAttention
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.attention.interface import attention_mask, choose_attention
-from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul
 from sabia.kernels.rms_norm.interface import choose_rms_norm
 from sabia.kernels.runtime.dispatch import Choice, framework
 from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
@@ -72,8 +71,12 @@ def _choices(
         return [_attention(part, like, length, packed, spec.causal, name) for part in parts]
     if operation == "grouped_matmul":
         widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
-        weights = [_shaped(like, 1, width, spec.hidden_size) for width in widths[:1]]
-        return [choose_grouped_matmul(x, weight, implementation=name) for weight in weights]
+        if not widths:
+            return []
+        from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul
+
+        weight = _shaped(like, 1, widths[0], spec.hidden_size)
+        return [choose_grouped_matmul(x, weight, implementation=name)]
     if operation == "rms_norm":
         scale = _shaped(like, spec.hidden_size)
         # norm weights stay fp32 whatever the dtype of activations

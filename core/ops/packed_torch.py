@@ -9,17 +9,18 @@ as they are (kernels.row_products). The values of all parameters stay as they ar
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sabia.core.ops.base import Params
-from sabia.core.ops.experts_torch import DispatchPlan
 from sabia.core.ops.product import Array, Matrix
-from sabia.kernels.row_products.interface import matrix_vector
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
 from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
+
+if TYPE_CHECKING:
+    from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor
 
@@ -57,6 +58,8 @@ class Joined:
 
     def of_one_row(self, x: Tensor) -> Tensor:
         """x[..., in], of one row, times all matrices."""
+        from sabia.kernels.row_products.interface import matrix_vector
+
         made, row, end = torch.empty(*x.shape[:-1], self.outputs), numbers(x.float().view(-1)), 0
         out = numbers(made).reshape(-1)
         for array, size in zip(self.arrays, self.sizes, strict=True):
@@ -110,7 +113,7 @@ def _gains(x: Array) -> bool:
     return x.dtype in (torch.float32, torch.bfloat16) and x.dtype not in FP32_COMPUTED
 
 
-def takes(x: Tensor, matrices: Sequence[Matrix], plan: DispatchPlan | None) -> bool:
+def takes(x: Tensor, matrices: Sequence[Matrix], plan: "DispatchPlan | None") -> bool:
     """Whether `products` multiplies x by these matrices."""
     if type(matrices[0].weight) is not Packed or plan is not None:
         return False

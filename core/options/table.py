@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 from sabia.core.errors import UsageError
-from sabia.core.files import read_toml
 from sabia.core.options.option import Condition, Option, changed
 
 
@@ -258,6 +257,8 @@ def _read(option: Option, value: object, source: str) -> Any:
 
 def _from_file(cls: type[Options], command: str, path: str) -> dict[str, object]:
     """Values by name from [command] or [command.subcommand] of a TOML file, else its top level."""
+    from sabia.core.files import read_toml
+
     hint = "; a model's config.json goes with --model" * path.endswith(".json")
     values = read_toml("--config", path, hint)
     own: Any = values

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from sabia.core import units
 from sabia.core.shards.job import Job
-from sabia.core.shards.records import Reject
 from sabia.core.shards.rejects import Rejects
+from sabia.core.shards.schemas import Reject
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject
 
 Made = TypeVar("Made")

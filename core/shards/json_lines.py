@@ -20,7 +20,7 @@ import pyarrow as pa
 from sabia.core import stop, units
 from sabia.core.errors import BadData
 from sabia.core.shards import records
-from sabia.core.shards.records import BATCH_BYTES, Reject
+from sabia.core.shards.schemas import BATCH_BYTES, Reject
 
 MAX_LINE_BYTES = 256 << 20
 EXCERPT_BYTES = 64 << 10  # of a line that cannot be read

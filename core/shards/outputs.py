@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.file_hashes import CACHED_BYTES, content_hash, forget_objects, remembered
-from sabia.core.shards import records, schemas
+from sabia.core.shards import schemas
 from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
 from sabia.core.shards.inputs import open_binary
 from sabia.core.shards.job import FORMATS, Job, file_ending
@@ -150,8 +150,10 @@ class JsonRows:
         self.target, self.rows = target, 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        from sabia.core.shards.records import to_json
+
         self.rows += batch.num_rows
-        lines = "".join(records.to_json(row) + "\n" for row in batch.to_pylist())
+        lines = "".join(to_json(row) + "\n" for row in batch.to_pylist())
         self.target.write(lines.encode("utf-8", "replace"))
 
     def close(self) -> None:

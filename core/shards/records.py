@@ -6,7 +6,7 @@ that cannot be converted is refused with a reason, never changed silently.
 """
 
 import json
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from datetime import datetime
 from typing import Any
 
@@ -17,10 +17,8 @@ from sabia.core import notes
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
 from sabia.core.shards.arrow_arrays import MAP, MOST_NAMES, as_dict
+from sabia.core.shards.schemas import ANSWERS
 
-BATCH_BYTES = 8 << 20  # of a batch of records
-Reject = Callable[[dict[str, Any], str], None]  # a row, and why it is left out
-ANSWERS = ("chosen", "rejected")
 _unread = set[str]()  # fields of messages that a note has named
 _SCALARS: dict[type, pa.DataType] = {
     str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64(),

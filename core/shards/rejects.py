@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.shards import records
 from sabia.core.shards.job import Job, file_ending, without_ending
 from sabia.core.shards.layout import REJECTS, check_outside, rejects_beside
 from sabia.core.shards.outputs import Metadata, RowsIfAny
@@ -47,8 +46,10 @@ class Rejects(RowsIfAny):
 
     def add(self, rows: pa.RecordBatch | dict[str, Any], reason: str, shard: str) -> None:
         """Reject a batch or a row."""
+        from sabia.core.shards.records import to_json
+
         for row in [rows] if isinstance(rows, dict) else rows.to_pylist():
-            self._rows.append({"reason": reason, "shard": shard, "record": records.to_json(row)})
+            self._rows.append({"reason": reason, "shard": shard, "record": to_json(row)})
             self.count += 1
         if len(self._rows) >= FLUSH_ROWS:
             self._flush()

@@ -6,7 +6,7 @@ tool_calls, rubric, detail) are strings of JSON, so that their bytes never chang
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,9 @@ from sabia.core.shards import arrow_arrays
 from sabia.core.shards.arrow_arrays import cast
 
 VERSION = 2  # 1: scores were a map
+BATCH_BYTES = 8 << 20  # of a batch of records
+Reject = Callable[[dict[str, Any], str], None]  # a row, and why it is left out
+ANSWERS = ("chosen", "rejected")  # of a preference
 _TEXT = pa.string()
 _INTS = pa.list_(pa.int32())
 # fields of a message that earlier versions did not keep; ids do not depend on those that are null

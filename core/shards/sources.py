@@ -25,10 +25,10 @@ from sabia.core import stop
 from sabia.core.digests import arrow_batches, is_damage, open_parquet
 from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash
-from sabia.core.shards import arrow_arrays, records, schemas
+from sabia.core.shards import arrow_arrays, schemas
 from sabia.core.shards.arrow_arrays import cast, plain, plain_schema
 from sabia.core.shards.job import is_stream
-from sabia.core.shards.records import BATCH_BYTES, Reject
+from sabia.core.shards.schemas import ANSWERS, BATCH_BYTES, Reject
 
 BATCH_ROWS = 2_000
 DAMAGE = (EOFError, UnicodeDecodeError, gzip.BadGzipFile, zlib.error)
@@ -192,7 +192,9 @@ class Source:
     def _conform(
         self, batch: pa.RecordBatch, columns: Sequence[str] | None, reject: Reject
     ) -> pa.RecordBatch:
-        batch = records.with_json(batch, self.kind)
+        from sabia.core.shards.records import with_json
+
+        batch = with_json(batch, self.kind)
         for name, value in self.keys:
             index = batch.schema.get_field_index(name)
             column = pa.repeat(pa.scalar(value, pa.string()), batch.num_rows)
@@ -230,7 +232,7 @@ class Source:
             wanted = columns
             if columns and "id" in columns and may_lack_ids(parquet.metadata):
                 # ids are made of them
-                wanted = [*columns, schemas.REQUIRED[self.kind][0], "source", *records.ANSWERS]
+                wanted = [*columns, schemas.REQUIRED[self.kind][0], "source", *ANSWERS]
             if wanted is not None:
                 wanted = [old for old, new in zip(stored, names, strict=True) if new in wanted]
             for group in range(parquet.num_row_groups) if self.groups is None else self.groups:
@@ -273,7 +275,7 @@ class Source:
         names = [TEXT if name == self.text_column else name for name in stored]
         for name in schemas.REQUIRED[self.kind]:
             name = self.text_column or name
-            if name not in stored and not (name == "prompt" and set(records.ANSWERS) & {*stored}):
+            if name not in stored and not (name == "prompt" and set(ANSWERS) & {*stored}):
                 others = ", ".join(stored[:SHOWN]) + ", …" * (len(stored) > SHOWN)
                 raise BadData(f"no column {name!r} among {others} (expected {self.kind} records)"
                               + TEXT_HINT * (self.kind == "document"))  # fmt: skip

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from sabia.core.errors import BadData
 from sabia.core.shards import schemas
-from sabia.core.shards.records import Reject
+from sabia.core.shards.schemas import Reject
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject
 from sabia.core.shards.spools import Spool
 

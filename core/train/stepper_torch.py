@@ -20,9 +20,8 @@ import torch
 from sabia.core.errors import UsageError
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.optimizers import OPTIMIZERS
-from sabia.core.numerics.stored import Stored
 from sabia.core.ops.backend import load_ops
-from sabia.core.ops.base import Array, Stage
+from sabia.core.ops.base import Array, Stage, is_stored
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.build_ops import build_ops
@@ -158,7 +157,7 @@ class TorchStepper:
                 from sabia.core.numerics.frozen_base import stored_base
                 from sabia.core.ops.stored_torch import codes_on
 
-                matrix = whole if isinstance(whole, Stored) else np.asarray(whole)
+                matrix = whole if is_stored(whole) else np.asarray(whole)
                 stored = stored_base(matrix, self.setup.lora.base)
                 shards[name] = codes_on(stored, default_device())
                 release_pages(whole)

@@ -34,7 +34,7 @@ from sabia.core.shards.inputs import (
 )
 from sabia.core.shards.job import Job, is_stream
 from sabia.core.shards.json_lines import decompressed
-from sabia.core.shards.records import Reject
+from sabia.core.shards.schemas import Reject
 from sabia.core.shards.sources import BATCH_ROWS, Source, ignore_reject, origin_of
 from sabia.core.urls import canonical
 from sabia.core.web.archives.warc_reader import ENDINGS as WARC_ENDINGS

@@ -22,6 +22,7 @@ from sabia.core.generate.runner.shared_prefixes import SharedPrefixes
 from sabia.core.generate.sampling import RowParams
 from sabia.core.model import forward
 from sabia.core.ops.base import Params, dtype_name
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
 
 Tensor = torch.Tensor
@@ -42,13 +43,13 @@ class TorchRunner:
         # in a ring keys have another order than in a row
         self._cache = self._new_cache(capacity, context, None if model.ops.exact else slack)
         embed = model.params["embed"]
-        self._pages = forward.KVCache.pages(
+        self._pages = KVCache.pages(
             model.cached, pages, PAGE, states, model.ops, dtype_name(embed), embed
         )
         self._columns: Columns | None = None
         self._adapters = np.zeros(capacity, np.int64)  # of each row
         self._stateful = any("state" in layer for layer in self._cache.layers)
-        self._ahead: forward.KVCache | None = None  # with the states after steps ahead
+        self._ahead: KVCache | None = None  # with the states after steps ahead
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray | None]  # step ahead
         # a graph would keep the adapters of the rows that it was captured with
         alone = row_adapters(model.ops) is None and model.split is None
@@ -100,7 +101,7 @@ class TorchRunner:
                 elif prefilled is not None and kept.states:
                     array[states] = prefilled.states[index][name][state_rows]
 
-    def _load(self, cache: forward.KVCache, begun: Sequence[Begun]) -> None:
+    def _load(self, cache: KVCache, begun: Sequence[Begun]) -> None:
         """Copy what is in pages to the rows of a cache."""
         most = max(len(one.pages) for one in begun)
         if not most:
@@ -119,7 +120,7 @@ class TorchRunner:
 
     def _run(
         self, prompts: Sequence[Sequence[int]], starts: np.ndarray, ends: np.ndarray,
-        cache: forward.KVCache, adapters: np.ndarray,
+        cache: KVCache, adapters: np.ndarray,
     ) -> Tensor:  # fmt: skip
         """Run the tokens starts[p]..ends[p] of each prompt; their hidden states [P, T, D]."""
         cache.lengths = ends - starts
@@ -272,13 +273,13 @@ class TorchRunner:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
-    def _new_cache(self, rows: int, positions: int, slack: int | None = None) -> forward.KVCache:
+    def _new_cache(self, rows: int, positions: int, slack: int | None = None) -> KVCache:
         model, embed = self.model, self.model.params["embed"]
-        create = forward.KVCache.create
+        create = KVCache.create
         return create(model.cached, rows, positions, model.ops, dtype_name(embed), embed, slack)
 
     def _hidden(
-        self, ids: Tensor, positions: Tensor, cache: forward.KVCache, adapters: np.ndarray
+        self, ids: Tensor, positions: Tensor, cache: KVCache, adapters: np.ndarray
     ) -> Tensor:
         if (rule := row_adapters(self.model.ops)) is not None:
             rule.rows = adapters

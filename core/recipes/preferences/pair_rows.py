@@ -15,7 +15,8 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.generate.chat import render_answer
 from sabia.core.recipes.chat_rows import Form, Rendered, Unit, document
-from sabia.core.shards.records import ANSWERS, json_messages
+from sabia.core.shards.records import json_messages
+from sabia.core.shards.schemas import ANSWERS
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 FREE = ("tool_calls", "reasoning_content", "thinking")  # fields of an answer besides its content

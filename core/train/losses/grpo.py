@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.model.forward import KVCache, Stats, drawn_losses, hidden_and_stats, token_losses
+from sabia.core.model.forward import Stats, drawn_losses, hidden_and_stats, token_losses
 from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.options.grpo import PolicyLoss, ValueOptions
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Batch, Sums

@@ -8,6 +8,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, compiled, perturbed, states
@@ -42,7 +43,7 @@ def test_ragged_decoding_equals_whole_sequences(name: str, ops: Any) -> None:
         return x, cache
 
     call = compiled(ops, call)
-    cache = forward.KVCache.create(spec, len(PROMPTS), IDS.shape[1] + 3, ops)
+    cache = KVCache.create(spec, len(PROMPTS), IDS.shape[1] + 3, ops)
     seen = ragged_steps(spec, params, ops, cache, call)
     whole = states(spec, params, IDS, ops)
     for row, length in enumerate(PROMPTS):
@@ -53,7 +54,7 @@ def test_ragged_decoding_equals_whole_sequences(name: str, ops: Any) -> None:
 def test_a_shared_prompt_fans_out(tiny: Any, ops: Any) -> None:
     spec, arrays = tiny
     params = ops.to_device(arrays, "float32")
-    cache = forward.KVCache.create(spec, 1, 16, ops)
+    cache = KVCache.create(spec, 1, 16, ops)
 
     def call(params: Any, ids: Any, positions: Any, cache: Any) -> Any:
         x = forward.hidden(spec, params, ids, ops, positions=positions, cache=cache)
@@ -72,7 +73,7 @@ def test_upto_bounds_what_is_read_and_positions_must_fit(tiny: Any) -> None:
     torch_ops = load_ops("torch")
     spec, arrays = tiny
     params = torch_ops.to_device(arrays, "float32", "cpu")
-    cache = forward.KVCache.create(spec, 1, 8, torch_ops, like=params["embed"])
+    cache = KVCache.create(spec, 1, 8, torch_ops, like=params["embed"])
     assert cache.slots == 8
     assert cache.reads_for(torch_ops.arange(3, params["embed"]), torch_ops) == 3
     assert cache.upto(5).reads_for(torch_ops.arange(3, params["embed"]), torch_ops) == 5

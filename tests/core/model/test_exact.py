@@ -11,6 +11,7 @@ from sabia.core.model import forward
 from sabia.core.model.storage import hub
 from sabia.core.ops.device_torch import TorchOps
 from sabia.core.ops.exact_torch import Exact
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.packed_torch import packed
 from sabia.core.ops.product import Matrix, Product
 from sabia.core.parallel.build_ops import build_ops
@@ -97,7 +98,7 @@ def test_prefill_and_decoding_have_the_bits_of_whole_rows(kind: str, dtype: str)
     whole = forward.logits(spec, params, forward.hidden(spec, params, ids, ops), ops)
     with torch.inference_mode():
         rows, at = [4, 1, 2], 11
-        cache = forward.KVCache.create(spec, 3, 48, ops, dtype, params["embed"])
+        cache = KVCache.create(spec, 3, 48, ops, dtype, params["embed"])
         x = forward.hidden(spec, params, ids[rows, :at], ops, cache=cache)
         for t in range(at, 31):
             ours = forward.logits(spec, params, x[:, -1:], ops)[:, 0]

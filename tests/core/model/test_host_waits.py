@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from sabia.core.model import forward
 from sabia.core.ops import device_torch
 from sabia.core.ops.backend import load_ops
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.precision import precision_named
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config, new_config
@@ -132,7 +133,7 @@ def test_a_step_of_decoding_copies_nothing(on_meta: None, name: str) -> None:
     """So that a CUDA graph can be made of it."""
     spec, ops = from_config(CONFIGS[name]), load_ops("torch")
     params = {t.name: torch.zeros(t.shape, device=META) for t in spec.tensors()}
-    cache = forward.KVCache.create(spec, 4, 20, ops, "float32", params["embed"], slack=0)
+    cache = KVCache.create(spec, 4, 20, ops, "float32", params["embed"], slack=0)
     ids = torch.zeros((3, 1), dtype=torch.int64, device=META)
 
     def run() -> list[str]:

@@ -9,6 +9,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import dtype_name
+from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Multiply, Product, Rule
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import from_config
@@ -93,9 +94,9 @@ def test_rotations_are_those_of_each_document_s_length(name: str, context: str, 
 def test_a_cache_beyond_the_original_context_is_refused() -> None:
     ops = load_ops("torch")
     spec = from_config(CONFIGS["phi3-long"])
-    assert forward.KVCache.create(spec, 1, 20, ops).slots == 20
+    assert KVCache.create(spec, 1, 20, ops).slots == 20
     with pytest.raises(UsageError, match="21 tokens"):
-        forward.KVCache.create(spec, 1, 21, ops)
+        KVCache.create(spec, 1, 21, ops)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -162,7 +163,7 @@ def test_gradients_with_padding_are_finite(tiny: Any, ops: Any) -> None:
 def test_segments_with_a_cache_are_refused(tiny: Any, ops: Any) -> None:
     spec, arrays = tiny
     params = ops.to_device(arrays, "float32")
-    cache = forward.KVCache.create(spec, 1, 8, ops)
+    cache = KVCache.create(spec, 1, 8, ops)
     with pytest.raises(UsageError, match="segments with a cache"):
         forward.hidden(
             spec, params, np.ones((1, 4)), ops, segments=np.ones((1, 4), int), cache=cache
