@@ -30,7 +30,7 @@ from sabia.core.shards.token_rows.row_file import COLUMNS
 from sabia.core.shards.token_rows.row_store import RejectRow, fingerprint, open_row_files
 from sabia.core.spec import from_config, load_spec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train import checkpoint
+from sabia.core.train.checkpoint.reader import latest
 from sabia.core.train.run_directory import RunDirectory
 from sabia.core.train.token_rows import NameRows, TokenRows, skipped_rows
 from sabia.kernels.runtime.cache_folder import writable_cache_folder
@@ -202,7 +202,7 @@ def write_read_rows(
     job: Job, run: RunDirectory, rows: TokenRows, plan: Any, name_rows: NameRows
 ) -> None:
     """Write one row per sample, for all steps up to the run's last checkpoint, to stdout."""
-    newest = checkpoint.latest(run.checkpoints)
+    newest = latest(run.checkpoints)
     if newest is None:
         raise UsageError(f"{run.path}: no checkpoint (expected a run that has saved one)")
     left_out = {int(entry["row"]) for entry in skipped_rows(run.path)}

@@ -44,8 +44,9 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
 from sabia.core.spec import ModelSpec
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.checkpoint import Checkpoint, Reader, latest, parse_interval
-from sabia.core.train.checkpoint.local import name_of, open_checkpoint
+from sabia.core.train.checkpoint.local import Checkpoint, name_of, open_checkpoint
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import parse_interval
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.loop import Objective, Source, TrainingRun
 from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig

@@ -30,7 +30,7 @@ from sabia.core.options.training import (
 from sabia.core.parallel.mesh import parse_mesh
 from sabia.core.shards.order import DataOrder, Stage, parse_weights
 from sabia.core.spec import ModelSpec, load_spec
-from sabia.core.train.checkpoint import parse_interval
+from sabia.core.train.checkpoint.saver import parse_interval
 from sabia.core.train.guards import GuardConfig
 from sabia.core.train.losses.next_token import Distillation
 from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig, decay_start

@@ -19,8 +19,8 @@ from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
-from sabia.core.train.checkpoint import Reader
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES
+from sabia.core.train.checkpoint.reader import Reader
 
 
 def export_checkpoint(

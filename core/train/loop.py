@@ -24,8 +24,10 @@ from sabia.core.options.training import RunOptions
 from sabia.core.parallel.health import watchdog
 from sabia.core.parallel.process_group import agree, barrier
 from sabia.core.parallel.world import World
-from sabia.core.train import checkpoint, telemetry
-from sabia.core.train.checkpoint import Interval
+from sabia.core.train import telemetry
+from sabia.core.train.checkpoint.local import Checkpoint
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Interval, Saver
 from sabia.core.train.guards import GuardConfig, SpikeGuard
 from sabia.core.train.optimizer.config import ScheduleConfig, learning_rate
 from sabia.core.train.run_directory import RunDirectory, refuse_another
@@ -145,7 +147,7 @@ class TrainingRun:
             name = newest.path.name
             notes.note(f"resuming at step {self.step:,} of {self.steps:,} ({name})")
         options = self.options
-        self.saver = checkpoint.Saver(
+        self.saver = Saver(
             self.run.checkpoints,
             options.checkpoint_url,
             world=self.world,
@@ -189,11 +191,11 @@ class TrainingRun:
 
     # -- checkpoints
 
-    def _latest(self) -> checkpoint.Checkpoint | None:
+    def _latest(self) -> Checkpoint | None:
         url, agreed = self.options.checkpoint_url, partial(agree, self.world, self.backend)
-        return checkpoint.latest(self.run.checkpoints, url, self.world, agreed)
+        return latest(self.run.checkpoints, url, self.world, agreed)
 
-    def _restore(self, saved: checkpoint.Checkpoint) -> None:
+    def _restore(self, saved: Checkpoint) -> None:
         manifest = saved.manifest
         location = self.options.checkpoint_url or str(saved.path)
         identity = manifest.get("identity", self.meta["identity"])  # absent in old ones of grpo
@@ -201,7 +203,7 @@ class TrainingRun:
         if manifest["model"] != self.meta["model"]:
             raise BadData(f"checkpoint {saved.path.name} is of another model; --force starts over")
         self.source.load(saved.path.name, manifest, saved.step)
-        self.stepper.load(checkpoint.Reader(saved).read)
+        self.stepper.load(Reader(saved).read)
         self.guard.load(manifest.get("guard", {}))
         if "best" in manifest:
             self.best = manifest["best"][0], manifest["best"][1]

@@ -23,7 +23,7 @@ from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.results import recorded_result, result_version
 from sabia.core.shards.atomic import read_json, write_json
 from sabia.core.shards.lineage.run_record import RUN
-from sabia.core.train import checkpoint
+from sabia.core.train.checkpoint.local import remove_leftovers
 
 Identity = Mapping[str, Any]
 
@@ -111,7 +111,7 @@ class RunDirectory:
             self.record.unlink(missing_ok=True)
             shutil.rmtree(self.final, ignore_errors=True)
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoint.remove_leftovers(self.checkpoints)
+        remove_leftovers(self.checkpoints)
         self._write(identity, finished=False, **({RUN: run} if run else {}))
 
     def finish(self, identity: Identity, **figures: object) -> None:

@@ -29,7 +29,7 @@ from sabia.core.parallel.world import World
 from sabia.core.spec.layers import Experts
 from sabia.core.spec.model import ModelSpec
 from sabia.core.spec.tensors import TensorSpec
-from sabia.core.train.checkpoint import Piece
+from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.next_token import Loss
 from sabia.core.train.optimizer.config import OptimizerConfig, Rule, rules, state_shapes

@@ -24,7 +24,7 @@ from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import ROW_AXES, Mesh, weight_split
 from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
 from sabia.core.parallel.world import World
-from sabia.core.train.checkpoint import Piece
+from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes

@@ -28,7 +28,7 @@ from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups
 from sabia.core.parallel.mesh import Mesh, check_fits, stage_layers, stages_of
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.checkpoint import Piece
+from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.guards import NO_LIMITS
 from sabia.core.train.losses.computed_tokens import computed_tokens, no_sharing, whole_rows
 from sabia.core.train.optimizer.config import COUNT, state_parts, state_shapes

@@ -80,7 +80,8 @@ def raw(state: dict[str, np.ndarray], place: Path) -> float:
 
 def sabia(state: dict[str, np.ndarray], place: Path) -> float:
     """Seconds that a save blocks; waits for the commit."""
-    from sabia.core.train.checkpoint import Saver, whole_pieces
+    from sabia.core.train.checkpoint.pieces import whole_pieces
+    from sabia.core.train.checkpoint.saver import Saver
 
     with Saver(place) as saver:
         saver.save(1, whole_pieces(state), {})
@@ -140,7 +141,8 @@ def disturb(size: float, place: Path) -> None:
     """Print the median seconds of steps while an upload runs and while it is held, in turns."""
     import torch
 
-    from sabia.core.train.checkpoint import Saver, whole_pieces
+    from sabia.core.train.checkpoint.pieces import whole_pieces
+    from sabia.core.train.checkpoint.saver import Saver
 
     flowing = slow_store()
     torch.set_num_threads(1)

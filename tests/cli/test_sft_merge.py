@@ -105,7 +105,8 @@ def test_checkpoints_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
              "--export-dtype", "float32", "-o", tmp_path / "run")  # fmt: skip
     done = sabia(*words)
     assert done.exit_code == 0, done.output
-    from sabia.core.train.checkpoint import Reader, local
+    from sabia.core.train.checkpoint import local
+    from sabia.core.train.checkpoint.reader import Reader
 
     folder = tmp_path / "run" / "checkpoints"
     readers = [Reader(local.verify(local.path_of(folder, step))) for step in (2, 3, 4)]

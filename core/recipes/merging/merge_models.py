@@ -30,7 +30,8 @@ from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, load_spec
 from sabia.core.spec.families import read_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.checkpoint import Reader, local
+from sabia.core.train.checkpoint import local
+from sabia.core.train.checkpoint.reader import Reader
 from sabia.core.train.convert import cast
 from sabia.core.train.run_directory import RunDirectory
 

@@ -11,20 +11,3 @@ backend-neutral names: `param/NAME`, the optimizer's `m/NAME` and the like, `cou
 
 `pieces_jax` and core.train.stepper_torch_shards make lazy arrays of a backend's.
 """
-
-from sabia.core.train.checkpoint.local import Checkpoint, remove_leftovers
-from sabia.core.train.checkpoint.pieces import Piece, whole_pieces
-from sabia.core.train.checkpoint.reader import Reader, latest
-from sabia.core.train.checkpoint.saver import Interval, Saver, parse_interval
-
-__all__ = [
-    "Checkpoint",
-    "Interval",
-    "Piece",
-    "Reader",
-    "Saver",
-    "latest",
-    "parse_interval",
-    "remove_leftovers",
-    "whole_pieces",
-]

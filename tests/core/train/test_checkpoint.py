@@ -11,9 +11,11 @@ from safetensors.numpy import load_file
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.model.storage.lazy_array import LazyArray
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, pieces
-from sabia.core.train.checkpoint import whole_pieces as whole
-from sabia.core.train.checkpoint.pieces import blocks
+from sabia.core.train.checkpoint import local, pieces
+from sabia.core.train.checkpoint.pieces import Piece, blocks
+from sabia.core.train.checkpoint.pieces import whole_pieces as whole
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 
 STATE = {
     "param/a": np.arange(12, dtype=np.float32).reshape(3, 4),

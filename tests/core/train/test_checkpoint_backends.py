@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from waiting import HANG_S
 
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local
+from sabia.core.train.checkpoint import local
+from sabia.core.train.checkpoint.pieces import Piece
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 
 JAX_CASE = """
 import sys, pathlib
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from sabia.core.train.checkpoint import Reader, Saver, latest, pieces_jax
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
+from sabia.core.train.checkpoint import pieces_jax
 
 place = pathlib.Path(sys.argv[1])
 jax.config.update("jax_num_cpu_devices", 8)

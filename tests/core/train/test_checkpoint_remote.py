@@ -16,8 +16,10 @@ from waiting import HANG_S, until
 
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.shards.stores import objects
-from sabia.core.train.checkpoint import Reader, Saver, latest, local, remote
-from sabia.core.train.checkpoint import whole_pieces as whole
+from sabia.core.train.checkpoint import local, remote
+from sabia.core.train.checkpoint.pieces import whole_pieces as whole
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 
 URL = "flaky://bucket/run"
 

@@ -15,9 +15,12 @@ from waiting import HANG_S, until
 from sabia.core.errors import Failed
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.parallel.world import World
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest, local, saver
+from sabia.core.train.checkpoint import local, saver
 from sabia.core.train.checkpoint import saver as saver_module
-from sabia.core.train.checkpoint import whole_pieces as whole
+from sabia.core.train.checkpoint.pieces import Piece
+from sabia.core.train.checkpoint.pieces import whole_pieces as whole
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 
 
 def state(step: int, size: int = 1000) -> dict[str, np.ndarray]:

@@ -17,7 +17,9 @@ from sabia.core.ops import backend
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train import convert
-from sabia.core.train.checkpoint import Piece, Reader, Saver, latest
+from sabia.core.train.checkpoint.pieces import Piece
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 
 SHAPE = {"hidden": 32, "layers": 2, "vocab": 67, "heads": 4, "kv_heads": 2, "head_dim": 8}
 SHAPE |= {"ffn": 48, "context": 64}

@@ -13,7 +13,8 @@ from sabia.core.model.storage import hub
 from sabia.core.numerics import nf4
 from sabia.core.numerics.frozen_base import FORMATS, stored_base
 from sabia.core.spec import ModelSpec, from_config, new_config
-from sabia.core.train.checkpoint import Reader, Saver, latest
+from sabia.core.train.checkpoint.reader import Reader, latest
+from sabia.core.train.checkpoint.saver import Saver
 from sabia.core.train.convert import export_checkpoint
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper_factory import make_stepper
