@@ -29,7 +29,7 @@ from sabia.kernels.runtime.torch_fp32 import linear
 
 if TYPE_CHECKING:
     from sabia.core.numerics.stored import Stored
-    from sabia.core.ops.decoded_torch import DecodedRow
+    from sabia.core.ops.decoded_torch import DecodedRows
     from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor

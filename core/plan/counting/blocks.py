@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.spec import ModelSpec
@@ -78,10 +78,21 @@ def of_shapes(
     return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-def mixer_sizes(heads: int, kv_heads: int, query: int, key: int, value: int) -> dict[str, Any]:
-    """Sizes of a mixer: heads, and the widths of all its queries, keys and values."""
-    widths = {"query_width": query, "key_width": key, "value_width": value}
-    return {"heads": heads, "kv_heads": kv_heads, **widths}
+class MixerSizes(TypedDict):
+    """Heads of a mixer, and the widths of all its queries, keys and values."""
+
+    heads: int
+    kv_heads: int
+    query_width: int
+    key_width: int
+    value_width: int
+
+
+def mixer_sizes(heads: int, kv_heads: int, query: int, key: int, value: int) -> MixerSizes:
+    """The sizes of a mixer in the order of their names."""
+    return MixerSizes(
+        heads=heads, kv_heads=kv_heads, query_width=query, key_width=key, value_width=value
+    )
 
 
 def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> LayerKind:
@@ -166,9 +177,10 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     if isinstance(mixer, LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
         latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
-        return sizes | mixer_sizes(mixer.heads, mixer.heads, keys, keys, values) | latents
+        made = mixer_sizes(mixer.heads, mixer.heads, keys, keys, values)
+        return {**sizes, **made, **latents}
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    sizes |= mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys)
+    sizes |= dict(mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys))
     if mixer.sinks:
         sizes["sinks"] = True
     if mixer.qk_norm or mixer.qk_norm_whole:
@@ -176,10 +188,10 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     return sizes
 
 
-def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, int]:
+def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, object]:
     """A delta net's state for decoding: its matrices, and the last inputs of its convolution."""
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim
     state += (mixer.taps - 1) * (2 * keys + values)
     sizes = mixer_sizes(mixer.value_heads, mixer.key_heads, keys, keys, values)
-    return sizes | {"state_products": mixer.state_products(), "state_width": state}
+    return {**sizes, "state_products": mixer.state_products(), "state_width": state}

@@ -136,7 +136,7 @@ def _square(heads: int, size: int, kept: int = 0) -> dict[str, Any]:
     """Sizes of a state [size, size] per head; kept: further elements for each sequence."""
     inner = heads * size
     state = {"state_products": 2 * inner * size, "state_width": inner * size + kept}
-    return mixer_sizes(heads, heads, inner, inner, inner) | state
+    return {**mixer_sizes(heads, heads, inner, inner, inner), **state}
 
 
 def minimax(fields: CountFields) -> Architecture:
