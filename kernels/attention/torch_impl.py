@@ -8,7 +8,7 @@ mask, whose blocks are computed here from the intervals, without the [B, T, S] m
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 from sabia.kernels.runtime.torch_process import allow_compilations
 
 if TYPE_CHECKING:
-    from sabia.kernels.attention.torch_cached import CacheMask
+    from sabia.kernels.attention.torch_cached import CacheMask, SharedSlots
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
@@ -153,11 +153,13 @@ def mask_at(
     return Mask(first, whole.until, 0, False, at=at.int())
 
 
-def cache_mask(like: Tensor, keys: int, slots: Tensor, window: int | None) -> "CacheMask":
+def cache_mask(
+    like: Tensor, keys: int, slots: Tensor, window: int | None, shared: "Sequence[SharedSlots]" = ()
+) -> "CacheMask":
     """See attention.attention_mask, with slots."""
     from sabia.kernels.attention import torch_cached
 
-    return torch_cached.cache_mask(like, keys, slots, window)
+    return torch_cached.cache_mask(like, keys, slots, window, shared)
 
 
 def _block_mask(mask: Mask) -> Any:
