@@ -15,7 +15,6 @@ from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import WEIGHTS
 from sabia.core.options.grpo import GrpoOptions
-from sabia.core.recipes import run_call
 from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.step_table import StepTable
@@ -150,7 +149,7 @@ def test_metrics_are_sent_to_a_service(folder, tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(tracking, "find_spec", lambda name: name)
-    monkeypatch.setattr(run_call, "open_sink", lambda *_: Sink())
+    monkeypatch.setattr(tracking, "open_sink", lambda *_: Sink())
     rows = run(folder, tmp_path / "run", track="tensorboard", steps=2)
     assert sent == [(row["step"], row["reward"]) for row in rows]
 
