@@ -34,7 +34,6 @@ from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sabia.core.digests import text_of_run
 from sabia.core.errors import BadData
 from sabia.core.options.option import FALSE, Option
 from sabia.core.options.table import Options
@@ -345,6 +344,8 @@ def keep_beside(path: str, record: Mapping[str, Any], stdout: bool = False) -> N
 
 def of_parquet(file: BinaryIO) -> dict[str, Any] | None:
     """The record in a Parquet file."""
+    from sabia.core.digests import text_of_run  # loads pyarrow
+
     with contextlib.suppress(ValueError):
         return json.loads(text_of_run(file) or "null")
     return None
