@@ -162,17 +162,22 @@ class ServedSampler(Options, group="Rollouts", recorded=False):
     sampler_url: str = text(
         "URL of a server that draws the samples, up to /v1", "URL", excludes=("draft",)
     )
-    """`sabia serve` with the model and `--updates`; it may serve several processes. Before each
-    step it gets the weights of the policy, adapters merged. It must return token ids, their
-    log-probabilities and the version of the weights; the trainer scores some samples of each step
-    before it uses any, and stops where the server samples at another temperature or from other
-    weights. A server that does not answer is waited for 10 minutes; then the run exits with status
-    75. The environment variable `SABIA_API_KEY` has the server's token."""
+    """Before each step the server gets the weights of the policy, adapters merged. It must return
+    token ids, their log-probabilities and the version of the weights; the trainer scores some
+    samples of each step before it uses any, and stops where the server samples at another
+    temperature or from other weights. A server that does not answer is waited for 10 minutes; then
+    the run exits with status 75. The environment variable `SABIA_API_KEY` has the server's token.
+
+    The server may be `sabia serve` with the model and `--updates`, which may serve several
+    processes; vLLM, started with `VLLM_SERVER_DEV_MODE=1` and `--logprobs-mode
+    processed_logprobs`; or SGLang, whose samples no seed decides. The thinking budget and
+    `--routing-replay` need `sabia serve`."""
     sampler_folder: str = text(
-        "Folder through which the server gets weights: its --updates", "DIR",
+        "Folder through which the server gets weights", "DIR",
         only=needs("sampler_url"),
     )  # fmt: skip
-    """It is shared by all machines. Weights are removed from it when they are loaded."""
+    """It is shared by all machines: that of `sabia serve --updates`, or for vLLM and SGLang any
+    that has the same path there. Weights are removed from it when they are loaded."""
 
 
 class OnPolicyTeacher(Options, group="Loss"):

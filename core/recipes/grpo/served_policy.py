@@ -1,10 +1,10 @@
 """The policy behind a server that draws the samples (--sampler-url).
 
-Before each step the weights are written to a folder that the server reads (`sabia serve --updates`)
-and it is told to load them; the answer is their version, which every token of every sample must
-have. Token ids go in; ids and the log-probabilities of the distribution that was drawn from come
-out. Of each step some samples are scored by the trainer before any is used, so that a server that
-samples from another distribution is refused by name. One that does not answer is waited for.
+Before each step the weights are written to a folder that the server reads, and it is told to load
+them (`sampler_servers`); they have a version, which every token of every sample must have. Token
+ids go in; ids and the log-probabilities of the distribution that was drawn from come out. Of each
+step some samples are scored by the trainer before any is used, so that a server that samples from
+another distribution is refused by name. One that does not answer is waited for.
 """
 
 import base64
@@ -28,6 +28,7 @@ from sabia.core.parallel.world import World
 from sabia.core.recipes.grpo.policy_config import max_gap
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.sample_batch import TrainingSamples, arrays_of, of_few_shapes, score
+from sabia.core.recipes.grpo.sampler_servers import SamplerServer, server_at
 from sabia.core.recipes.grpo.server_calls import Json, ServerCalls
 
 CHECKED = 4  # samples of each step
@@ -43,9 +44,11 @@ class ServedPolicy(Engine):
         self.options, self.run = options, run
         self.calls = ServerCalls("--sampler-url", options.sampler_url)
         self.url = self.calls.url
+        self._server: SamplerServer | None = None
         self.folder = Path(options.sampler_folder)
         self._delivered: int | None = None  # the step before which the weights were sent
-        self._version, self._checked, self._name = 0, 0, ""
+        self._version: int | str = 0
+        self._checked = 0
         self.routing, self._noted = Routing.of(self.spec) if options.routing_replay else None, False
 
     def deliver(self, step: int, world: World) -> None:
@@ -57,51 +60,48 @@ class ServedPolicy(Engine):
         self._version, self._checked = gather_objects(world, version)[0], 0
         self._delivered = step
 
-    def _send(self, step: int) -> int:
+    def _known(self) -> SamplerServer:
+        """The server, which is asked for its kind once."""
+        self._server = self._server or server_at(self.calls)
+        return self._server
+
+    def _send(self, step: int) -> int | str:
         """Write the weights and have them loaded; their version."""
+        server = self._known()
         for old in self.folder.glob(f"policy-{self.run}-*"):
             shutil.rmtree(old, ignore_errors=True)  # of a process that was killed
         written = self.folder / f"policy-{self.run}-{step}"
         hub.save_model(written, self.spec, self.ops.to_numpy(self.params))
-        root = self.url.removesuffix("/v1")
         try:
-            (reply,) = self.calls.answers([(f"{root}/update_weights", {"path": written.name})])
+            return server.load(written, f"{self.run}-{step}")
         finally:
             shutil.rmtree(written, ignore_errors=True)
-        if not isinstance(version := reply.get("version"), int):
-            raise UsageError(f"--sampler-url: {self.url} gives its weights no version")
-        return version
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
         self.calls.on_wait = self.on_step
-        self._name = self._name or self.calls.model()
-        by_name = {request.name: request for request in requests}
-        calls = [(f"{self.url}/completions", self._body(request)) for request in requests]
+        server = self._known()
+        calls = [server.call(request, self._more(request)) for request in requests]
+        asked = {id(body): request for (_, body), request in zip(calls, requests, strict=True)}
         for reply in self.calls.answers(calls):
-            request = by_name[reply["asked"]["request_id"]]
-            samples = [self._sample(request, choice) for choice in reply["choices"]]
+            request = asked[id(reply["asked"])]
+            samples = [self._sample(request, choice) for choice in server.choices(reply)]
             if len(samples) != request.n:
                 raise UsageError(f"--sampler-url: {self.url} gave {len(samples)} of {request.n}")
             self._check(request, samples)
             yield from (samples[number] for number in request.samples)
 
-    def _body(self, request: Request) -> Json:
-        return {
-            "model": self._name, "prompt": list(request.prompt), "n": request.n,
-            "max_tokens": request.max_new_tokens, "temperature": request.temperature,
-            "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0,
-            "seed": request.seed, "request_id": request.name, "logprobs": 0,
-            "return_token_ids": True, **thinking_fields(self.options),
-            **({"return_routed_experts": True} if request.routed_experts else {}),
-        }  # fmt: skip
+    def _more(self, request: Request) -> Json:
+        """Fields of a request that not every server knows."""
+        experts = {"return_routed_experts": True} if request.routed_experts else {}
+        return {**thinking_fields(self.options), **experts}
 
     def _sample(self, request: Request, choice: Json) -> Completion:
         """A choice as a sample. Raises UsageError, or Unavailable for one of other weights."""
         tokens, raw = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
         if not tokens or not raw or len(tokens) != len(raw):
             raise UsageError(
-                f"--sampler-url: {self.url} gives no token ids with log-probabilities (expected a "
-                "server such as sabia serve)"
+                f"--sampler-url: {self.url} gives no token ids with log-probabilities (expected "
+                "sabia serve, vLLM or SGLang)"
             )
         if other := set(choice.get("weight_versions") or [None]) - {self._version}:
             raise Unavailable(
@@ -111,7 +111,11 @@ class ServedPolicy(Engine):
             )
         if request.thinking and FORCED not in choice:
             raise UsageError(f"--sampler-url: {self.url} ignores {BUDGET} (expected sabia serve)")
-        reason = STOP if choice["finish_reason"] == STOP else LENGTH
+        if (reason := choice["finish_reason"]) not in (STOP, LENGTH):
+            raise Unavailable(
+                f"--sampler-url: {self.url} ended a sample with {reason}; run the same command "
+                "again"
+            )
         text = self.tokenizer.decode(tokens[:-1] if reason == STOP else tokens)
         drawn = choice.get("drawn_logprobs") or raw
         return Completion(

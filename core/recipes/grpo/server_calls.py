@@ -34,16 +34,17 @@ class ServerCalls:
         self.on_wait: Callable[[], None] | None = None
         self._answered = self._warned = False
 
-    def model(self) -> str:
-        """The name of the model that is served."""
+    def model(self) -> Json:
+        """What the server says about its model; `id` is its name."""
         (models,) = self.answers([(f"{self.url}/models", None)])
         try:
-            return str(models["data"][0]["id"])
+            return {"id": models["data"][0]["id"]} | models["data"][0]
         except (KeyError, IndexError, TypeError):
             raise UsageError(f"{self.flag}: {self.url} names no model") from None
 
     def answers(self, calls: Sequence[tuple[str, Json | None]]) -> Iterator[Json]:
-        """The replies to requests (None: GET), with their bodies as `asked`, as they arrive."""
+        """The replies to requests (None: GET), with their bodies as `asked`, as they arrive; a list
+        is given as `items`."""
         loop, every = asyncio.new_event_loop(), set[asyncio.Task[Json]]()
         http = loop.run_until_complete(_session())
         try:
@@ -105,6 +106,8 @@ async def _once(http: aiohttp.ClientSession, url: str, body: Json | None) -> Jso
         raw = await answer.read()
         check_status(answer.status, answer.headers, raw, url)
     reply = json.loads(raw)
+    if isinstance(reply, list):
+        return {"items": reply}
     if not isinstance(reply, dict):
         raise ValueError("the reply is no JSON object")
     return reply

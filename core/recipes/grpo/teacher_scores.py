@@ -114,7 +114,7 @@ class ServedTeacher(OnPolicyTeacher):
         tokenizer, and what `ServerCalls.answers` raises.
         """
         calls = ServerCalls("--teacher", url)
-        teacher = cls(calls, calls.model())
+        teacher = cls(calls, str(calls.model()["id"]))
         size = tokenizer.vocab_size
         ids = np.unique(np.linspace(0, size - 1, PROBED).astype(int)).tolist()
         (reply,) = calls.answers([teacher._call(ids, 0)])

@@ -18,6 +18,7 @@ import pytest
 import torch
 from aiohttp import web
 from digit_policy import write_policy
+from foreign_servers import Foreign, Routes, Sglang, Vllm
 from served import RowByRowEngine, in_thread
 from training_cases import ENVIRONMENT
 
@@ -117,6 +118,80 @@ def test_the_run_is_that_of_the_engine_in_the_process(folder: Path, tmp_path: Pa
     one, two = (hub.load_model(tmp_path / name / "final")[1] for name in ("own", "run"))
     assert max(np.abs(one[name] - two[name]).max() for name in one) <= 1e-4
     assert not list((tmp_path / "updates").iterdir())
+
+
+@contextmanager
+def foreign(kind: type[Foreign], folder: Path, updates: Path) -> Iterator[tuple[str, Foreign]]:
+    """The URL of a server of another kind, and it."""
+    with serving(folder, updates) as behind:
+        server = kind(behind, updates)
+        with in_thread(lambda: server) as url:
+            yield url, server
+
+
+@pytest.mark.parametrize("kind", [Vllm, Sglang])
+def test_other_servers_draw_the_samples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Foreign]
+) -> None:
+    monkeypatch.setattr(server_calls, "OUTAGE_S", 5.0)  # the server fails what it does not know
+    with foreign(kind, folder, tmp_path / "updates") as (url, server):
+        rows = served(folder, tmp_path / "run", url, temperature=0.8)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["logprob_gap_max"] <= 1e-4 for row in rows)
+    assert len(set(server.labels.values())) == 4 and not list((tmp_path / "updates").iterdir())
+    if kind is Vllm:  # seeds reach it, so that the samples are those of the process
+        expected = run(folder, tmp_path / "own", temperature=0.8)
+        assert [row["reward"] for row in rows] == [row["reward"] for row in expected]
+
+
+class PlainVllm(Vllm):
+    """Without VLLM_SERVER_DEV_MODE."""
+
+    def routes(self) -> Routes:
+        return {"/v1/completions": self.complete}
+
+
+def nothing_else(server: Foreign) -> None:
+    """No fault."""
+
+
+def started_again(server: Foreign) -> None:
+    class Forgetful(dict[int, str]):
+        def __getitem__(self, version: int) -> str:
+            return "default"
+
+    server.labels = Forgetful()
+
+
+def aborting(server: Foreign) -> None:
+    plain = server.behind
+
+    async def behind(route: str, body: Any) -> Any:
+        reply = await plain(route, body)
+        for choice in reply.get("choices", ()):
+            choice["finish_reason"] = "abort"
+        return reply
+
+    server.behind = behind  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("kind", "change", "said"), [
+    (PlainVllm, nothing_else, "404.*VLLM_SERVER_DEV_MODE=1"),
+    (Vllm, started_again, "weights of version default"),
+    (Sglang, started_again, "weights of version default"),
+    (Vllm, aborting, "ended a sample with abort"),
+    (Sglang, aborting, "ended a sample with abort"),
+])  # fmt: skip
+def test_faults_of_other_servers_are_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Foreign],
+    change: Callable[[Foreign], None], said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(server_calls, "OUTAGE_S", 5.0)
+    with foreign(kind, folder, tmp_path / "updates") as (url, server):
+        change(server)
+        with pytest.raises((UsageError, Unavailable), match=said):
+            served(folder, tmp_path / "run", url)
+    assert not list((tmp_path / "run" / "samples").glob("*"))
 
 
 def of_choices(change: Callable[[dict[str, Any]], None]) -> Change:
