@@ -1,10 +1,10 @@
 """How each kind of server that may draw samples is asked: `sabia serve`, vLLM and SGLang.
 
-A server is update to load a directory of weights, and then asked for samples of token ids. Each kind
-answers in its own form; the choices given here have the fields of `sabia serve`: `index`,
-`token_ids`, `logprobs.token_logprobs`, `weight_versions`, `finish_reason`. The forms of the others
-are those of vLLM 0.33 (entrypoints/rl/online, with VLLM_SERVER_DEV_MODE=1) and of SGLang 0.5.23
-(entrypoints/http_server.py); both label their weights with a version that a client gives, and tell
+A server loads a directory of weights, and is then asked for samples of token ids. Each kind answers
+in its own form; the choices given here have the fields of `sabia serve`: `index`, `token_ids`,
+`logprobs.token_logprobs`, `weight_versions`, `finish_reason`. The forms of the others are those of
+vLLM 0.33 (entrypoints/rl/online, with VLLM_SERVER_DEV_MODE=1) and of SGLang 0.5.23
+(entrypoints/http_server.py); both label their weights with a version that a client gives, and say
 for each sample which versions drew its tokens.
 """
 
@@ -84,8 +84,8 @@ class SglangServer(SamplerServer):
     loads weights, and then empties its prefix cache."""
 
     def load(self, written: Path, label: str) -> str:
-        update = {"model_path": str(written.resolve()), "weight_version": label, "flush_cache": True}
-        self._post("update_weights_from_disk", update)
+        update = {"model_path": str(written.resolve()), "weight_version": label}
+        self._post("update_weights_from_disk", update | {"flush_cache": True})
         return label
 
     def call(self, request: Request, more: Json) -> tuple[str, Json]:
