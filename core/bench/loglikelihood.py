@@ -173,7 +173,7 @@ class Scorer:
         keep_few_products()
         self.spec, self.backend, self.batch_tokens = spec, backend, batch_tokens
         self.split = split
-        self.ops = split.ops if split else ops_as_served(backend, spec)
+        self.ops = ops_as_served(backend, spec, ops=split.ops if split else None)
         self.params: dict[str, Any] = {}
         for name, array in params.items():
             if split:

@@ -69,7 +69,7 @@ def load_engine(
     """An `Engine` over the model and tokenizer of a Hugging Face directory.
 
     adapters: directories of LoRA adapters in the format of peft, by the name that a request gives.
-    split: the devices that hold it together; its matrices are not quantized.
+    split: the devices that hold it together.
     """
     from sabia.core.generate.engine import Engine
     from sabia.core.parallel.build_ops import ops_as_served
@@ -77,11 +77,7 @@ def load_engine(
     spec, params = load_stored(directory)
     tokenizer = load_tokenizer(directory)
     rule = _row_adapters(spec, dtype, adapters, backend, split)
-    if split is None:
-        ops = ops_as_served(backend, spec, rule)
-    else:
-        ops = split.ops
-        ops.set_rules((*([rule] if rule else []), *ops.rules))
+    ops = ops_as_served(backend, spec, rule, split.ops if split else None)
     return Engine(spec, params, tokenizer, dtype=dtype, ops=ops, split=split)
 
 

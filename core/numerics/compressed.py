@@ -26,6 +26,7 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.numerics import integers
 from sabia.core.numerics.floats import decode_e8m0, encode_e8m0, numpy_dtype
+from sabia.core.numerics.parts import shape_of, whole_tiles
 from sabia.core.numerics.scales import Scales, decode
 from sabia.core.numerics.schemes import Scheme, group_of, read_scheme
 from sabia.core.numerics.tiles import pack_fp4, unpack_fp4
@@ -177,6 +178,28 @@ def decode_weight(parts: Parts, scheme: Scheme) -> np.ndarray:
         scales.whole,
     )
     return decode(codes, of_column, scheme.with_group(1))
+
+
+def part_of(
+    parts: Parts, scheme: Scheme, shape: tuple[int, int], part: tuple[slice, slice]
+) -> tuple[Parts, Scheme, tuple[int, int]]:
+    """The stored parts of weight[rows, columns], with the format and their shape. ValueError where
+    these cut tiles, or words of several codes."""
+    form = _form(scheme)
+    words, (rows, columns) = parts[form.part], shape_of(part, shape)
+    in_word = words.itemsize * 8 // scheme.bits
+    kept = {**parts, form.part: words[whole_tiles(part, shape, (1, in_word))]}
+    tiles = whole_tiles(part, shape, scheme.tile)
+    kept["weight_scale"] = parts["weight_scale"].reshape(scheme.tiles(*shape))[tiles]
+    if not scheme.symmetric:
+        zero = parts["weight_zero_point"]
+        if form is _PACKED and scheme.strategy != "tensor":  # along O
+            kept["weight_zero_point"] = zero[whole_tiles(part, shape, (in_word, scheme.tile[1]))]
+        else:
+            kept["weight_zero_point"] = zero.reshape(scheme.tiles(*shape))[tiles]
+    if "weight_shape" in parts:
+        kept["weight_shape"] = np.array((rows, columns), np.int64)
+    return kept, scheme, (rows, columns)
 
 
 def stored_codes(parts: Parts, scheme: Scheme) -> np.ndarray:

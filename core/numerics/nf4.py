@@ -18,12 +18,13 @@ have no NF4.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
+from sabia.core.numerics.parts import shape_of, whole_tiles
 
 BLOCK, NESTED_BLOCK = 64, 256
 # table of bitsandbytes; appendix E of the paper
@@ -81,6 +82,28 @@ class Nf4:
         scale = np.repeat(self.nested, self.nested_block)[: self.largest.size]
         largest: np.ndarray = self.nested_values[self.largest] * scale + np.float32(self.offset)
         return largest
+
+    def __getitem__(self, part: tuple[slice, slice]) -> "Nf4":
+        """weight[rows, columns] of a matrix; ValueError where they cut blocks."""
+        if (shape := shape_of(part, self.shape)) == self.shape:
+            return self
+        columns = self.shape[1]
+        rows = self.block // math.gcd(columns, self.block)  # whose values are whole blocks
+        unit = rows, self.block if rows == 1 else columns
+        at = whole_tiles(part, self.shape, unit)
+        each = columns // unit[1], math.prod(unit) // self.block
+        blocks = np.arange(self.largest.size).reshape(-1, *each)[at].flatten()
+        packed = self.packed.reshape(-1, self.block // 2)[blocks].reshape(-1)
+        nested, run = self.nested, self.nested_block
+        if nested is not None:
+            of_blocks = blocks // run
+            # the most blocks of which each run has one scale
+            run = int(np.gcd.reduce(np.flatnonzero(np.diff(of_blocks)) + 1)) or blocks.size
+            nested = nested[of_blocks[::run]]
+        largest = self.largest[blocks]
+        return replace(
+            self, packed=packed, largest=largest, shape=shape, nested=nested, nested_block=run
+        )
 
     def decoded(self) -> np.ndarray:
         """float32 [...]."""

@@ -31,6 +31,12 @@ class StoredMatrix:
 
         return stored_scales(self.parts, self.scheme, self.shape)
 
+    def __getitem__(self, part: tuple[slice, slice]) -> "StoredMatrix":
+        """weight[rows, columns]; ValueError where they cut what shares a scale or a word."""
+        from sabia.core.numerics.compressed import part_of
+
+        return StoredMatrix(*part_of(self.parts, self.scheme, self.shape, part))
+
     def decoded(self) -> np.ndarray:
         """float32 [O, I]."""
         from sabia.core.numerics.compressed import decode_weight
@@ -48,6 +54,10 @@ class StoredStack:
     def shape(self) -> tuple[int, ...]:
         """(E, O, I)."""
         return (len(self.experts), *self.experts[0].shape)
+
+    def __getitem__(self, part: tuple[slice, slice, slice]) -> "StoredStack":
+        """weight[experts, rows, columns]; see StoredMatrix."""
+        return StoredStack([expert[part[1:]] for expert in self.experts[part[0]]])
 
     def decoded(self) -> np.ndarray:
         """float32 [E, O, I]."""
@@ -71,7 +81,7 @@ def stored_matrix(
 
     Raises BadData for parts that do not fit the format or the shape.
     """
-    from sabia.core.numerics.compressed import PARTS, scheme_of
+    from sabia.core.numerics.compressed import PARTS, scheme_of, stored_scales
 
     if config.get("quant_method") == "bitsandbytes":
         coded = nf4.read(tensors, name)
@@ -86,7 +96,7 @@ def stored_matrix(
     stored = StoredMatrix(parts, scheme, shape)
     if scheme.bits not in (4, 8):
         return None
-    _ = stored.scales  # checked
+    stored_scales(parts, scheme, shape)  # checked
     return stored
 
 

@@ -107,6 +107,14 @@ class Ops(ArrayFunctions, Protocol):
         ops.set_rules(rules)
         return ops
 
+    def input_parts(self, name: str) -> int:
+        """Into how many parts, of as many processes, the inputs of a matrix are split."""
+        return 1
+
+    def largest_input(self, name: str, largest: Array) -> Array:
+        """max|x| of the whole inputs of a matrix, from those of this process's part."""
+        return largest
+
     # -- products
 
     def kernel(self, product: Product) -> list[Array]:

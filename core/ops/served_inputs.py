@@ -10,8 +10,9 @@ one at times.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sabia.core import notes
@@ -35,35 +36,41 @@ class InputFormat:
 
 
 class RoundedInputs(Rule):
-    """Rounds the inputs of matrices by parameter name, in torch."""
+    """Rounds the inputs of matrices by parameter name, in torch. largest: `Ops.largest_input`."""
 
-    def __init__(self, formats: Mapping[str, InputFormat]) -> None:
-        self.formats = formats
+    def __init__(
+        self, formats: Mapping[str, InputFormat],
+        largest: Callable[[str, Array], Array] = lambda _, own: own,
+    ) -> None:  # fmt: skip
+        self.formats, self.largest = formats, largest
 
     def apply(self, product: Product, proceed: Multiply) -> list[Array]:
         """See Rule.apply; matrices with one format have one product."""
         formats = [self.formats.get(matrix.name) for matrix in product.matrices]
         results: dict[int, Array] = {}
         for one in dict.fromkeys(formats):
-            x = product.x if one is None else rounded(product.x, one)
             numbers = [n for n, each in enumerate(formats) if each == one]
             matrices = tuple(product.matrices[n] for n in numbers)
+            x = product.x
+            if one is not None:
+                x = rounded(x, one, partial(self.largest, matrices[0].name))
             part = proceed(product._replace(x=x, matrices=matrices))
             results |= zip(numbers, part, strict=True)
         return [results[n] for n in range(len(formats))]
 
 
-def rounded(x: Array, form: InputFormat) -> Any:
-    """x[..., I] in the values of its format; UsageError if its groups do not divide I."""
+def rounded(x: Array, form: InputFormat, whole: Callable[[Array], Array] = lambda own: own) -> Any:
+    """x[..., I] in the values of its format; UsageError if its groups do not divide I. whole: gives
+    max|x| of the whole inputs, from those of the part x."""
     from sabia.core.numerics.nearest_torch import nearest
 
     rule, columns = form.rule, x.shape[-1]
     parts = x if rule.group is None else x.unflatten(-1, (-1, group_width(columns, rule.group)))
-    step = _step(parts, form)
+    step = _step(parts, form, whole)
     return (nearest(ELEMENTS[rule.element], parts / step) * step).reshape(x.shape)
 
 
-def _step(parts: Array, form: InputFormat) -> Any:
+def _step(parts: Array, form: InputFormat, whole: Callable[[Array], Array]) -> Any:
     """What a code of one is worth, for parts[..., columns that share it]."""
     import torch
 
@@ -75,6 +82,8 @@ def _step(parts: Array, form: InputFormat) -> Any:
         return stored
     axes = None if rule.strategy == "tensor" else -1
     largest = parts.abs().amax(axes, keepdim=True).clamp_min(LEAST)
+    if rule.group is None:  # a group is in one part
+        largest = whole(largest)
     if rule.dynamic == "local":
         scale = (stored * (largest / top)).clamp(max=E4M3.max).to(torch.float8_e4m3fn)
         scale = scale.to(parts.dtype)

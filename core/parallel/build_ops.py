@@ -61,10 +61,12 @@ def build_ops(
     return ops
 
 
-def ops_as_served(backend: str, spec: ModelSpec, adapters: Rule | None = None) -> Ops:
-    """Operations on one device that round the inputs of products as the config of a quantized model
-    says; those of `load_ops` for other models. UsageError where the backend does not. adapters: a
-    rule before all others, which sees inputs that are not rounded."""
+def ops_as_served(
+    backend: str, spec: ModelSpec, adapters: Rule | None = None, ops: Ops | None = None
+) -> Ops:
+    """Operations on one device, or `ops` of a mesh, that round the inputs of products as the config
+    of a quantized model says; those of `load_ops` for other models. UsageError where the backend
+    does not. adapters: a rule before all others, which sees inputs that are not rounded."""
     from sabia.core.ops.served_inputs import RoundedInputs, input_formats
 
     formats = input_formats(spec)
@@ -74,8 +76,17 @@ def ops_as_served(backend: str, spec: ModelSpec, adapters: Rule | None = None) -
             f"--backend: {backend} does not round activations to {label}, as "
             "servers of this quantized model do (expected torch)"
         )
-    ops = build_ops(backend)
-    rules = (adapters, RoundedInputs(formats) if formats else None)
+    ops = ops or build_ops(backend)
+    for tensor in spec.tensors() if formats else ():
+        group = formats[tensor.name].rule.group if tensor.name in formats else None
+        columns = tensor.shape[-1] // ops.input_parts(tensor.name)
+        if group and columns % group:
+            raise UsageError(
+                f"{tensor.name}: {columns:,} inputs on a device, rounded in groups of {group} "
+                "(expected whole groups)"
+            )
+    rounding = RoundedInputs(formats, ops.largest_input) if formats else None
+    rules = (adapters, rounding, *ops.mesh_rules())
     ops.set_rules([rule for rule in rules if rule is not None])
     return ops
 

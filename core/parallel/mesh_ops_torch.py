@@ -111,6 +111,17 @@ class MeshOps(TorchOps):
             return ()
         return (TensorParallel(self.splits, self.groups["tensor"]),)
 
+    def input_parts(self, name: str) -> int:
+        """See Ops.input_parts."""
+        return self.mesh.tensor if self.splits.get(name, ())[-1:] == ("tensor",) else 1
+
+    def largest_input(self, name: str, largest: Tensor) -> Tensor:
+        """See Ops.largest_input."""
+        if self.input_parts(name) > 1:
+            most, group = torch.distributed.ReduceOp.MAX, self.groups["tensor"]
+            torch.distributed.all_reduce(largest, most, group=group)
+        return largest
+
     # -- weights
 
     def gather(self, weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
@@ -126,7 +137,8 @@ class MeshOps(TorchOps):
             name = names[short]
             if name in self.shared and self.mesh.tensor > 1:
                 weight = copy_to_region(weight, self.groups["tensor"])
-            whole[short] = weight.to(self._compute_dtype(name, weight))
+            if isinstance(weight, Tensor):  # stored ones are decoded for each product
+                whole[short] = weight.to(self._compute_dtype(name, weight))
         return whole
 
     def _compute_dtype(self, name: str, weight: Tensor) -> torch.dtype:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sabia.core.ops.base import is_stored
 from sabia.core.ops.device_jax import to_device
 from sabia.core.ops.kv_cache import cache_shapes
 from sabia.core.parallel.build_ops import build_ops
@@ -52,6 +53,9 @@ class JaxSplit:
 
     def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
+
+        if is_stored(whole):
+            whole = whole.decoded()
 
         def piece(index: object) -> Any:
             return to_device({name: np.asarray(whole[index])}, dtype)[name]

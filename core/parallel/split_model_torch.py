@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
+from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
@@ -38,8 +38,13 @@ class TorchSplit:
 
     def to_mesh(self, name: str, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
-        cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
-        return load_ops("torch").to_device({name: np.ascontiguousarray(cut)}, dtype)[name]
+        try:
+            cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
+        except ValueError as error:
+            raise UsageError(
+                f"--mesh: {self.mesh}: {name}: {error} (expected fewer parts)"
+            ) from None
+        return load_ops("torch").to_device({name: cut}, dtype)[name]
 
     def copied(self, whole: Any, dtype: str) -> Any:
         """See SplitModel."""

@@ -59,11 +59,12 @@ def check_mesh(
         raise UsageError(f"--draft: not with --mesh {options.mesh} (expected {works})")
     if options.min_k:
         raise UsageError(f"--min-k: not with --mesh {options.mesh} (expected {works})")
-    for model in models:
+    others = [axis for axis in axes if axis not in GENERATION_AXES]
+    for model in models if others and options.backend == "torch" else ():
         if isinstance(model, LocalModel) and model.spec.config.get("quantization_config"):
             raise UsageError(
-                f"--mesh: {options.mesh}: {model.name} is quantized, and its stored matrices are "
-                f"not split (expected {works})"
+                f"--mesh: axis {others[0]}: {model.name} is quantized, and split over tensor alone "
+                f"(expected tensor=N in place of {others[0]}=N)"
             )
 
 

@@ -45,10 +45,6 @@ def run(job: Job, options: ServeOptions) -> None:
             f"--mesh: {options.mesh}: {world.size} processes of JAX (expected one, which has all "
             "devices)"
         )
-    if spec.config.get("quantization_config"):
-        raise UsageError(
-            f"--mesh: {options.model} is quantized, and its stored matrices are not split"
-        )
     equal = {"options": json.dumps(options.recorded(), default=str), "model": str(spec.config)}
     config = WatchdogConfig(equal, hang_timeout_s=process_group.LONGEST.total_seconds())
     with process_group.library_output_to_stderr(world), joined(job, world, config) as mesh:

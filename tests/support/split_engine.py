@@ -1,6 +1,7 @@
 """Generates with models that several devices hold, and says how far they are from one device.
 
-usage: split_engine.py BACKEND KIND… [RANK STORE]
+usage: split_engine.py BACKEND KIND[+FORMAT]… [RANK STORE]
+FORMAT: of stored weights, which the devices keep their parts of.
 torch: two gloo processes, RANK and its twin; JAX: two virtual devices. The first process prints
 JSON: KIND/CASE → [whether the tokens are the same, largest difference of a log-probability, tokens
 of a draft that were kept]. Drafts of the second process have other weights than those of the first,
@@ -11,6 +12,8 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import mesh_cases
@@ -18,18 +21,30 @@ import numpy as np
 
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_draft, load_engine
-from sabia.core.generate.requests import Request
+from sabia.core.generate.requests import Ended, Request
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import save_adapter
+from sabia.core.model.storage.stored_weights import load_stored
+from sabia.core.ops.backend import load_ops
 from sabia.core.options.shared import Drafting
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.split_model import SplitModel, split_model
 from sabia.core.parallel.world import World
-from sabia.core.spec import from_config
+from sabia.core.quant.export import export
+from sabia.core.quant.hessians import batches
+from sabia.core.quant.quantize import quantize
+from sabia.core.quant.recipe import load_recipe
+from sabia.core.serve.followers import served_session
+from sabia.core.spec import from_config, load_spec
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 
 # the first of matrices that have files of their own in all kinds, the other of split inputs
+Sample = tuple[list, list[float]]  # its tokens, perhaps with their versions; log-probabilities
+MATRICES = ("attention", "mlp", "expert")
+# whose parts are whole groups of 128
+WIDE = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64}
+WIDE |= {"intermediate_size": 256}
 LORA = {"many": LoraConfig(4, 8.0, r"mlp|delta\.o|attn\.[kvo]"), "out": LoraConfig(5, 3.0, r"\.o$")}
 
 
@@ -44,18 +59,27 @@ def requests() -> list[Request]:
 
 
 def stored(kind: str, root: Path) -> None:
-    """A random model with its adapters, and two drafts that resemble it."""
+    """A random model with its adapters, two drafts that resemble it, and another version of it."""
     tokenizer = train_bpe(["the quick brown fox"] * 4, 290)
     tokenizer.save(root / "t")
-    spec = from_config({**mesh_cases.model(kind)[0].config, "vocab_size": tokenizer.vocab_size})
-    draw = np.random.default_rng(0)
+    kind, _, form = kind.partition("+")
+    config = {**mesh_cases.model(kind)[0].config, "vocab_size": tokenizer.vocab_size}
+    spec = from_config(config | WIDE if form else config)
+    draw, scale = np.random.default_rng(0), 1.2 / spec.hidden_size**0.5
 
     def random(tensors: object, scale: float) -> dict[str, np.ndarray]:
         return {t.name: (draw.standard_normal(t.shape) * scale).astype(np.float32)
                 for t in tensors}  # fmt: skip
 
-    params = random(spec.tensors(), 0.2)
-    hub.save_model(root / "m", spec, params, tokenizer_from=root / "t")
+    params, other = random(spec.tensors(), scale), random(spec.tensors(), scale)
+    for name, arrays in {"m": params, "next": other}.items():
+        if form:
+            asked = replace(load_recipe(form), components=dict.fromkeys(MATRICES, form))
+            rows = [draw.integers(0, spec.vocab_size, 20).tolist() for _ in range(8)]
+            made = quantize(spec, arrays, asked, load_ops("torch"), batches(rows))
+            export(root / name, made, root / "t")
+        else:
+            hub.save_model(root / name, spec, arrays, tokenizer_from=root / "t")
     for name, lora in LORA.items():
         save_adapter(root / name, spec, random(lora_tensors(spec, lora), 0.1), lora)
     for rank in (0, 1):
@@ -64,17 +88,44 @@ def stored(kind: str, root: Path) -> None:
         hub.save_model(root / f"draft{rank}", spec, near, tokenizer_from=root / "t")
 
 
+def updated(engine: Engine, directory: Path) -> list[Sample]:
+    """The samples of a server that replaces its weights while they are decoded."""
+    session, done = served_session(engine, 8, 64), list[Ended]()
+    params = engine.placed(load_stored(directory)[1])
+    for request in requests():
+        session.add(request)
+    with session.runner.computing():
+        for step in count():
+            if step == 5:
+                session.replace(params, 1)
+            done += session.step()
+            if not session.busy:
+                break
+    done.sort(key=lambda one: (one.ticket, one.completion.sample))
+    assert {version for one in done for version in one.versions} == {0, 1}
+    return [
+        ([*zip(one.completion.tokens, one.versions, strict=True)], one.completion.raw_logprobs)
+        for one in done
+    ]
+
+
 def cases(
     root: Path, backend: str, rank: int, split: SplitModel | None
-) -> Iterator[tuple[str, Engine]]:
-    """One engine after the other."""
+) -> Iterator[tuple[str, list[Sample], int]]:
+    """The samples of each case, and how many tokens of a draft were kept."""
     adapters = {name: str(root / name) for name in LORA}
     engine = load_engine(root / "m", adapters=adapters, backend=backend, split=split)
-    yield "adapters", engine
+
+    def generated() -> list[Sample]:
+        return [(one.tokens, one.raw_logprobs) for one in engine.generate(requests())]
+
+    yield "adapters", generated(), 0
     for case, name in (("ngram", "ngram"), ("draft", str(root / f"draft{rank}"))):
         options = Drafting(draft=name, draft_tokens=3)
         engine.draft = load_draft(options, engine, backend=backend)
-        yield case, engine
+        before = engine.counts.accepted
+        yield case, generated(), engine.counts.accepted - before
+    yield "update", updated(engine, root / "next"), 0
 
 
 def compared(backend: str, kind: str, world: World) -> dict[str, list]:
@@ -82,16 +133,14 @@ def compared(backend: str, kind: str, world: World) -> dict[str, list]:
     report = {}
     with tempfile.TemporaryDirectory() as folder:
         stored(kind, root := Path(folder))
-        spec = hub.load_model(root / "m")[0]
-        split = split_model(backend, spec, Mesh(tensor=2), world)
-        whole = cases(root, backend, 0, None)
-        for case, engine in cases(root, backend, world.rank, split):
-            ours, (_, one) = engine.generate(requests()), next(whole)
-            theirs = one.generate(requests())
-            gap = max(np.abs(np.subtract(a.raw_logprobs, b.raw_logprobs)).max()
-                      for a, b in zip(ours, theirs, strict=True))  # fmt: skip
-            same = [a.tokens for a in ours] == [b.tokens for b in theirs]
-            report[f"{kind}/{case}"] = [same, float(gap), engine.counts.accepted]
+        split = split_model(backend, load_spec(root / "m"), Mesh(tensor=2), world)
+        pairs = zip(cases(root, backend, world.rank, split), cases(root, backend, 0, None),
+                    strict=True)  # fmt: skip
+        for (case, ours, kept), (_, theirs, _) in pairs:
+            same = [tokens for tokens, _ in ours] == [tokens for tokens, _ in theirs]
+            gap = max(np.abs(np.subtract(a, b)).max() if len(a) == len(b) else np.inf
+                      for (_, a), (_, b) in zip(ours, theirs, strict=True))  # fmt: skip
+            report[f"{kind}/{case}"] = [same, float(gap), kept]
     return report
 
 
