@@ -6,18 +6,18 @@ from collections.abc import Sequence
 def whole_tiles(
     part: Sequence[slice], shape: Sequence[int], tile: Sequence[int | None]
 ) -> tuple[slice, ...]:
-    """part of an array of this shape, counted in tiles, of which one spans a whole dimension where
+    """part of a matrix of this shape, counted in tiles, of which one spans a whole dimension where
     its size is None. ValueError for a part that cuts a tile."""
     made = []
-    for one, size, each in zip(part, shape, tile, strict=True):
+    for what, one, size, each in zip(("rows", "columns"), part, shape, tile, strict=True):
         start, stop, _ = one.indices(size)
         if each is None:
             made.append(slice(None))
             continue
         if stop - start < size and (start % each or (stop - start) % each):
             raise ValueError(
-                f"{size:,} in parts of {stop - start:,}, which cut units of {each} that are stored "
-                "together"
+                f"{size:,} {what} in parts of {stop - start:,} (expected multiples of {each}, "
+                "whose codes share a scale or a word)"
             )
         made.append(slice(start // each, -(-stop // each)))
     return tuple(made)

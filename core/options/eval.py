@@ -151,8 +151,9 @@ class EvalOptions(
     torch: one process per device (`torchrun --nproc-per-node N -m sabia.cli.main eval
     --mesh data=N …`); the first one calls judges and endpoints and writes the rows, which are those
     of one process. All must have the same `--judge-cache`. JAX: one process; a CPU is presented as
-    virtual devices. Answers in words are generated under torch, with `data` and `tensor`
-    only."""
+    virtual devices. Answers in words are generated under torch, with `data` and `tensor` only; a
+    quantized model is split over `tensor` only, each process keeping its part of what is
+    stored."""
     dtype: str = choice(
         "Number format of models in directories", "float32", "bfloat16", only=needs("model"),
         group="Model",

@@ -27,7 +27,8 @@ class ServeOptions(Call, Drafting, group="General"):
     """Each device has its share of the attention heads, MLP widths and vocabulary, and the keys and
     values of its heads; a `--draft` is whole on each. torch: one process per device (`torchrun
     --nproc-per-node N -m sabia.cli.main serve --mesh tensor=N …`), of which the first has the
-    endpoint; if one dies, all end. JAX: one process. Not with a quantized model."""
+    endpoint; if one dies, all end. JAX: one process. Of a quantized model each device keeps its
+    part of what is stored (torch); groups that share a scale must be in one part."""
     host: str = text("Address to listen on", "ADDRESS", default="127.0.0.1", group="Endpoint")
     """Another address than loopback needs a token; see `--token-env`."""
     port: int = integer("Port to listen on; 0 takes a free one", 8000, least=0, most=65535,

@@ -41,9 +41,7 @@ class TorchSplit:
         try:
             cut = whole[shard_slices(whole.shape, self.splits[name], self.mesh, self.rank)]
         except ValueError as error:
-            raise UsageError(
-                f"--mesh: {self.mesh}: {name}: {error} (expected fewer parts)"
-            ) from None
+            raise UsageError(f"--mesh: {self.mesh}: {name}: {error}") from None
         return load_ops("torch").to_device({name: cut}, dtype)[name]
 
     def copied(self, whole: Any, dtype: str) -> Any:

@@ -55,8 +55,6 @@ def check_mesh(
             f"ones split over tensor (expected tensor=N in place of {others[0]}=N if a device "
             "cannot hold the model, else data=N; or run a server and give its URL)"
         )
-    if generating and options.draft:
-        raise UsageError(f"--draft: not with --mesh {options.mesh} (expected {works})")
     if options.min_k:
         raise UsageError(f"--min-k: not with --mesh {options.mesh} (expected {works})")
     others = [axis for axis in axes if axis not in GENERATION_AXES]

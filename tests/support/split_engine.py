@@ -19,6 +19,7 @@ from pathlib import Path
 import mesh_cases
 import numpy as np
 
+from sabia.core.bench.loglikelihood import Row, Scorer
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.requests import Ended, Request
@@ -74,7 +75,10 @@ def stored(kind: str, root: Path) -> None:
     params, other = random(spec.tensors(), scale), random(spec.tensors(), scale)
     for name, arrays in {"m": params, "next": other}.items():
         if form:
-            asked = replace(load_recipe(form), components=dict.fromkeys(MATRICES, form))
+            asked = replace(
+                load_recipe(form), components=dict.fromkeys(MATRICES, form), rounding="rtn",
+                scale="absmax",
+            )  # fmt: skip
             rows = [draw.integers(0, spec.vocab_size, 20).tolist() for _ in range(8)]
             made = quantize(spec, arrays, asked, load_ops("torch"), batches(rows))
             export(root / name, made, root / "t")
@@ -126,6 +130,9 @@ def cases(
         before = engine.counts.accepted
         yield case, generated(), engine.counts.accepted - before
     yield "update", updated(engine, root / "next"), 0
+    scorer = Scorer(*load_stored(root / "m"), backend, split=split)
+    rows = [[Row((5, 9, 40, n, 7, 11 + n), 3)] for n in range(4)]
+    yield "scores", [([], [float(one[0]) for one in scorer.score(rows)])], 0
 
 
 def compared(backend: str, kind: str, world: World) -> dict[str, list]:

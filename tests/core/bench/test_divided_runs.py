@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,8 +17,13 @@ from training_cases import torchrun
 pytest.importorskip("torch")
 from hybrid_models import hybrid
 
+from sabia.core.model.init import init_params
 from sabia.core.model.storage import hub
-from sabia.core.spec import from_config, load_spec
+from sabia.core.ops.backend import load_ops
+from sabia.core.quant.export import export
+from sabia.core.quant.quantize import quantize
+from sabia.core.quant.recipe import load_recipe
+from sabia.core.spec import from_config, load_spec, new_config
 
 from ..model.conftest import CONFIGS, perturbed
 
@@ -177,9 +183,10 @@ def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 
 def scores_of_mesh(
-    tasks: Path, model: Path, folder: Path, *mesh: str, processes: int, kinds: str = "mc few prose"
-) -> None:
-    """Compare the rows of a mesh with those of one device."""
+    tasks: Path, model: Path, folder: Path, *mesh: str, processes: int,
+    kinds: str = "mc few prose", more: Sequence[object] = (),
+) -> None:  # fmt: skip
+    """Compare the rows of a mesh with those of one device, both with `more` words."""
     asked = [word for name in kinds.split() for word in ("--task", tasks / f"{name}.toml")]
     (folder / "greedy.yaml").write_text(
         "task: greedy\ndataset_path: json\ndataset_kwargs: {data_files: {test: "
@@ -187,7 +194,7 @@ def scores_of_mesh(
         "doc_to_text: text\ndoc_to_target: answer\n"
         "metric_list: [{metric: acc}, {metric: perplexity}]\n"
     )
-    asked = ["eval", *asked, "--task", folder / "greedy.yaml", "--model", model]
+    asked = ["eval", *asked, "--task", folder / "greedy.yaml", "--model", model, *more]
     one, ours = folder / "one.parquet", folder / "ours.parquet"
     done = sabia(*asked, "--judge-cache", folder / "a", "-o", one)
     assert done.exit_code == 0, done.output
@@ -210,7 +217,11 @@ def scores_of_mesh(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "kinds"),
-    [("fsdp=2", ""), ("tensor=2", "said talk"), ("data=2,tensor=2", "said")],
+    [
+        ("fsdp=2", ""),
+        ("tensor=2", "said talk"),
+        ("data=2,tensor=2", "said"),
+    ],
 )
 def test_scores_over_a_mesh_of_processes(
     mesh: str, kinds: str, tasks: Path, tiny_model: Path, tmp_path: Path
@@ -218,6 +229,32 @@ def test_scores_over_a_mesh_of_processes(
     """Log-likelihoods, sampled answers and greedy answers in several turns."""
     processes, every = 4 if "," in mesh else 2, f"mc few prose {kinds}"
     scores_of_mesh(tasks, tiny_model, tmp_path, "--mesh", mesh, processes=processes, kinds=every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["ngram", "model"])
+def test_answers_with_drafts_over_a_mesh(
+    draft: str, tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    kinds, more = "few said talk", ["--draft", tiny_model if draft == "model" else draft]
+    words = ("--mesh", "tensor=2")
+    scores_of_mesh(tasks, tiny_model, tmp_path, *words, processes=2, kinds=kinds, more=more)
+
+
+@pytest.mark.slow
+def test_scores_of_a_quantized_model_over_a_mesh(
+    tasks: Path, tiny_model: Path, tmp_path: Path
+) -> None:
+    sizes = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 4, "head_dim": 64, "ffn": 256}
+    vocabulary = load_spec(tiny_model).vocab_size
+    spec = from_config(new_config("llama", **sizes, vocab=vocabulary, context=512))
+    made = quantize(spec, init_params(spec, 0), load_recipe("w4a16"), load_ops("torch"))
+    export(tmp_path / "q", made, tiny_model)
+    words = ("--mesh", "tensor=2")
+    scores_of_mesh(tasks, tmp_path / "q", tmp_path, *words, processes=2, kinds="few prose said")
+    refused = run_processes("eval", "--task", tasks / "few.toml", "--model", tmp_path / "q",
+                            "--mesh", "fsdp=2", launcher=torchrun(2))  # fmt: skip
+    assert "q is quantized, and split over tensor alone" in refused.stderr.decode()
 
 
 @pytest.mark.slow
@@ -284,10 +321,10 @@ def test_a_process_of_a_split_model_that_dies_is_named(
         (["--mesh", "context=2"], "tensor=N or fsdp=N in place of context=N if"),
         (["--mesh", "context=2", "--task", "SAID"], "in place of context=N if"),
         (["--mesh", "fsdp=2", "--task", "SAID"], "said is answered in words, by whole models"),
-        (["--mesh", "tensor=2", "--draft", "ngram", "--task", "SAID"], "--draft: not with --mesh"),
         (["--mesh", "data=2", "--backend", "jax", "--task", "SAID"], "said is answered in words"),
         (["--mesh", "fsdp=2", "--min-k", "20%"], "--min-k: not with --mesh fsdp=2"),
         (["--mesh", "data=2"], "torchrun --nproc-per-node 2"),
+        (["--mesh", "tensor=2", "--draft", "ngram", "--task", "SAID"], "torchrun --nproc-per-node"),
         (["--mesh", "rows=2"], "--mesh: 'rows=2'"),
     ],
 )

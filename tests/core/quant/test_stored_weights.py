@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sabia.core.errors import BadData  # noqa: E402
+from sabia.core.errors import BadData, UsageError  # noqa: E402
 from sabia.core.generate.engine import Engine  # noqa: E402
 from sabia.core.generate.requests import Request  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
@@ -18,7 +18,10 @@ from sabia.core.model.storage.stored_weights import load_stored  # noqa: E402
 from sabia.core.numerics.schemes import BITSANDBYTES, SCHEMES  # noqa: E402
 from sabia.core.numerics.stored import Stored  # noqa: E402
 from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel import split_model_torch  # noqa: E402
 from sabia.core.parallel.build_ops import ops_as_served  # noqa: E402
+from sabia.core.parallel.mesh import Mesh, shard_slices, weight_split  # noqa: E402
+from sabia.core.parallel.world import World  # noqa: E402
 from sabia.core.quant import export, recipe  # noqa: E402
 from sabia.core.quant.hessians import batches  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402
@@ -94,6 +97,66 @@ def test_stored_weights_decode_and_generate_as_before(
     for ours, theirs in zip(*pair, strict=True):
         assert ours.tokens == theirs.tokens
         np.testing.assert_allclose(ours.raw_logprobs, theirs.raw_logprobs, rtol=0, atol=1e-5)
+
+
+class Alone:
+    """The groups of one process of a mesh whose others do not run."""
+
+    def __init__(self, mesh: Mesh, rank: int, _: object) -> None:
+        self.mesh, self.coordinates = mesh, mesh.coordinates(rank)
+
+    def along(self, *_: str) -> None:
+        return None
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """(name, mesh) → for each process the parameters that it holds of a quantized model."""
+    monkeypatch.setattr(split_model_torch, "Groups", Alone)
+
+    def parts_of(name: str, mesh: Mesh) -> list[dict[str, Any]]:
+        spec, stored = load_stored(tmp_path / name)
+        splits = [split_model_torch.TorchSplit(spec, mesh, World(rank, mesh.size, rank))
+                  for rank in range(mesh.size)]  # fmt: skip
+        for split in splits:
+            ops_as_served("torch", spec, ops=split.ops)
+        return [{n: split.to_mesh(n, stored[n], "float32") for n in stored} for split in splits]
+
+    return parts_of
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nf4-double"])
+def test_processes_of_a_mesh_keep_their_parts_of_what_is_stored(
+    name: str, parts: Any, tmp_path: Path
+) -> None:
+    spec = quantized("llama", name, tmp_path / name)
+    dense = OPS.to_device(hub.load_model(tmp_path / name)[1], "float32")
+    whole = OPS.to_device(load_stored(tmp_path / name)[1], "float32")
+    mesh = Mesh(tensor=2)
+    held = parts(name, mesh)
+    for tensor in (t for t in spec.tensors() if t.linear and t.name.startswith("layers.")):
+        n, split = tensor.name, weight_split(tensor, mesh)
+        assert "tensor" in split
+        for rank, params in enumerate(held):
+            own = dense[n][shard_slices(tensor.shape, split, mesh, rank)]
+            assert torch.equal(params[n].to(torch.float32), own), n
+            assert params[n].nbytes < 0.52 * whole[n].nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("w4a16", r"--mesh: tensor=2: layers.0.attn.o: 128 columns in parts of 64 "
+                  r"\(expected multiples of 128, whose codes share a scale or a word\)"),
+        ("fp8-block", r"layers.0.attn.o: 64 inputs on a device, rounded in groups of 128"),
+    ],
+)  # fmt: skip
+def test_a_mesh_that_cuts_groups_is_refused(
+    name: str, said: str, parts: Any, tmp_path: Path
+) -> None:
+    quantized("llama", name, tmp_path / name)
+    with pytest.raises(UsageError, match=said):
+        parts(name, Mesh(tensor=2))
 
 
 def test_jax_decodes_and_damage_is_named(tmp_path: Path) -> None:
