@@ -26,9 +26,9 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.numerics import integers
 from sabia.core.numerics.floats import decode_e8m0, encode_e8m0, numpy_dtype
-from sabia.core.numerics.parts import shape_of, whole_tiles
 from sabia.core.numerics.scales import Scales, decode
 from sabia.core.numerics.schemes import Scheme, group_of, read_scheme
+from sabia.core.numerics.tile_slices import shape_of, whole_tiles
 from sabia.core.numerics.tiles import pack_fp4, unpack_fp4
 
 PARTS: tuple[str, ...] = ("weight", "weight_packed", "weight_scale", "weight_shape")

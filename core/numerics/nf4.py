@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.numerics.parts import shape_of, whole_tiles
+from sabia.core.numerics.tile_slices import shape_of, whole_tiles
 
 BLOCK, NESTED_BLOCK = 64, 256
 # table of bitsandbytes; appendix E of the paper
