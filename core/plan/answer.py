@@ -156,8 +156,7 @@ def search_beside(request: PlanRequest, plan: Plan) -> report.View:
     best = plans.best
     usd = [plans.cost_usd(price) for price in plans.cluster.prices]
     figures = {
-        **report.fields(best, "deadline_s", "chips", "work_s", "finishes_s", "mfu"),
-        "layout": report.layout_words(best),
+        **report.fields(best, "deadline_s chips work_s finishes_s mfu layout=layout_words"),
         "costs_usd": usd,
         "error": None,
     }

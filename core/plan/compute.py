@@ -24,11 +24,6 @@ class MfuRange:
 MFU_RANGES = {"dense": MfuRange(0.50, 0.60), "sparse": MfuRange(0.20, 0.40)}
 
 
-def model_kind(params: float, active_params: float) -> str:
-    """'sparse' where not all parameters are active for a token, else 'dense'."""
-    return "sparse" if active_params < params else "dense"
-
-
 def train_flops(active_params: float, tokens: float, lora: bool = False) -> float:
     """FLOPs of the whole run."""
     per_token = LORA_FLOPS_PER_PARAM_TOKEN if lora else FLOPS_PER_PARAM_TOKEN

@@ -61,6 +61,26 @@ class Run(ModelCounts):
         return memory.activation_bytes(self.layers, self.hidden, self.batch_tokens)
 
     @property
+    def total_bytes(self) -> float:
+        """State and activations."""
+        return self.state_bytes + self.activation_bytes
+
+    @property
+    def optimizer_steps(self) -> float:
+        """Updates of the weights."""
+        return self.tokens / self.batch_tokens
+
+    @property
+    def kind(self) -> str:
+        """'sparse' where not all parameters are active for a token, else 'dense'."""
+        return "sparse" if self.active_params < self.params else "dense"
+
+    @property
+    def usual_mfu(self) -> compute.MfuRange:
+        """What models of its kind usually reach."""
+        return compute.MFU_RANGES[self.kind]
+
+    @property
     def train_flops(self) -> float:
         """FLOPs of the whole run."""
         if self.flops_per_token is not None:
@@ -116,6 +136,11 @@ class DeadlineRow:
         if self.expected is None:
             return self.chips * self.work_s
         return self.expected.billed_chip_s
+
+    @property
+    def layout_words(self) -> str | None:
+        """The layout as a value for --fixed-layout; None without layouts."""
+        return None if self.layout is None else self.layout.layout.described
 
     @property
     def bound(self) -> str:

@@ -29,23 +29,6 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class Meshes:
-    """Meshes that pass all rules, one array per field; `total`: before the rules.
-
-    rejected: number of meshes by the reason.
-    """
-
-    fields: Mapping[str, Array]
-    total: int
-    rejected: dict[str, int]
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return len(self.fields["data"])
-
-
-@dataclass(frozen=True)
 class Candidates:
     """Meshes with a micro-batch and virtual stages; `mesh`: the index of each one's mesh."""
 
@@ -107,8 +90,11 @@ def divisors(numbers: Array) -> Array:
     return np.array(sorted(every), np.int64)
 
 
-class _PartialMeshes:
-    """Meshes of some axes; `left`: chips for the other axes, `free`."""
+class Meshes:
+    """Meshes that pass the rules, one array per field; `left`: chips for the other axes, `free`.
+
+    total: before the rules; rejected: number of meshes by the reason.
+    """
 
     def __init__(self, counts: Sequence[int], free: list[str], pinned: Mapping[str, int]) -> None:
         left, fixed = np.array(sorted(set(counts)), np.int64), math.prod(pinned.values())
@@ -118,14 +104,23 @@ class _PartialMeshes:
         self.rejected: dict[str, int] = {}
         self.total = _ways(self.left, len(free))
 
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return len(self.left)
+
     def keep(self, rule: LayoutRule, mask: Array) -> None:
         """Reject meshes by `rule`, and count them."""
         mask = np.broadcast_to(mask, self.left.shape)
         if mask.all():
             return
         self.count(rule, _ways(self.left[~mask], len(self.free)))
-        self.left = self.left[mask]
-        self.fields = {name: values[mask] for name, values in self.fields.items()}
+        self.select(mask)
+
+    def select(self, chosen: Array) -> None:
+        """Keep those that a mask or indices select."""
+        self.left = self.left[chosen]
+        self.fields = {name: values[chosen] for name, values in self.fields.items()}
 
     def count(self, rule: LayoutRule, number: int) -> None:
         """Add `number` meshes to those that `rule` rejects."""
@@ -152,8 +147,8 @@ class _PartialMeshes:
         else:  # the last axis has all remaining chips
             chosen = np.flatnonzero(np.isin(self.left, values))
             sizes = self.left[chosen]
-        self.fields = {name: array[chosen] for name, array in self.fields.items()}
-        self.fields[axis], self.left = sizes, self.left[chosen] // sizes
+        self.select(chosen)
+        self.fields[axis], self.left = sizes, self.left // sizes
         if rules:
             self.count(rules[-1], before - _ways(self.left, parts))
 
@@ -181,18 +176,17 @@ def all_meshes(
     fixed = {axis: pinned[axis] for axis in AXES if axis in pinned}
     free = [axis for axis in ORDER if axis in axes and axis not in fixed]
     ones = dict.fromkeys({*AXES} - {*axes} - {*fixed}, 1)
-    partial = _PartialMeshes(counts, free, fixed | ones)
+    meshes = Meshes(counts, free, fixed | ones)
     for name in INNER:
-        partial.fields[name] = np.full(len(partial.left), pinned.get(name, 1), np.int64)
-    waiting = partial.settle(rules)
-    while partial.free:
-        alone = {partial.free[0], *INNER}
-        partial.grow([rule for rule in waiting if {*rule.fields} <= alone])
-        waiting = partial.settle([rule for rule in waiting if not {*rule.fields} <= alone])
+        meshes.fields[name] = np.full(meshes.size, pinned.get(name, 1), np.int64)
+    waiting = meshes.settle(rules)
+    while meshes.free:
+        alone = {meshes.free[0], *INNER}
+        meshes.grow([rule for rule in waiting if {*rule.fields} <= alone])
+        waiting = meshes.settle([rule for rule in waiting if not {*rule.fields} <= alone])
     if not free:  # all axes are pinned: only one number of chips is possible
-        done = partial.left == 1
-        partial.fields = {name: values[done] for name, values in partial.fields.items()}
-    return Meshes(partial.fields, partial.total, partial.rejected)
+        meshes.select(meshes.left == 1)
+    return meshes
 
 
 def candidates_of(meshes: Meshes, workload: Workload, can: Abilities, pinned: Pinned) -> Candidates:
@@ -232,8 +226,6 @@ def front(*columns: Any) -> Any:
     order = np.lexsort(tuple(table[:, n] for n in reversed(range(table.shape[1]))))
     left, kept = order, []
     while len(left):
-        first = left[0]
-        kept.append(first)
-        better = (table[left] < table[first]).any(1)
-        left = left[better]
+        kept.append(left[0])
+        left = left[(table[left] < table[left[0]]).any(1)]
     return np.array(kept, np.int64)

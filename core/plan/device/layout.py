@@ -238,6 +238,19 @@ class Layout:
         """Number of parts into which the set of experts is split."""
         return self.expert * (self.tensor if self.experts_over_tensor else 1)
 
+    @property
+    def axes_words(self) -> str:
+        """The axes above 1, such as 'fsdp=8,tensor=2'."""
+        axes = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return ",".join(axes) or "data=1"
+
+    @property
+    def described(self) -> str:
+        """The value for --fixed-layout: 'fsdp=8,tensor=2,micro-batch=1,recompute=full,zero=3'."""
+        words = f"{self.axes_words},micro-batch={self.micro_batch},recompute={self.recompute}"
+        words += f",zero={self.zero}" + f",virtual={self.virtual}" * (self.virtual > 1)
+        return words + ",experts-over-tensor=yes" * self.experts_over_tensor
+
     def accumulation(self, batch_rows: Number) -> Number:
         """Micro-batches of a step of `batch_rows` sequences; a whole number in a valid layout."""
         return batch_rows / (self.rows * self.micro_batch)

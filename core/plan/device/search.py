@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sabia.core.errors import UsageError
-from sabia.core.plan.device.search_fixes import described, infeasible
+from sabia.core.plan.device.search_fixes import infeasible
 from sabia.core.plan.device.search_rules import SearchProblem, check_pinned
 from sabia.core.plan.device.survey import Survey, TimedLayout
 
@@ -63,10 +62,6 @@ def search(
     the run fit.
     """
     counts = [chips] if isinstance(chips, int) else sorted(set(chips))
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--chips: {min(counts, default=0)} (expected 1 or more)")
-    if not 0 < problem.utilisation <= 1:
-        raise UsageError(f"--utilisation: {problem.utilisation:g} (expected above 0 and at most 1)")
     check_pinned(problem.workload, problem.chip, problem.can, problem.pinned)
     survey = Survey(problem, counts)
     if not survey.fitting:
@@ -108,13 +103,11 @@ class PlannedLayouts:
         if outcome is None:
             return list(chosen[:1])
         others = outcome.ranked if self.sizes == 1 else _thinned(outcome.front)
-        rows = {described(row.layout): row for row in (*chosen, *others[:SHOWN])}
+        rows = {row.layout.described: row for row in (*chosen, *others[:SHOWN])}
         return sorted(rows.values(), key=lambda row: row.step_s)
 
 
 def _thinned(front: tuple[TimedLayout, ...]) -> list[TimedLayout]:
     """At most SHOWN layouts of a front, evenly from the fastest to the smallest."""
-    if len(front) <= SHOWN:
-        return list(front)
-    step = (len(front) - 1) / (SHOWN - 1)
-    return [front[round(n * step)] for n in range(SHOWN)]
+    step = max(1, (len(front) - 1) / (SHOWN - 1))
+    return [front[round(n * step)] for n in range(min(SHOWN, len(front)))]

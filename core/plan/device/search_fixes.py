@@ -20,7 +20,7 @@ from typing import Any
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip, load_chips
-from sabia.core.plan.device.layout import AXES, Layout, Workload
+from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.survey import Survey
 from sabia.core.plan.memory import RECIPES
@@ -86,19 +86,9 @@ def _what(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> str:
     need, layout = survey.least
     return (
         f"{begin} cannot hold the run: it needs at least {format_bytes(need)} per chip "
-        f"({described(layout)}), and {problem.utilisation:.0%} of "
+        f"({layout.described}), and {problem.utilisation:.0%} of "
         f"{format_bytes(problem.chip.usable_hbm_bytes)} may be used"
     )
-
-
-def described(layout: Layout) -> str:
-    """The value for --fixed-layout: 'fsdp=8,tensor=2,micro-batch=1,recompute=full,zero=3'."""
-    axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
-    parts = [*(axes or ["data=1"]), f"micro-batch={layout.micro_batch}"]
-    parts += [f"recompute={layout.recompute}", f"zero={layout.zero}"]
-    parts += [f"virtual={layout.virtual}"] if layout.virtual > 1 else []
-    parts += ["experts-over-tensor=yes"] if layout.experts_over_tensor else []
-    return ",".join(parts)
 
 
 def changes(problem: SearchProblem, counts: Sequence[int]) -> Iterator[str]:

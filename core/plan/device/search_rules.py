@@ -23,6 +23,8 @@ names the nearest valid values.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -32,13 +34,6 @@ from sabia.core.plan.device.layout import AXES, RECOMPUTE, Abilities, Layout, St
 from sabia.core.plan.elementwise import Number
 
 Pinned = Mapping[str, Any]  # field of a layout → the value that it must have
-
-
-def abilities_of(stack: Stack, chip: Chip) -> Abilities:
-    """The abilities of the software on this chip."""
-    if stack.name == "sabia" and chip.family == "TPU":  # which JAX drives
-        return replace(stack.can, axes=AXES[:-1])
-    return stack.can
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,10 @@ class SearchProblem:
 
     @property
     def can(self) -> Abilities:
-        """Abilities of the software."""
-        return abilities_of(self.stack, self.chip)
+        """Abilities of the software on this chip."""
+        if self.stack.name == "sabia" and self.chip.family == "TPU":  # which JAX drives
+            return replace(self.stack.can, axes=AXES[:-1])
+        return self.stack.can
 
 
 NUMBERS = (*AXES, "micro_batch", "virtual")
@@ -76,6 +73,7 @@ CHOICES = ("recompute", "zero", "experts_over_tensor", "sequence_parallel")
 FIELDS = (*NUMBERS, *CHOICES)
 PADDING = 1 / 8  # largest share of missing layers, where stages have unequal numbers of layers
 FARTHEST = 1 << 16  # larger values are not proposed
+ROW = "tokens of a row"
 MOST_STAGES = 12  # virtual stages of one device; more have not been published
 
 
@@ -114,6 +112,12 @@ def divides(fields: tuple[str, ...], count: int, what: str) -> LayoutRule:
     return LayoutRule(fields, f"does not divide {count:,} {what}", lambda n: count % n == 0)
 
 
+def copies(fields: tuple[str, ...], count: int, what: str) -> LayoutRule:
+    """The product of the fields divides `count` things, or is a multiple of them."""
+    message = f"neither divides {count:,} {what} nor copies them"
+    return LayoutRule(fields, message, lambda n: (count % n == 0) | (n % count == 0))
+
+
 def at_most(field: str, count: int, what: str, advice: bool = False) -> LayoutRule:
     """The field is at most `count`."""
     return LayoutRule((field,), f"is above {count:,} {what}", lambda n: n <= count, advice)
@@ -133,14 +137,9 @@ def check_pinned(workload: Workload, chip: Chip, can: Abilities, values: Mapping
         if field in CHOICES and value not in can.choices(field):
             known = ", ".join(str(choice) for choice in can.choices(field))
             raise UsageError(f"layout: {field}={value} (expected one of {known})")
-        if field not in FIELDS:
-            known = ", ".join(FIELDS)
-            raise UsageError(f"layout: unknown field {field!r} (expected one of {known})")
-    for field in NUMBERS:
+    for field in AXES:
         value = values.get(field, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"layout: {field}={value!r} (expected a whole number, 1 or more)")
-        if value > 1 and field in AXES and field not in can.axes:
+        if value > 1 and field not in can.axes:
             raise UsageError(
                 f"layout: {field}={value} is not supported by this software (only "
                 f"{', '.join(can.axes)} may be above 1)"
@@ -195,27 +194,19 @@ def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[L
     for field, what in split.items():
         for count in _sizes(model, field):
             copied = can.copied_heads and field == "kv_heads"
-            rule = divides(("tensor",), count, what)
-            if copied:
-                message = f"neither divides {count:,} key-value heads nor copies them"
-                both = lambda n, count=count: (count % n == 0) | (n % count == 0)  # noqa: E731
-                rule = LayoutRule(rule.fields, message, both)
-            yield rule
+            yield (copies if copied else divides)(("tensor",), count, what)
 
 
 def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
     model, sequence = workload.architecture, workload.sequence
-    if can.halves:
-        yield divides(("context",), sequence // 2, "pairs of tokens of a row")
-    else:
-        yield divides(("context",), sequence, "tokens of a row")
+    pieces = (sequence // 2, "pairs of tokens of a row") if can.halves else (sequence, ROW)
+    yield divides(("context",), *pieces)
     depth = model.depth
     yield at_most("pipe", depth, "layers")
     if can.loose_stages:
         message = f"stages of {depth} layers would be idle for more than {PADDING:.0%}"
-        yield LayoutRule(
-            ("pipe",), message, lambda n: -(-depth // n) * n <= depth * (1 + PADDING), True
-        )
+        most = depth * (1 + PADDING)
+        yield LayoutRule(("pipe",), message, lambda n: -(-depth // n) * n <= most, advice=True)
     else:
         yield even_stages(depth, can.outer)
     for count in _sizes(model, "experts"):
@@ -226,7 +217,7 @@ def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
     for count in sorted(heads):  # of recurrent mixers, which need whole rows
         yield divides(("context", "tensor"), count, "key heads of recurrent layers")
     if can.sequence_parallel:
-        yield divides(("context", "tensor"), sequence, "tokens of a row")
+        yield divides(("context", "tensor"), sequence, ROW)
     yield divides(("data", "fsdp", "expert", "micro_batch"), workload.batch_rows, "rows of a batch")
 
 
@@ -235,10 +226,7 @@ def even_stages(depth: int, outer: int) -> LayoutRule:
     extra = f" (or {depth + outer})" if outer else ""
 
     def fits(n: Number) -> Number:
-        divides_depth = depth % n == 0
-        for more in range(1, outer + 1):
-            divides_depth = divides_depth | ((depth + more) % n == 0)
-        return divides_depth
+        return reduce(or_, ((depth + more) % n == 0 for more in range(outer + 1)))
 
     message = f"does not divide {depth} layers{extra}"
     return LayoutRule(("pipe", "virtual"), message, fits, advice=bool(outer))

@@ -63,14 +63,14 @@ class RankGroup:
         return (self.ranks > 1) & (self.ranks * self.stride > chip.scale_up_domain)
 
 
+NUMBERED = ("tensor", "context", "expert", "fsdp", "data", "pipe")  # the fastest first
+
+
 def group(layout: Layout, *axes: str) -> RankGroup:
     """The ranks along neighbouring `axes`, the fastest first."""
-    stride: Number = 1
-    for axis in ("tensor", "context", "expert", "fsdp", "data", "pipe"):
-        if axis == axes[0]:
-            break
-        stride = stride * getattr(layout, axis)
-    return RankGroup(math.prod(getattr(layout, axis) for axis in axes), stride)
+    faster = NUMBERED[: NUMBERED.index(axes[0])]
+    ranks, stride = (math.prod(getattr(layout, axis) for axis in some) for some in (axes, faster))
+    return RankGroup(ranks, stride)
 
 
 def bandwidth(who: RankGroup, chips: Number, chip: Chip, stack: Stack | None) -> Number:

@@ -19,7 +19,7 @@ from sabia.core.plan.device.search_rules import SearchProblem, has_experts, rule
 from sabia.core.plan.device.step_time import StepTime, step_time
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.candidates import Candidates, Meshes
+    from sabia.core.plan.device.candidates import Candidates
 
 CHUNK = 32768  # candidates at a time: bounds the memory of a search
 TOO_LARGE = "more than the memory of a chip"
@@ -62,21 +62,28 @@ class Survey:
     """
 
     def __init__(self, problem: SearchProblem, counts: Sequence[int], timed: bool = True) -> None:
+        from sabia.core.plan.device.candidates import all_meshes, candidates_of
+
         self.problem, self.timed = problem, timed
         self.least: tuple[float, Layout] | None = None
         self.candidates = self.fitting = 0
         self.fewest: int | None = None
         self.parts: list[tuple[Candidates, Any, Any]] = []
-        self.meshes, every = _every(problem, counts)
-        self._marks: dict[str, list[Any]] = {"measured": [], "fitting": []}  # numbers of meshes
-        for some in every:
+        self._measured, self._fitting = list[Any](), list[Any]()  # numbers of meshes
+        workload, can, pinned = problem.workload, problem.can, problem.pinned
+        rules = rules_of(workload, problem.chip, can)
+        rules = tuple(r for r in rules if not (r.advice and r.mesh_fields <= {*pinned}))
+        routed = has_experts(workload.architecture)
+        axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
+        self.meshes = all_meshes(counts, rules, axes, pinned)
+        for some in _settings(problem, candidates_of(self.meshes, workload, can, pinned)):
             self._measure(some)
 
     def _measure(self, some: Candidates) -> None:
         import numpy as np
 
         self.candidates += some.size
-        self._marks["measured"].append(some.mesh)
+        self._measured.append(some.mesh)
         problem = self.problem
         total = device_memory(problem.workload, some.layout, problem.stack).total
         total = np.broadcast_to(total, some.mesh.shape)
@@ -91,7 +98,7 @@ class Survey:
         fewest = int(fitting.layout.chips.min())
         self.fewest = fewest if self.fewest is None else min(fewest, self.fewest)
         if self.timed:
-            self._marks["fitting"].append(fitting.mesh)
+            self._fitting.append(fitting.mesh)
             given = (problem.workload, fitting.layout, problem.chip, problem.stack)
             seconds = np.broadcast_to(step_time(*given).total_s, chosen.shape)
             self.parts.append((fitting, total[chosen], seconds))
@@ -99,20 +106,19 @@ class Survey:
     @property
     def rejected(self) -> dict[str, int]:
         """Number of meshes without any layout, by the reason."""
-        measured, fitting = (_different(self._marks[name]) for name in ("measured", "fitting"))
+        measured, fitting = _different(self._measured), _different(self._fitting)
         more = {NOT_PLACED: self.meshes.size - measured, TOO_LARGE: measured - fitting}
         return self.meshes.rejected | {reason: count for reason, count in more.items() if count}
 
-    def gathered(self) -> tuple[Any, Any, Any, Any]:
+    def gathered(self) -> tuple[Any, ...]:
         """(seconds, chips, bytes, mesh) of all that fits, an array each."""
         import numpy as np
 
-        parts = [
+        parts = (
             (seconds, fitting.layout.chips, total, fitting.mesh)
             for fitting, total, seconds in self.parts
-        ]
-        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return columns[0], columns[1], columns[2], columns[3]
+        )
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
     def row(self, number: int) -> TimedLayout:
         """The layout of index `number` in `gathered`, in plain numbers."""
@@ -127,20 +133,6 @@ def _different(arrays: list[Any]) -> int:
     import numpy as np
 
     return len(np.unique(np.concatenate(arrays))) if arrays else 0
-
-
-def _every(problem: SearchProblem, counts: Sequence[int]) -> tuple[Meshes, Iterator[Candidates]]:
-    """All meshes of these numbers of chips, and their candidates setting by setting."""
-    from sabia.core.plan.device.candidates import all_meshes, candidates_of
-
-    workload, can = problem.workload, problem.can
-    rules = rules_of(workload, problem.chip, can)
-    rules = tuple(r for r in rules if not (r.advice and r.mesh_fields <= {*problem.pinned}))
-    routed = has_experts(workload.architecture)
-    axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
-    meshes = all_meshes(counts, rules, axes, problem.pinned)
-    grid = candidates_of(meshes, workload, can, problem.pinned)
-    return meshes, _settings(problem, grid)
 
 
 def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
@@ -165,10 +157,9 @@ def _settings(problem: SearchProblem, grid: Candidates) -> Iterator[Candidates]:
         if over_tensor:
             mask &= (layout.tensor > 1) & bool(kinds)
         for kind in kinds:
-            if over_tensor:
-                mask &= kind.experts % (layout.expert * layout.tensor) == 0
-            else:
-                mask &= kind.expert_width % layout.tensor == 0
+            ranks = layout.expert * layout.tensor
+            whole, sliced = kind.experts % ranks, kind.expert_width % layout.tensor
+            mask &= (whole if over_tensor else sliced) == 0
         for start in range(0, grid.size, CHUNK):
             some = grid.where(slice(start, start + CHUNK)).where(mask[start : start + CHUNK])
             if some.size:

@@ -20,7 +20,8 @@ INTENSITIES: dict[str, float] = read_data("grids.toml")["kg_per_kwh"]
 class Footprint:
     """Energy and emissions of a run; kWh and metric tons of CO2e.
 
-    `low_t`, `high_t`: the same energy on the grids of INTENSITIES with the least and the most CO2e.
+    `tons_co2e_low`, `tons_co2e_high`: the same energy on the grids of INTENSITIES with the least
+    and the most CO2e.
     """
 
     chip_hours: float
@@ -34,17 +35,17 @@ class Footprint:
         return self.chip_hours * self.power_w / 1e3 * self.pue
 
     @property
-    def tons(self) -> float:
+    def tons_co2e(self) -> float:
         """Emissions at the given intensity."""
         return self.energy_kwh * self.kg_per_kwh / 1e3
 
     @property
-    def low_t(self) -> float:
+    def tons_co2e_low(self) -> float:
         """Emissions on the grid with the least CO2e."""
         return self.energy_kwh * min(INTENSITIES.values()) / 1e3
 
     @property
-    def high_t(self) -> float:
+    def tons_co2e_high(self) -> float:
         """Emissions on the grid with the most CO2e."""
         return self.energy_kwh * max(INTENSITIES.values()) / 1e3
 

@@ -105,6 +105,11 @@ class Price:
         words = f"{tier} at {share * 100:g}%" if tier else None
         return replace(self, usd_per_chip_hour=usd, tier=words, spot=True, share=share)
 
+    @property
+    def seen(self) -> str | None:
+        """The day on which the price was last seen; None for the user's own price."""
+        return self.date.isoformat() if self.date else None
+
     def age_days(self, today: datetime.date) -> int | None:
         """Days since the price was last seen at its source; None for the user's own price."""
         return (today - self.date).days if self.date else None

@@ -1,5 +1,6 @@
 """The output of `--budget`: a row per item, totals of groups, kinds, providers and of all."""
 
+from dataclasses import asdict
 from datetime import date
 from typing import Any
 
@@ -60,9 +61,7 @@ def report(budget: Budget) -> dict[str, object]:
     return {
         "schema_version": SCHEMA_VERSION,
         "price_usd_per_chip_hour": rates.pop() if len(rates) == 1 else None,
-        **fields(budget, "chip_hours", "cost_usd"),
-        "contingency_share": budget.contingency,
-        "contingency_usd": budget.contingency_usd,
+        **fields(budget, "chip_hours cost_usd contingency_share=contingency contingency_usd"),
         "rows": flat_rows(budget),
         "groups": _sums(budget, "group", budget.groups()),
         "kinds": _sums(budget, "kind", budget.totals("kind")),
@@ -72,11 +71,7 @@ def report(budget: Budget) -> dict[str, object]:
 
 def _sums(budget: Budget, key: str, sums: dict[str, Total]) -> list[dict[str, Any]]:
     return [
-        {
-            key: name,
-            **fields(total, "chip_hours", "cost_usd"),
-            "share": budget.share(total.cost_usd),
-        }
+        {key: name, **asdict(total), "share": budget.share(total.cost_usd)}
         for name, total in sums.items()
     ]
 
@@ -85,9 +80,9 @@ def flat_rows(budget: Budget) -> list[dict[str, Any]]:
     """One record per item."""
     return [
         {
-            **fields(item, "name", "group", "kind", "runs", "chip", "provider"),
+            **fields(item, "name group kind runs chip provider"),
             "price_usd_per_chip_hour": item.price.usd_per_chip_hour if item.price else None,
-            **fields(item, "chip_hours_each", "usd_each", "chip_hours", "cost_usd"),
+            **fields(item, "chip_hours_each usd_each chip_hours cost_usd"),
             "share": budget.share(item.cost_usd),
         }
         for item in budget.items

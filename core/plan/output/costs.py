@@ -68,8 +68,7 @@ def fit(request: PlanRequest, plan: Plan) -> View:
     figures: dict[str, Any] = {
         "law": asdict(fitted.law),
         "runs": len(fitted.runs),
-        "exponents_fitted": fitted.free,
-        "rms_error": fitted.rms_error,
+        **fields(fitted, "exponents_fitted=free rms_error"),
         "exponents": list(fitted.exponents or ()),
         "loss": fitted.law.loss(params, tokens),
         "loss_low": low,
@@ -122,8 +121,7 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
         settings.value("pue"),
         settings.value("carbon_intensity"),
     )
-    names = {"tons_co2e": "tons", "tons_co2e_low": "low_t", "tons_co2e_high": "high_t"}
-    figures = asdict(run) | fields(run, "energy_kwh", **names)
+    figures = asdict(run) | fields(run, "energy_kwh tons_co2e tons_co2e_low tons_co2e_high")
     share = plan.run.train_flops / SYSTEMIC_FLOPS
     figures |= {"train_flops": plan.run.train_flops, "share_of_systemic_flops": share}
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
@@ -147,12 +145,11 @@ def offers(request: PlanRequest, plan: Plan) -> View:
         return View(f"offers    none of {plan.cluster.chip.name} on file may be used", {"rows": []})
     figures = [
         {
-            **fields(price, "provider", "tier", "region", "spot", "commitment"),
+            **fields(price, "provider tier region spot commitment"),
             "price_usd_per_chip_hour": price.usd_per_chip_hour,
             "cost_usd": usd,
             "cost_usd_per_day": cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
-            "source": price.source,
-            "date": price.date.isoformat() if price.date else None,
+            **fields(price, "source date=seen"),
         }
         for usd, price in costs
     ]
@@ -218,11 +215,8 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
     ]
     lines = table_of({f"SIZE, {advice.law.name}": "{name}", **PAIRS}, rows)
     figures: dict[str, Any] = {
-        "law": advice.law.name,
-        "loss": advice.loss,
-        "served_tokens": inference_tokens,
-        **fields(advice.planned, "tokens_per_param", "over_training"),
-        "saving_share": advice.saving,
+        **fields(advice, "law=law.name loss served_tokens=inference_tokens"),
+        **fields(advice, "planned.tokens_per_param planned.over_training saving_share=saving"),
         "same_flops": _pair_figures(advice.same_flops, inference_tokens),
         "same_loss": _pair_figures(advice.same_loss, inference_tokens),
     }
@@ -237,7 +231,7 @@ def _advice(advice: Advice) -> str:
 
 
 def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:
-    known = fields(pair, "params", "tokens", "train_flops")
+    known = fields(pair, "params tokens train_flops")
     return known | {"life_flops": pair.life_flops(inference_tokens)}
 
 

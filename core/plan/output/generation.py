@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from sabia.core.plan.compute import model_kind
 from sabia.core.plan.money.prices import cost_usd
 from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import Cell, columns, table_of, words
@@ -81,7 +80,6 @@ def serve(request: PlanRequest) -> View:
         "usd": usd,
         "usd_in": best.usd_per_million_input(usd),
         "usd_out": best.usd_per_million_output(usd),
-        "prompts": best.prefill_chip_s / best.request_chip_s,
         "split": ", attention by data," if replica.attention == "data" else "",
         "cluster": words("serving_cluster", cluster["cluster"]) if cluster else "",
     }
@@ -91,7 +89,7 @@ def serve(request: PlanRequest) -> View:
         *test_time,
         words("serving_verdict", figures, chip=name),
     ]
-    view = _view(serving, _model_kind(request), lines, report)
+    view = _view(serving, request.run.kind, lines, report)
     return View(view.text, view.report | cluster)
 
 
@@ -117,10 +115,6 @@ def _test_time(
     return [line], figures
 
 
-def _model_kind(request: PlanRequest) -> str:
-    return model_kind(request.run.params, request.run.active_params)
-
-
 def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str, Any]) -> View:
     """Lines and figures, with the ratio of published runs to predictions, and assumptions."""
     published = published_ratio(kind)
@@ -128,28 +122,24 @@ def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str
     lines.append(words("published", published=published, wide=wide))
     if serving.assumed:
         lines.append(f"assumed   {'; '.join(serving.assumed)}")
-    known_figures = {"published_over_predicted": fields(published, "low", "middle", "high", "rows")}
+    known_figures = {"published_over_predicted": fields(published, "low middle high rows")}
     return View("\n".join(lines), report | known_figures | {"assumed": serving.assumed})
 
 
 def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, object]:
     """A replica at full load as a JSON object."""
-    replica, held = load.replica, chip_memory(load.replica)
     return {
-        "replica_chips": replica.chips,
-        **fields(replica, "attention", "weights", "cache"),
-        **fields(load, prompt_tokens="prompt", output_tokens="output"),
-        "weight_bytes": replica.weight_bytes,
-        "weight_bytes_per_chip": held.weights,
-        "cache_bytes_per_sequence": cache_bytes(replica, load.prompt + load.output),
-        "cache_room_bytes_per_chip": held.cache,
-        "batch": load.batch,
-        "step_s": load.step.seconds,
+        **fields(
+            load, "replica_chips=replica.chips replica.attention replica.weights replica.cache"
+        ),
+        **fields(load, "prompt_tokens=prompt output_tokens=output replica.weight_bytes"),
+        "weight_bytes_per_chip": load.replica.chip_weight_bytes,
+        "cache_bytes_per_sequence": cache_bytes(load.replica, load.prompt + load.output),
+        "cache_room_bytes_per_chip": chip_memory(load.replica).cache,
+        **fields(load, "batch step_s=step.seconds"),
         "step_parts_s": {part.name: part.seconds for part in load.step.parts},
-        "prefill_s": load.first.seconds,
-        "prefill_chip_share": load.prefill_chip_s / load.request_chip_s,
-        "bound": load.step.binding,
-        **fields(load, "output_tokens_per_s_chip", "seconds_per_answer"),
+        **fields(load, "prefill_s=first.seconds prefill_chip_share bound=step.binding"),
+        **fields(load, "output_tokens_per_s_chip seconds_per_answer"),
         "usd_per_million_input": load.usd_per_million_input(usd_per_chip_hour),
         "usd_per_million_output": load.usd_per_million_output(usd_per_chip_hour),
     }
@@ -163,7 +153,7 @@ def evaluate(request: PlanRequest) -> View:
     parts = [
         {
             "part": bill.name,
-            **fields(bill, "calls", "input_tokens", "output_tokens"),
+            **fields(bill, "calls input_tokens output_tokens"),
             "chip_hours": bill.chip_s / 3600,
             "replica_chips": bill.load.replica.chips if bill.load else None,
             "cost_usd": bill.cost_usd(usd),
@@ -172,14 +162,14 @@ def evaluate(request: PlanRequest) -> View:
     ]
     dearest = max(parts, key=lambda part: part["cost_usd"])
     report = {
-        **fields(suite, "items", "answers"),
+        **fields(suite, "items answers"),
         "price_usd_per_chip_hour": usd,
-        **fields(result, "chip_hours", "api_usd"),
+        **fields(result, "chip_hours api_usd"),
         "cost_usd": total_usd,
         "parts": parts,
     }
     lines = [*table_of(BILLS, parts), words("evaluation", report, dearest=dearest["part"])]
-    return _view(serving, _model_kind(request), lines, report)
+    return _view(serving, request.run.kind, lines, report)
 
 
 def grpo(request: PlanRequest) -> View:
@@ -194,13 +184,12 @@ def grpo(request: PlanRequest) -> View:
     generating = generating_bytes(replica, made.slots, context)
     apart, training = serving.settings.generation_chips or 0, planned.training_bytes
     report = {
-        **fields(step, step_s="seconds", parts_s="parts", shares="shares", bound="binding"),
-        "chips": step.chips,
+        **fields(step, "step_s=seconds parts_s=parts shares bound=binding chips"),
         "generation_chips": apart or step.chips,
         "replica_chips": replica.chips,
-        **fields(made, replicas="replicas", slots_per_replica="slots"),
-        **fields(drawn, "samples", "tokens"),
-        **fields(made, longest_answer_tokens="longest_tokens", tail_s="tail_s"),
+        **fields(made, "replicas slots_per_replica=slots"),
+        **fields(drawn, "samples tokens"),
+        **fields(made, "longest_answer_tokens=longest_tokens tail_s"),
         "training_mfu": planned.training_mfu,
         "generating_bytes_per_chip": generating,
         "training_bytes_per_chip": training,

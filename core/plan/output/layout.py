@@ -19,7 +19,6 @@ from sabia.core.errors import UsageError
 from sabia.core.plan import planner
 from sabia.core.plan.device.layout import AXES, Layout, Workload
 from sabia.core.plan.device.search import PlannedLayouts
-from sabia.core.plan.device.search_fixes import described
 from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.prices import HOUR_S, short_money
 from sabia.core.plan.output.report import View, fields
@@ -61,10 +60,9 @@ def pretrain_flags(
         raise UsageError(f"layout: {why}")
     if (workload.adapter_params is not None) != bool(lora_rank):
         raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")
-    axes = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     options = {
         "backend": backend,
-        "mesh": ",".join(axes) or "data=1",
+        "mesh": layout.axes_words,
         "batch": workload.batch_rows,
         "micro-batch": layout.micro_batch,
         "remat": REMAT[layout.recompute],
@@ -99,12 +97,12 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
     shown = layouts.shown(chosen)
     lines = [
-        *_table(plan, layouts, shown, {described(row.layout) for row in chosen}),
+        *_table(plan, layouts, shown, {one.layout.described for one in chosen}),
         words("software", stack=problem.stack, workload=workload),
     ]
     figures: dict[str, Any] = {
         "stack": problem.stack.name,
-        **fields(workload, "precision", "batch_rows", "batch_tokens"),
+        **fields(workload, "precision batch_rows batch_tokens"),
         "steps": layouts.steps,
         "room_bytes_per_chip": limit,
         "binding": binding,
@@ -139,7 +137,7 @@ def _explained(best: TimedLayout) -> list[str]:
     rows = [[name, f"{s:.4f} s", f"{s / best.step_s:.1%}"] for name, s in parts if s]
     band = f"{best.time.low_s:.3f} to {best.time.high_s:.3f} s"
     rows.append(["total", f"{best.step_s:.4f} s", band])
-    title = f"MEMORY of the fullest chip, {described(best.layout)}"
+    title = f"MEMORY of the fullest chip, {best.layout.described}"
     return ["", title, explain(best.memory), "", *columns(["STEP", "", ""], rows)]
 
 
@@ -162,7 +160,7 @@ def _table(
         low, middle, high = (100 * mfu_of(plan, layouts, row, s) for s in step_times)
         rows.append(
             [
-                f"{number}{' *' if described(row.layout) in picked else ''}",
+                f"{number}{' *' if row.layout.described in picked else ''}",
                 *([f"{row.chips:,}"] if several else []),
                 *(f"{getattr(row.layout, COLUMNS[name]):g}" for name in used),
                 row.layout.recompute,
@@ -213,17 +211,14 @@ def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
 
 def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, object]:
     """One layout: axes, memory by term and step by part."""
-    layout, time = row.layout, row.time
     return {
         "chips": row.chips,
-        **{axis: int(getattr(layout, axis)) for axis in (*AXES, "micro_batch", "virtual")},
-        **fields(layout, "recompute", "zero", "experts_over_tensor"),
-        "step_s": row.step_s,
-        "step_low_s": float(time.low_s),
-        "step_high_s": float(time.high_s),
+        **{axis: int(getattr(row.layout, axis)) for axis in (*AXES, "micro_batch", "virtual")},
+        **fields(row.layout, "recompute zero experts_over_tensor"),
+        **fields(row, "step_s step_low_s=time.low_s step_high_s=time.high_s"),
         "mfu": mfu_of(plan, layouts, row, row.step_s),
-        "binding": time.binding,
-        "parts_s": {name: float(value) for name, value in time.parts.items()},
+        "binding": row.time.binding,
+        "parts_s": {name: float(value) for name, value in row.time.parts.items()},
         "memory_bytes": float(row.memory.total),
         "memory_terms_bytes": {term.name: float(term.bytes) for term in row.memory.terms},
         "chip_hours": billed_hours(plan, layouts, row),

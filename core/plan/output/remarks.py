@@ -5,7 +5,6 @@ The functions return lines; the caller prints them to stderr.
 
 from datetime import date
 
-from sabia.core.plan.compute import MFU_RANGES, model_kind
 from sabia.core.plan.device.step_time import outside
 from sabia.core.plan.money.prices import STALE_DAYS, Price, format_rate, stale
 from sabia.core.plan.output.table import words
@@ -25,11 +24,10 @@ def notes(request: PlanRequest, plan: Plan) -> list[str]:
     if len(rates) > 1 and max(rates) > min(rates):
         seen.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
     lines += ["; ".join(seen)] if seen else []
-    kind = model_kind(plan.run.params, plan.run.active_params)
-    usual = MFU_RANGES[kind]
+    usual = plan.run.usual_mfu
     if not (plan.layouts or usual.low <= mfu <= usual.high):
-        counted = " (active parameters only)" if kind == "sparse" else ""
-        lines.append(words("unusual", mfu=mfu, usual=usual, kind=kind, counted=counted))
+        counted = " (active parameters only)" if plan.run.kind == "sparse" else ""
+        lines.append(words("unusual", mfu=mfu, run=plan.run, counted=counted))
     if plan.layouts:
         why = outside(plan.layouts.problem.workload, plan.cluster.chip, best.chips)
         lines += [f"predicted outside of what was compared: {why}"] if why else []

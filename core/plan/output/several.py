@@ -17,7 +17,7 @@ from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.plan_cluster import TRAINING, PlanOptions
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.money.prices import Price, cheapest, short_money
-from sabia.core.plan.output.report import SCHEMA_VERSION, fields, layout_words, views
+from sabia.core.plan.output.report import SCHEMA_VERSION, fields, views
 from sabia.core.plan.output.table import Cell, columns, span, texts_of, tons
 from sabia.core.plan.placed import plan_of
 from sabia.core.plan.planner import Plan
@@ -40,15 +40,12 @@ def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     }
     spot = cheapest(plan.cluster.chip.name, request.today, spot=True)
     return {
-        **fields(run, "params", "active_params", "tokens"),
-        "sequence_tokens": run.sequence,
-        "chip": plan.cluster.chip.name,
-        **fields(best, "chips", "mfu"),
+        **fields(plan, "run.params run.active_params run.tokens sequence_tokens=run.sequence"),
+        **fields(plan, "chip=cluster.chip.name best.chips best.mfu"),
         "step_s": best.work_s * run.batch_tokens / run.tokens,
-        **fields(best, "work_s", "finishes_s"),
+        **fields(best, "work_s finishes_s"),
         "chip_hours": best.chip_s / 3600,
-        "bound": best.bound,
-        "layout": layout_words(best),
+        **fields(best, "bound layout=layout_words"),
         "costs_usd": {p.label.removesuffix("/h"): plan.cost_usd(p) for p in plan.cluster.prices},
         "spot_cost_usd": plan.cost_usd(spot) if spot else None,
         "assumed": list(request.assumed),

@@ -166,11 +166,8 @@ class SizeAnswer:
         prices = self.request.cluster.prices
         return [
             {
-                "deadline_s": row.deadline_s,
-                "work_s": row.work_s,
-                "chips": self.chips,
-                "chip": self.request.cluster.chip.name,
-                "mfu": self.request.cluster.mfu,
+                **fields(row, "deadline_s work_s"),
+                **fields(self, "chips chip=request.cluster.chip.name request.cluster.mfu"),
                 **self._figures(row, row.pair),
                 "cost_usd": self._cost(row) if prices else None,
             }
@@ -182,7 +179,7 @@ class SizeAnswer:
         low, high = self.fitted.loss_interval(*sizes) if self.fitted else (None, None)
         unique = row.budget.unique
         return {
-            **fields(pair, "train_flops", "params", "tokens", "tokens_per_param"),
+            **fields(pair, "train_flops params tokens tokens_per_param"),
             "epochs": pair.tokens / unique if unique else None,
             "loss": row.budget.loss(pair),
             "loss_low": low,

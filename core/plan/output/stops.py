@@ -22,7 +22,7 @@ def stops(request: PlanRequest, plan: Plan) -> View:
     size = plan.run.checkpoint_bytes
     run = StoppedRun(model, cluster.chip, best.chips, size, best.work_s)
     lines = _lines(model, expected, plan)
-    figures = asdict(model) | asdict(expected) | fields(expected, "wall_s", "billed_s", "goodput")
+    figures = asdict(model) | asdict(expected) | fields(expected, "wall_s billed_s goodput")
     figures["wall_over_work"] = expected.wall_s / expected.work_s
     figures = {key: None if value == math.inf else value for key, value in figures.items()}
     if request.settings.simulate:
@@ -93,8 +93,4 @@ def _against_on_demand(
         less="less" if compared.cheaper else "more",
         when=when if even != 0 else "at any rate of preemptions",
     )
-    return line, {
-        **fields(compared, "spot_usd", "on_demand_usd"),
-        "break_even_preemption_s": even,
-        "saving_share": compared.saving,
-    }
+    return line, asdict(compared) | {"saving_share": compared.saving}

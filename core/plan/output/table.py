@@ -202,8 +202,7 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
         given = {"best": plan.best, "chip": name, "each": each, "limit": limit}
         memory_line = words("memory_layout", given, state=held)
     else:
-        total = run.state_bytes + run.activation_bytes
-        memory_line = words("memory", run=run, state=held, total=total)
+        memory_line = words("memory", run=run, state=held)
     width, hours = max(len(model), len(speed)) + 3, plan.chip_hours
     given = {"width": width, "chip_hours": hours, "family": cluster.chip.family}
     return [

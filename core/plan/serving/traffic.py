@@ -128,6 +128,11 @@ class Load:
         return self.prefill_chip_s + self.samples * self.decode_chip_s
 
     @property
+    def prefill_chip_share(self) -> float:
+        """Share of the chips' time that prompts take."""
+        return self.prefill_chip_s / self.request_chip_s
+
+    @property
     def output_tokens_per_s_chip(self) -> float:
         """Generated tokens per second and chip, with the time of prefills."""
         return self.samples * self.output / self.request_chip_s
