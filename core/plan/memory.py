@@ -7,10 +7,8 @@ accumulation fewer tokens have activations at the same time, down to one sequenc
 sequence` is the minimum, `state + batch` needs no accumulation.
 """
 
-import math
 from dataclasses import dataclass
 
-from sabia.core.errors import UsageError
 from sabia.core.numerics.optimizers import OPTIMIZERS
 
 ACTIVATION_BYTES = 2
@@ -61,25 +59,3 @@ ADAPTERS = RECIPES["adamw16"]
 def frozen_recipe(name: str) -> StateRecipe:
     """Frozen weights in a format of FROZEN, without the adapters."""
     return StateRecipe("lora", FROZEN[name], 0, 0, 0)
-
-
-def find_recipe(name: str) -> StateRecipe:
-    """The recipe called `name`. Raises UsageError."""
-    if name not in RECIPES:
-        raise UsageError(f"--state-recipe: {name!r} (expected one of {', '.join(RECIPES)})")
-    return RECIPES[name]
-
-
-def state_bytes(params: float, recipe: StateRecipe) -> float:
-    """Weights, gradients and optimizer of all `params`."""
-    return params * recipe.bytes_per_param
-
-
-def activation_bytes(layers: int, hidden: int, live_tokens: float) -> float:
-    """Inputs of all layers of `live_tokens`, with full recomputation."""
-    return layers * hidden * live_tokens * ACTIVATION_BYTES
-
-
-def chips_to_hold(size_bytes: float, hbm_bytes: float) -> int:
-    """Fewest chips that hold `size_bytes`, where every byte of memory is usable."""
-    return max(1, math.ceil(size_bytes / hbm_bytes * (1 - 1e-12)))

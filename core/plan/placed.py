@@ -19,7 +19,7 @@ from sabia.core.plan.device.search import PlannedLayouts, search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.survey import TimedLayout, priced
-from sabia.core.plan.memory import StateRecipe, find_recipe
+from sabia.core.plan.memory import RECIPES
 from sabia.core.plan.planner import DeadlineRow, Plan
 from sabia.core.plan.request import PlanRequest, build
 from sabia.core.units import format_bytes
@@ -67,36 +67,28 @@ def question_of(request: PlanRequest) -> SearchProblem:
 
 
 def workload_of(request: PlanRequest) -> Workload:
-    """One step of the run; the batch is in whole rows that chips can divide (`round_rows`)."""
-    run = request.run
+    """One step of the run; the batch is in whole rows that chips can divide (`round_rows`).
+
+    The state recipe is the given one, else that of the software.
+    """
+    run, settings = request.run, request.settings
     if run.lora and run.adapter_params is None:
         raise UsageError(
             "--lora: the size of the adapters is missing; give --lora-rank, as --lora-rank 16"
         )
+    own = settings.state_recipe or run.lora
+    usual = () if own else find_stack(settings.value("stack")).can.recipes
+    # with a fixed layout exactly the given rows, if they are whole
+    rows = run.batch_tokens / run.sequence
+    exact = rows == int(rows) and settings.fixed_layout and not settings.search
     return Workload(
         architecture=request.architecture,
         sequence=run.sequence,
-        batch_rows=batch_rows(request),
-        recipe=_recipe(request),
-        precision=request.settings.value("precision"),
+        batch_rows=int(rows) if exact else round_rows(rows),
+        recipe=RECIPES[usual[0]] if usual else run.recipe,
+        precision=settings.value("precision"),
         adapter_params=run.adapter_params,
     )
-
-
-def _recipe(request: PlanRequest) -> StateRecipe:
-    """The state recipe that is given, else that of the software."""
-    settings = request.settings
-    usual = find_stack(settings.value("stack")).can.recipes
-    if settings.state_recipe or request.run.lora or not usual:
-        return request.run.recipe
-    return find_recipe(usual[0])
-
-
-def batch_rows(request: PlanRequest) -> int:
-    """Rows of a step: with a fixed layout exactly those given, if whole; otherwise rounded."""
-    rows = request.run.batch_tokens / request.run.sequence
-    exact = rows == int(rows) and request.settings.fixed_layout and not request.settings.search
-    return int(rows) if exact else round_rows(rows)
 
 
 def round_rows(rows: float) -> int:

@@ -45,8 +45,8 @@ class Run(ModelCounts):
     @property
     def state_bytes(self) -> float:
         """Weights, gradients and optimizer state, over the cluster."""
-        frozen = memory.state_bytes(self.params, self.recipe)
-        return frozen + memory.state_bytes(self.adapter_params or 0, memory.ADAPTERS)
+        frozen = self.params * self.recipe.bytes_per_param
+        return frozen + (self.adapter_params or 0) * memory.ADAPTERS.bytes_per_param
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -58,7 +58,11 @@ class Run(ModelCounts):
     @property
     def activation_bytes(self) -> float:
         """Activations of the whole batch at the same time."""
-        return memory.activation_bytes(self.layers, self.hidden, self.batch_tokens)
+        return self.live_bytes(self.batch_tokens)
+
+    def live_bytes(self, tokens: float) -> float:
+        """Inputs of all layers of `tokens`, with full recomputation."""
+        return self.layers * self.hidden * tokens * memory.ACTIVATION_BYTES
 
     @property
     def total_bytes(self) -> float:
@@ -145,7 +149,8 @@ class DeadlineRow:
     @property
     def bound(self) -> str:
         """What needs the most chips: 'memory' or 'compute'."""
-        return "memory" if self.memory_bound else "compute"
+        by_compute = compute.whole_chips(self.compute_min_chips)
+        return "memory" if self.memory_min_chips >= by_compute else "compute"
 
     @property
     def chips_needed(self) -> int:
@@ -156,11 +161,6 @@ class DeadlineRow:
     def meets_deadline(self) -> bool:
         """Whether the run ends in time, with a tolerance for the last bits of the division."""
         return self.finishes_s <= self.deadline_s * (1 + 1e-9)
-
-    @property
-    def memory_bound(self) -> bool:
-        """Whether memory needs at least as many chips as the deadline."""
-        return self.memory_min_chips >= compute.whole_chips(self.compute_min_chips)
 
 
 @dataclass(frozen=True)
@@ -201,14 +201,12 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
 def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     """The plan, also where no deadline can be met. Raises UsageError."""
     check(run, cluster, deadlines_s)
-    work_chip_s = run.train_flops / cluster.flops_per_chip_s
-    sequence_bytes = memory.activation_bytes(run.layers, run.hidden, run.sequence)
-
-    def hold(live_bytes: float) -> int:
-        return memory.chips_to_hold(run.state_bytes + live_bytes, cluster.hbm_bytes)
-
-    memory_min_chips = hold(run.activation_bytes)
-    rows = []
+    work_chip_s, rows = run.train_flops / cluster.flops_per_chip_s, []
+    least_chips = [
+        compute.whole_chips((run.state_bytes + run.live_bytes(tokens)) / cluster.hbm_bytes)
+        for tokens in (0, run.sequence, run.batch_tokens)
+    ]
+    memory_min_chips = least_chips[-1]
     for deadline_s in deadlines_s:
         exact = work_chip_s / deadline_s
         if cluster.stops:
@@ -218,7 +216,6 @@ def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
         expected = expected_end(run, cluster, chips, work_s)
         figures = (deadline_s, exact, memory_min_chips, chips, work_s, cluster.mfu, expected)
         rows.append(DeadlineRow(*figures))
-    least_chips = hold(0), hold(sequence_bytes), memory_min_chips
     return Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
 
 
@@ -282,20 +279,17 @@ def _lowest(of: Callable[[int], float], low: int, high: int) -> int:
 
 
 def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
-    """Raise UsageError on numbers that no run can have."""
+    """Raise UsageError on numbers that no run can have, which one option alone may have."""
     positive = {
-        "--params": run.params, "--active": run.active_params, "--tokens": run.tokens,
-        "--layers": run.layers, "--hidden": run.hidden, "--hbm": cluster.hbm_bytes,
-        "--mfu": cluster.mfu, "--deadline": min(deadlines_s),
-        "--chips": 1 if cluster.chips is None else cluster.chips,
+        "--tokens": run.tokens,
+        "--mfu": cluster.mfu,
+        "--deadline": min(deadlines_s),
         "--price": min((price.usd_per_chip_hour for price in cluster.prices), default=1),
-    }  # fmt: skip
+    }
     for flag, value in positive.items():
         if not value > 0:
             raise UsageError(f"{flag}: {value:g} (expected more than 0)")
     refused = {
-        f"--active: {run.active_params:g} is more than --params {run.params:g} (expected at most "
-        "all of them)": run.active_params > run.params,
         f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
         f"{format_count(run.tokens)} (expected many batches in a run)": (
             run.batch_tokens > run.tokens

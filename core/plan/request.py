@@ -144,7 +144,7 @@ def _run(settings: PlanOptions, model: ModelCounts, sequence: int) -> Run:
         batch_tokens=batch_tokens,
         recipe=memory.frozen_recipe(settings.value("base_format"))
         if lora
-        else memory.find_recipe(settings.value("state_recipe")),
+        else memory.RECIPES[settings.value("state_recipe")],
         lora=lora,
     )
 

@@ -22,7 +22,7 @@ from sabia.core.plan.device.search import search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.survey import Survey, priced
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 DENSE = decoder("70B", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
 QWEN = attention_layer(4096, 64, 4, 128, 12288)
@@ -49,7 +49,7 @@ def main(repeats: int) -> None:
         for counts in ([1024], many)
     ]
     for model, stack, counts in cases:
-        job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
+        job = Workload(model, 8192, 1024, RECIPES["fsdp-fp32"])
         given = (SearchProblem(job, CHIP, find_stack(stack), {}), counts)
         found = search(*given)
         seconds = statistics.median(
@@ -64,7 +64,7 @@ def main(repeats: int) -> None:
             f"{seconds:6.2f} s {rate:>9,.0f}/s {1e5 / rate:5.2f} s per 1e5"
         )
     for model in (DENSE, SPARSE):
-        job = Workload(model, 8192, 1024, find_recipe("fsdp-fp32"))
+        job = Workload(model, 8192, 1024, RECIPES["fsdp-fp32"])
         problem = SearchProblem(job, CHIP, find_stack("megatron"), {})
         layout = Survey(problem, [256]).parts[0][0].one(0)
         alone = statistics.median(

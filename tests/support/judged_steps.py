@@ -30,7 +30,7 @@ from step_cases import Case, architecture, label_of, seconds_of, step_flops
 
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 KEPT = {
     "x": ("input",), "q": ("query",), "k": ("key",), "v": ("value",), "a": ("attended",),
@@ -73,7 +73,7 @@ def _case(table: dict[str, Any], row: Row, shape: Row) -> Case | Refused:
     recipe = {"maxtext": "jax10", "megatron": "adamw16"}.get(stack.name, "fsdp-fp32")
     adapters = LORA_SHARE * model.params if row.get("kind") == "lora" else None
     workload = Workload(
-        model, row["seq"], row["gbs"], find_recipe(recipe), _precision(row),
+        model, row["seq"], row["gbs"], RECIPES[recipe], _precision(row),
         None if adapters is None else round(adapters),
     )  # fmt: skip
     flops = step_flops(row, shape)

@@ -20,7 +20,7 @@ from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import AXES, Layout, Workload, find_stack
 from sabia.core.plan.device.memory import GIB, Memory, device_memory
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 from sabia.core.spec import from_config
 
 FILE = Path(__file__).parents[1] / "core" / "plan" / "published_memory.toml"
@@ -128,7 +128,7 @@ def _peak(table: str, model: Architecture, row: dict[str, Any]) -> Peak:
     lists = {key: tuple(x) if isinstance(x, list) else x for key, x in row["facts"].items()}
     stack = replace(find_stack(row["stack"]), **lists)
     workload = Workload(
-        model, row["seq"], row["gbs"], find_recipe(row["recipe"]), precision=row["precision"]
+        model, row["seq"], row["gbs"], RECIPES[row["recipe"]], precision=row["precision"]
     )
     axes = {axis: row[axis] for axis in AXES if axis in row}
     choices = ("experts_over_tensor", "sequence_parallel", "virtual")

@@ -16,7 +16,7 @@ from published_steps import Row, expand, flops_per_token, load, matmul_params
 from sabia.core.plan.chips import Chip, find_chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 ROWS = Path(__file__).parents[1] / "core" / "plan"
 CALIBRATION, FURTHER = ROWS / "calibration_rows.toml", ROWS / "further_steps.toml"
@@ -159,7 +159,7 @@ def _stated(table: str, row: Row, shape: Row) -> Case:
         raise ValueError(f"{table}: {row} has {layout.chips} chips")
     model = architecture(shape)
     workload = Workload(
-        model, row["seq"], row["gbs"], find_recipe(row["recipe"]), precision=row["precision"]
+        model, row["seq"], row["gbs"], RECIPES[row["recipe"]], precision=row["precision"]
     )
     chip = find_chip(row["chip"])
     if "scale_up_gb_s" in row:

@@ -163,10 +163,9 @@ def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
     if isinstance(feed, Experts):
         sizes = {"experts": feed.router.experts, "top_k": feed.router.top_k}
         sizes |= {"expert_width": feed.width, "mlp_width": feed.shared}
-    elif isinstance(feed, GatedMlp):
-        sizes = {"mlp_width": feed.width}
     else:
-        raise TypeError(f"{type(feed).__name__} has no sizes here")
+        assert isinstance(feed, GatedMlp)
+        sizes = {"mlp_width": feed.width}
     return of_rows(feed.rows(hidden), sizes)
 
 

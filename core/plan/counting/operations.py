@@ -14,7 +14,6 @@ frozen weights: 4 FLOPs instead of 6, and all 6 for the adapters.
 
 from dataclasses import dataclass
 
-from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.elementwise import Number
 from sabia.core.spec.model import Convention, attention_share
@@ -82,6 +81,4 @@ def lora_flops_per_token(
 
 def adapter_params(architecture: Architecture, rank: int) -> int:
     """Elements of LoRA adapters of `rank` on every matrix of the layers that can have one."""
-    if rank < 1:
-        raise UsageError(f"--lora-rank: {rank} (expected 1 or more)")
     return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)

@@ -77,14 +77,6 @@ class BudgetItem:
 
 
 @dataclass(frozen=True)
-class Total:
-    """Chip-hours and dollars of some items."""
-
-    chip_hours: float
-    cost_usd: float
-
-
-@dataclass(frozen=True)
 class Budget:
     """All items, and a contingency as a share of their cost."""
 
@@ -115,21 +107,18 @@ class Budget:
         """`usd` as a share of the cost of all items."""
         return usd / self.cost_usd if self.cost_usd else 0.0
 
-    def groups(self) -> dict[str, Total]:
-        """Totals of each group with more than one item."""
-        names = [item.group for item in self.items]
-        sums = self.totals("group")
-        return {name: total for name, total in sums.items() if name and names.count(name) > 1}
+    def groups(self) -> "dict[str, Budget]":
+        """The items of each group with more than one."""
+        parts = self.parts("group")
+        return {name: part for name, part in parts.items() if name and len(part.items) > 1}
 
-    def totals(self, field: str) -> dict[str, Total]:
-        """Totals by a field of the items, such as kind or provider."""
-        totals: dict[str, Total] = {}
+    def parts(self, field: str) -> "dict[str, Budget]":
+        """The items by a field of theirs, such as kind or provider."""
+        parts: dict[str, tuple[BudgetItem, ...]] = {}
         for item in self.items:
-            before = totals.get(getattr(item, field), Total(0.0, 0.0))
-            totals[getattr(item, field)] = Total(
-                before.chip_hours + item.chip_hours, before.cost_usd + item.cost_usd
-            )
-        return totals
+            name = getattr(item, field)
+            parts[name] = (*parts.get(name, ()), item)
+        return {name: Budget(items) for name, items in parts.items()}
 
 
 MONTH_S = 30 * DAY_S

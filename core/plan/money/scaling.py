@@ -22,10 +22,9 @@ tokens, R = 15.39, and of N' likewise from the size that is optimal for U tokens
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sabia.core.errors import Infeasible, UsageError
+from sabia.core.errors import Infeasible
 from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
 
 RULE_TOKENS_PER_PARAM = 20
@@ -154,12 +153,7 @@ def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -
 def advise(
     params: float, tokens: float, inference_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
 ) -> Advice:
-    """Compare training `params` on `tokens`, with `inference_tokens`, with better pairs.
-
-    Raises UsageError on a negative number of inference tokens.
-    """
-    if not inference_tokens >= 0:
-        raise UsageError(f"--serve-tokens: {inference_tokens:g} (expected 0 or more)")
+    """Compare training `params` on `tokens`, with `inference_tokens`, with better pairs."""
     planned = Pair(params, tokens)
     return Advice(
         law=law,
@@ -172,7 +166,7 @@ def advise(
 
 REPEATED_TOKENS = 15.387756  # R*_D and R*_N of the paper's fit
 REPEATED_PARAMS = 5.309743
-CURVE = (5, 10, 20, 40, 80, 160, 320, 640, 1280)  # tokens per parameter
+RATIOS = (5, 10, 20, 40, 80, 160, 320, 640, 1280)  # tokens per parameter
 RANGE = 0.1, 1e5  # the same, of all that is tried
 
 
@@ -200,10 +194,6 @@ class Budget:
             worn(pair.params, min(pair.params, optimal), REPEATED_PARAMS),
             worn(pair.tokens, self.unique, REPEATED_TOKENS),
         )
-
-    def curve(self) -> Iterator[Pair]:
-        """The pairs of CURVE, largest model first."""
-        return (self.pair(ratio) for ratio in CURVE)
 
     def best(self, law: ScalingLaw | None = None) -> Pair:
         """The pair of least loss that the chips hold: the best of a fine grid."""

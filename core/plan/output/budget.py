@@ -1,13 +1,12 @@
 """The output of `--budget`: a row per item, totals of groups, kinds, providers and of all."""
 
-from dataclasses import asdict
 from datetime import date
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.money.prices import format_rate, short_money
-from sabia.core.plan.money.pyramid import Budget, Total, read_pyramid
+from sabia.core.plan.money.pyramid import Budget, read_pyramid
 from sabia.core.plan.output.report import fields
 from sabia.core.plan.output.table import columns
 from sabia.core.plan.request import own_prices
@@ -35,8 +34,7 @@ def text(budget: Budget) -> str:
             hours = [f"{item.chip_hours_each:,.0f}", f"{item.chip_hours:,.0f}"]
         cells = [item.name, item.runs_text, *hours, short_money(item.cost_usd)]
         rows.append([*cells, f"{budget.share(item.cost_usd):.1%}"])
-    whole = Total(budget.chip_hours, budget.cost_usd)
-    for name, total in [*budget.groups().items(), ("all", whole)]:
+    for name, total in [*budget.groups().items(), ("all", budget)]:
         cells = [f"= {name}", "", "", f"{total.chip_hours:,.0f}", short_money(total.cost_usd)]
         rows.append([*cells, f"{budget.share(total.cost_usd):.1%}"])
     if budget.contingency:
@@ -45,7 +43,7 @@ def text(budget: Budget) -> str:
         total_usd = budget.cost_usd + budget.contingency_usd
         rows.append(["= with contingency", "", "", "", short_money(total_usd), ""])
     lines = columns(head, rows)
-    for name, sums in (("kinds", budget.totals("kind")), ("paid to", budget.totals("provider"))):
+    for name, sums in (("kinds", budget.parts("kind")), ("paid to", budget.parts("provider"))):
         if len(sums) > 1:
             parts = (
                 f"{part} {short_money(total.cost_usd)} ({budget.share(total.cost_usd):.0%})"
@@ -64,15 +62,15 @@ def report(budget: Budget) -> dict[str, object]:
         **fields(budget, "chip_hours cost_usd contingency_share=contingency contingency_usd"),
         "rows": flat_rows(budget),
         "groups": _sums(budget, "group", budget.groups()),
-        "kinds": _sums(budget, "kind", budget.totals("kind")),
-        "providers": _sums(budget, "provider", budget.totals("provider")),
+        "kinds": _sums(budget, "kind", budget.parts("kind")),
+        "providers": _sums(budget, "provider", budget.parts("provider")),
     }
 
 
-def _sums(budget: Budget, key: str, sums: dict[str, Total]) -> list[dict[str, Any]]:
+def _sums(budget: Budget, key: str, sums: dict[str, Budget]) -> list[dict[str, Any]]:
     return [
-        {key: name, **asdict(total), "share": budget.share(total.cost_usd)}
-        for name, total in sums.items()
+        {key: name, **fields(part, "chip_hours cost_usd"), "share": budget.share(part.cost_usd)}
+        for name, part in sums.items()
     ]
 
 

@@ -43,7 +43,6 @@ from sabia.core.units import format_count, format_duration, parse_count
 
 FILE = "launch.toml"
 _OPTIONAL = {"tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"}
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # valid names in xpk and Kubernetes
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
 _START_S = 600  # environment, rendezvous, compilation
@@ -73,13 +72,6 @@ class LaunchPlan:
     save_s: float = 60
     mtbf_s: float = math.inf
     spot: bool = False
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or len(self.name) > _LONGEST_NAME:
-            raise UsageError(
-                f"job name: {self.name!r} (expected at most {_LONGEST_NAME} of a-z, 0-9 and -, "
-                "beginning with a letter)"
-            )
 
     def words_to(self, outputs: str) -> tuple[str, ...]:
         """The arguments of `sabia`, with the checkpoint interval and the directory."""
@@ -261,9 +253,8 @@ def script(request: PlanRequest, plan: Plan) -> str:
         save_s = 60.0
     path = request.settings.model
     words = os.path.basename(os.path.abspath(path)) if path else format_count(request.run.params)
-    slug = re.sub(r"[^a-z0-9]+", "-", f"sabia-{words.removesuffix('.json')}".lower())
     launch = LaunchPlan(
-        name=slug[:40].strip("-"),
+        name=job_name(words.removesuffix(".json")),
         chip=chip,
         chips=best.chips,
         command=(*_command(request), *shlex.split(flags)[2:]),
@@ -273,6 +264,11 @@ def script(request: PlanRequest, plan: Plan) -> str:
         spot=request.settings.spot or request.settings.preempt is not None,
     )
     return launch_script(request.settings.emit or "", launch)
+
+
+def job_name(model: str) -> str:
+    """A name that xpk and Kubernetes take: a-z, 0-9 and -, from a letter to a letter or digit."""
+    return re.sub(r"[^a-z0-9]+", "-", f"sabia-{model}".lower())[:_LONGEST_NAME].strip("-")
 
 
 def _command(request: PlanRequest) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from sabia.core.plan.planner import Plan
 from sabia.core.plan.request import PlanRequest
 
 REMAT = {"none": "none", "selective": "matmuls", "full": "full"}
-PRECISION = {"fp32": "fp32", "bf16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+PRECISIONS = ("fp32", "bf16", "fp8", "nvfp4")
 
 
 def pretrain_flags(
@@ -36,37 +36,22 @@ def pretrain_flags(
     """Such as '--mesh fsdp=8,tensor=4 --batch 512 --micro-batch 2 --remat full --precision bf16'.
 
     backend: torch on GPUs and CPUs, jax on TPUs. lora_rank: of the adapters, if only they are
-    trained. Raises UsageError on what the trainer cannot do.
+    trained. The layout is one of `sabia` in stacks.toml. Raises UsageError on formats that the
+    trainer does not have.
     """
-    if workload.precision not in PRECISION:
-        known = ", ".join(PRECISION)
+    precision = workload.precision
+    if precision not in PRECISIONS:
         raise UsageError(
-            f"--precision: {workload.precision} is not supported by sabia pretrain (expected one "
-            f"of {known})"
+            f"--precision: {precision} is not supported by sabia pretrain (expected one of "
+            f"{', '.join(PRECISIONS)})"
         )
-    refused = {
-        f"virtual={layout.virtual} (expected 1: sabia pretrain has no interleaving)": (
-            layout.virtual > 1
-        ),
-        f"zero={layout.zero} with fsdp={layout.fsdp} (expected 3: sabia pretrain splits weights, "
-        "gradients and optimizer over fsdp)": layout.fsdp > 1 and layout.zero != 3,
-        "experts-over-tensor=yes (expected no: sabia pretrain slices each expert over the tensor "
-        "ranks)": layout.experts_over_tensor,
-        f"pipe={layout.pipe} with jax (expected 1: pipelines run on torch only)": (
-            backend == "jax" and layout.pipe > 1
-        ),
-    }
-    for why in (why for why, broken in refused.items() if broken):
-        raise UsageError(f"layout: {why}")
-    if (workload.adapter_params is not None) != bool(lora_rank):
-        raise UsageError(f"--lora-rank: {lora_rank} (expected the rank of the trained adapters)")
     options = {
         "backend": backend,
         "mesh": layout.axes_words,
         "batch": workload.batch_rows,
         "micro-batch": layout.micro_batch,
         "remat": REMAT[layout.recompute],
-        "precision": PRECISION[workload.precision],
+        "precision": precision,
         "lora-rank": lora_rank,
     }
     usual = {("backend", "torch"), ("lora-rank", 0)}
@@ -75,17 +60,6 @@ def pretrain_flags(
 
 COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "context",
            "ep": "expert", "v": "virtual", "mb": "micro_batch"}  # fmt: skip
-# part of a step → the resource that limits it
-RESOURCES = {
-    "matmul": "arithmetic", "attention": "arithmetic", "head": "arithmetic",
-    "elementwise": "bandwidth of HBM", "optimizer": "bandwidth of HBM",
-    "tensor": "links between tensor ranks", "context": "links between context ranks",
-    "expert": "links between expert ranks", "stages": "links between stages",
-    "shards": "network, for weights and gradients of shards",
-    "replicas": "network, for gradients of replicas",
-    "launches": "the host, which launches kernels; larger micro-batches, or graphs of whole steps",
-    "bubble": "waiting for the pipeline; more micro-batches or fewer stages",
-}  # fmt: skip
 
 
 def layout(request: PlanRequest, plan: Plan) -> View:
@@ -124,7 +98,7 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     if flags or model.counted_only:
         lines.append(f"command   {flags or f'none: sabia pretrain cannot train {model.name}'}")
     share, full = best.time.parts[binding] / best.step_s, best.memory.total / limit
-    given = {"binding": binding, "resource": RESOURCES[binding]}
+    given = {"binding": binding, "resource": words(f"resource_{binding}")}
     lines.append(words("bound", given, share=share, full=full))
     return View("\n".join(lines + (_explained(best) if request.settings.explain else [])), figures)
 
@@ -167,11 +141,7 @@ def _table(
                 seconds(row.step_s),
                 f"{middle:.0f}% ({low:.0f}-{high:.0f})",
                 f"{row.memory.total / 1e9:.1f}",
-                *(
-                    [short_money(hours * price.usd_per_chip_hour) if hours else "-"]
-                    if price
-                    else []
-                ),
+                *([short_money(hours * price.usd_per_chip_hour) if hours else "-"] * bool(price)),
             ]
         )
     return columns(head, rows)
@@ -198,14 +168,11 @@ def mfu_of(plan: Plan, layouts: PlannedLayouts, row: TimedLayout, step_s: float)
 def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
     """The `sabia pretrain` command of a layout; empty for other software or models."""
     problem = layouts.problem
-    if problem.workload.architecture.counted_only:
+    trained_here = problem.stack.name in ("sabia", "sabia-cpu")
+    if problem.workload.architecture.counted_only or not trained_here:
         return ""
-    if problem.stack.name not in ("sabia", "sabia-cpu"):
-        return ""
-    backend = "jax" if problem.chip.family == "TPU" else "torch"
-    flags = pretrain_flags(
-        problem.workload, row.layout, backend=backend, lora_rank=layouts.lora_rank or 0
-    )
+    backend, rank = "jax" if problem.chip.family == "TPU" else "torch", layouts.lora_rank or 0
+    flags = pretrain_flags(problem.workload, row.layout, backend=backend, lora_rank=rank)
     return f"sabia pretrain {flags}"
 
 

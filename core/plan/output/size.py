@@ -6,11 +6,11 @@ from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import memory, planner
+from sabia.core.plan import planner
 from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN
 from sabia.core.plan.money.fitted import FittedLaw, fitted_law
 from sabia.core.plan.money.prices import DAY_S, cost_usd
-from sabia.core.plan.money.scaling import BESIROGLU, Budget, Pair
+from sabia.core.plan.money.scaling import BESIROGLU, RATIOS, Budget, Pair
 from sabia.core.plan.output.costs import interval_text, law_line
 from sabia.core.plan.output.report import SCHEMA_VERSION, fields
 from sabia.core.plan.output.table import Cell, span, table_of, words
@@ -101,8 +101,7 @@ class SizeAnswer:
     def _most_params(self) -> float:
         """Parameters whose state, with the activations of one sequence, the chips hold."""
         run, cluster = self.request.run, self.request.cluster
-        live = memory.activation_bytes(run.layers, run.hidden, run.sequence)
-        free = self.chips * cluster.hbm_bytes - live
+        free = self.chips * cluster.hbm_bytes - run.live_bytes(run.sequence)
         return max(free, 0) / run.recipe.bytes_per_param
 
     def _work_within(self, deadline_s: float, pair: Pair) -> float:
@@ -184,7 +183,7 @@ class SizeAnswer:
             "loss": row.budget.loss(pair),
             "loss_low": low,
             "loss_high": high,
-            "state_bytes": memory.state_bytes(pair.params, self.request.run.recipe),
+            "state_bytes": pair.params * self.request.run.recipe.bytes_per_param,
             "fits": pair.params <= row.budget.most_params,
         }
 
@@ -201,4 +200,5 @@ class SizeAnswer:
 
     def curve(self) -> list[dict[str, Any]]:
         """A record per size for the longest deadline, by tokens per parameter."""
-        return [self._figures(self.longest, pair) for pair in self.longest.budget.curve()]
+        longest = self.longest
+        return [self._figures(longest, longest.budget.pair(ratio)) for ratio in RATIOS]

@@ -90,7 +90,7 @@ def _against_on_demand(
         compared=compared,
         label=on_demand.label,
         saving=abs(compared.saving),
-        less="less" if compared.cheaper else "more",
+        less="less" if compared.saving > 0 else "more",
         when=when if even != 0 else "at any rate of preemptions",
     )
     return line, asdict(compared) | {"saving_share": compared.saving}

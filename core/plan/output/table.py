@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from sabia.core.plan import compute, memory
+from sabia.core.plan import compute
 from sabia.core.plan.catalogue import DATA
 from sabia.core.plan.money.prices import DAY_S, cost_usd_per_day, format_rate, short_money
 from sabia.core.plan.planner import Plan, Run
@@ -28,9 +28,7 @@ def render(request: PlanRequest, plan: Plan) -> str:
     """The whole report, lines joined."""
     best, chip, prices = plan.best, plan.cluster.chip, plan.cluster.prices
     head = ["DEADLINE", "BY COMPUTE", "BY MEMORY", "USE", "FINISHES"]
-    for price in prices:
-        rate = format_rate(price.usd_per_chip_hour)
-        head.append(f"{price.label.upper()} {rate}" if price.tier else f"AT {rate}/H")
+    head += [(p.named_rate if p.tier else f"at {p.named_rate}").upper() for p in prices]
     rows = [
         [
             format_duration(row.deadline_s),
@@ -248,11 +246,11 @@ def verdict(plan: Plan) -> str:
         if best.chips < plan.memory_min_chips:
             run, cluster = plan.run, plan.cluster
             free = best.chips * cluster.hbm_bytes - run.state_bytes
-            live = max(0, int(free // memory.activation_bytes(run.layers, run.hidden, 1)))
+            live = max(0, int(free // run.live_bytes(1)))
             passes = -(-run.batch_tokens // live)
             hold = words("accumulate", most=plan.memory_min_chips, live=live, passes=passes)
         return " ".join([*sentences, hold]).rstrip()
-    if best.memory_bound:
+    if best.bound == "memory":
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
     return (
         f"compute-bound: {best.chips} {name} for {format_duration(best.deadline_s)}, {done} {hold}"

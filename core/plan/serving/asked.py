@@ -20,9 +20,8 @@ from typing import Any
 from sabia.core.errors import BadData, Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip
-from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN, whole_nodes
+from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN, whole_chips, whole_nodes
 from sabia.core.plan.counting.assumed import assumed_architecture
-from sabia.core.plan.memory import activation_bytes, chips_to_hold
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving import rollout
 from sabia.core.plan.serving.decode import Replica, cache_bytes
@@ -50,11 +49,6 @@ class Suite:
     def answers(self) -> float:
         """Number of answers."""
         return self.items * self.repeats
-
-    @property
-    def verdicts(self) -> float:
-        """Number of calls of the judge."""
-        return self.answers * self.judge_calls
 
 
 @dataclass(frozen=True)
@@ -100,13 +94,12 @@ Source = Replica | ApiPrice
 
 
 def evaluate(suite: Suite, model: Source, judge: Source | None = None) -> Evaluation:
-    """Cost of one run of `suite`. Raises UsageError where it has a judge's calls but no judge."""
+    """Cost of one run of `suite`; judge: None where it makes no calls."""
     bills = [_bill("answers", suite.answers, suite.prompt_tokens, suite.output_tokens, model)]
-    if suite.verdicts:
-        if judge is None:
-            raise UsageError("evaluation: judge_calls without a judge (expected its size or price)")
+    calls = suite.answers * suite.judge_calls
+    if calls and judge:
         sizes = suite.judge_prompt_tokens, suite.judge_output_tokens
-        bills.append(_bill("verdicts", suite.verdicts, *sizes, judge))
+        bills.append(_bill("verdicts", calls, *sizes, judge))
     return Evaluation(tuple(bills))
 
 
@@ -253,11 +246,10 @@ def judge(serving: ServingRequest) -> Source | None:
     settings = serving.settings
     if not settings.judge_calls:
         return None
-    if settings.judge_price is None and settings.judge_params is None:
-        raise UsageError("--judge-calls: no judge is given; give --judge-price or --judge-params")
     if settings.judge_price is not None:
         return api_price(settings.judge_price.split(","), "--judge-price")
-    assert settings.judge_params is not None
+    if settings.judge_params is None:
+        raise UsageError("--judge-calls: no judge is given; give --judge-price or --judge-params")
     sizes = settings.judge_params, settings.judge_active or settings.judge_params
     tokens = serving.value("judge_prompt_tokens"), serving.value("judge_output_tokens")
     return own_chips(sizes, serving.request.cluster.chip, tokens, serving.value("weights"))
@@ -278,7 +270,7 @@ def training_chips(serving: ServingRequest, replica: Replica) -> int:
                 f"(expected at most {cluster.chips - 1})"
             )
         return cluster.chips - generating
-    held = chips_to_hold(_state_bytes(serving), 0.9 * cluster.chip.usable_hbm_bytes)
+    held = whole_chips(_state_bytes(serving) / (0.9 * cluster.chip.usable_hbm_bytes))
     chips = whole_nodes(max(held, replica.chips), cluster.chip.node_chips)
     serving.assumed.append(f"{chips} chips to train, which hold the state")
     return chips
@@ -372,7 +364,7 @@ def training_bytes(serving: ServingRequest, drawn: rollout.Sampling, chips: int)
     """A chip's share of the state, and activations of the longest sequence. Raises Infeasible."""
     run, chip = serving.request.run, serving.request.cluster.chip
     longest = drawn.prompt_tokens + drawn.lengths.longest_of(drawn.samples)
-    live = activation_bytes(run.layers, run.hidden, longest)
+    live = run.live_bytes(longest)
     held, usable_bytes = _state_bytes(serving) / chips + live, chip.usable_hbm_bytes
     if held > usable_bytes:
         fix = "use a shorter --output-limit"

@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.options.option import unknown
 from sabia.core.plan.catalogue import check_entry, read_data
 from sabia.core.plan.chips import Chip, known
@@ -114,8 +114,6 @@ def flops_per_s(chip: Chip, rate: str) -> float:
     A chip without units for `rate` multiplies in the next wider format: FP4 and FP8 weights then
     only need less memory.
     """
-    if rate not in WIDER:
-        raise BadData(f"{FILE}: rate {rate!r} (expected one of {', '.join(WIDER)})")
     for name in WIDER[rate]:
         peak: float | None = getattr(chip, f"{name}_flops_per_s")
         ceiling = chip.matmul_ceiling if name == "bf16" else chip.fp8_matmul_ceiling
@@ -136,13 +134,12 @@ def layer_bytes(kind: LayerKind, weights: Format, active: float = 1.0) -> float:
 
 def weight_bytes(architecture: Architecture, weights: Format) -> float:
     """Bytes of the whole model in memory, without MTP layers."""
-    layers = sum(kind.count * layer_bytes(kind, weights) for kind in architecture.layers)
+    layers = _each_layer(architecture, lambda kind: layer_bytes(kind, weights))
     tables = architecture.embedding_params + architecture.head_params
     return layers + tables * weights.outer + architecture.other_params * VECTOR_BYTES
 
 
 ACTIVATION_BYTES = 2
-ATTENTION = ("tensor", "data")
 ALL_REDUCES = 2  # a layer: after the mixer and after the MLP
 
 
@@ -164,15 +161,8 @@ class Replica:
     memory_share: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the names, and the figures of the chip."""
-        _ = self.format, self.cache_element
-        if self.attention not in ATTENTION:
-            raise UsageError(f"attention: {self.attention!r} (expected {' or '.join(ATTENTION)})")
-        if self.chips < 1:
-            raise UsageError(f"replica: {self.chips} chips (expected 1 or more)")
-        for field, needed in (("hbm_bytes_per_s", True), ("network_bytes_per_s", self.spans_nodes)):
-            if needed:
-                known(self.chip, field)
+        """Check the name of the format, and the figures of the chip."""
+        _ = self.format, self.read_bytes_per_s, self.link_bytes_per_s
 
     @property
     def format(self) -> Format:
@@ -199,16 +189,13 @@ class Replica:
         """Bytes of weights on each chip."""
         if self.attention == "tensor":
             return self.weight_bytes / self.chips
-        experts = (
-            _each_layer(self.architecture, lambda kind: kind.expert_params) * self.format.experts
-        )
-        return self.weight_bytes - experts * (1 - 1 / self.chips)
+        params = _each_layer(self.architecture, lambda kind: kind.expert_params)
+        return self.weight_bytes - params * self.format.experts * (1 - 1 / self.chips)
 
     @property
     def read_bytes_per_s(self) -> float:
         """Memory bandwidth that one chip reaches."""
-        assert self.chip.hbm_bytes_per_s is not None
-        return self.chip.hbm_bytes_per_s * factor("hbm_share")
+        return known(self.chip, "hbm_bytes_per_s") * factor("hbm_share")
 
     @property
     def link_bytes_per_s(self) -> float:
@@ -216,8 +203,7 @@ class Replica:
         inside = self.chip.scale_up_bytes_per_s or self.chip.network_bytes_per_s or math.inf
         if not self.spans_nodes:
             return inside
-        assert self.chip.network_bytes_per_s is not None
-        return min(inside, self.chip.node_chips * self.chip.network_bytes_per_s)
+        return min(inside, self.chip.node_chips * known(self.chip, "network_bytes_per_s"))
 
 
 @dataclass(frozen=True)
@@ -243,10 +229,8 @@ class Pass:
     @property
     def binding(self) -> str:
         """The bottleneck with the most time: memory, compute, network or launches."""
-        totals: dict[str, float] = {}
-        for part in self.parts:
-            totals[part.bound] = totals.get(part.bound, 0) + part.seconds
-        return max(totals, key=lambda name: totals[name])
+        bounds = dict.fromkeys(part.bound for part in self.parts)
+        return max(bounds, key=lambda name: sum(p.seconds for p in self.parts if p.bound == name))
 
 
 def active_share(kind: LayerKind, tokens: float) -> float:

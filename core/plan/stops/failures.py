@@ -32,6 +32,7 @@ from typing import Any
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan.chips import Chip, known
+from sabia.core.plan.elementwise import rounded_up
 from sabia.core.plan.money.prices import DAY_S, cost_usd
 from sabia.core.plan.stops.process import Expectation, Process, Waits, divided, expectation
 from sabia.core.save_interval import best_interval_s
@@ -47,7 +48,7 @@ def daly(offload_s: float, mean_s: float) -> float:
 
 def copies_held(upload_s: float, interval_s: float) -> int:
     """Checkpoints in host memory at the same time: ⌈U/τ⌉."""
-    return max(1, math.ceil(upload_s / interval_s * (1 - 1e-12)))
+    return max(1, int(rounded_up(upload_s / interval_s)))
 
 
 # bytes per second of a process that writes and hashes files (tests/bench/RESULTS.md)
@@ -96,15 +97,9 @@ class StopModel(Waits):
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def __post_init__(self) -> None:
-        """Check values that must be above 0."""
-        positive = {
-            "--preempt": self.preemption_s,
-            "--bucket-gbps": self.bucket_bytes_per_s,
-            "--spot-share": self.spot_share,
-            "--job-limit": self.job_limit_s,
-            "--checkpoint-copies": self.copies,
-        }
-        for flag, value in positive.items():
+        """Check times and shares that must be above 0."""
+        positive = {"--preempt": self.preemption_s, "--spot-share": self.spot_share}
+        for flag, value in (positive | {"--job-limit": self.job_limit_s}).items():
             if value is not None and not value > 0:
                 raise UsageError(f"{flag}: {value:g} (expected more than 0)")
 
@@ -176,13 +171,6 @@ def failure_probability(mean_s: float, window_s: float) -> float:
     return -math.expm1(-window_s / mean_s)
 
 
-def upload_seconds(
-    size_bytes: float, chips: int, network_bytes_per_s: float, bucket_bytes_per_s: float
-) -> float:
-    """Time of the upload of a checkpoint, limited by the network of all chips or the bucket."""
-    return size_bytes / min(chips * network_bytes_per_s, bucket_bytes_per_s)
-
-
 def saving(run: StoppedRun) -> Saving:
     """D, U and the best interval. Raises UsageError on unknown bandwidths of the chip."""
     model, chip, mean_s = run.model, run.chip, run.mean_time_between_stops_s
@@ -191,8 +179,8 @@ def saving(run: StoppedRun) -> Saving:
         offload_s = each / known(chip, "host_bytes_per_s") + each / FILE_BYTES_PER_S
     else:
         offload_s = model.stall_s
-    network = known(chip, "network_bytes_per_s")
-    upload_s = upload_seconds(run.checkpoint_bytes, run.chips, network, model.bucket_bytes_per_s)
+    network = run.chips * known(chip, "network_bytes_per_s")
+    upload_s = run.checkpoint_bytes / min(network, model.bucket_bytes_per_s)
     if model.synchronous:
         offload_s, upload_s = offload_s + upload_s, 0.0
     if math.isinf(mean_s):
@@ -284,11 +272,6 @@ class SpotComparison:
     spot_usd: float
     on_demand_usd: float
     break_even_preemption_s: float | None
-
-    @property
-    def cheaper(self) -> bool:
-        """Whether preemptible chips are cheaper."""
-        return self.spot_usd < self.on_demand_usd
 
     @property
     def saving(self) -> float:

@@ -11,7 +11,6 @@ from bisect import bisect_right, insort
 from dataclasses import dataclass
 from random import Random
 
-from sabia.core.errors import UsageError
 from sabia.core.plan.stops.process import Process
 
 
@@ -59,22 +58,17 @@ class Course:
 
 
 def simulate(process: Process, runs: int, seed: int = 0) -> Simulated:
-    """Simulate `process` `runs` times. Raises UsageError on no runs.
+    """Simulate `process` `runs` times.
 
     The caller must ensure that the process makes progress (its expectation is finite).
     """
-    if runs < 1:
-        raise UsageError(f"--simulate: {runs} (expected 1 run or more)")
     rng = Random(seed)
     courses = [course(process, rng) for _ in range(runs)]
-    return Simulated(
-        runs=runs,
-        seed=seed,
-        wall_s=spread([each.wall_s for each in courses]),
-        billed_s=spread([each.billed_s for each in courses]),
-        stops=spread([float(each.stops) for each in courses]),
-        cuts=spread([float(each.cuts) for each in courses]),
-    )
+
+    def over_runs(field: str) -> Spread:
+        return spread([float(getattr(each, field)) for each in courses])
+
+    return Simulated(runs, seed, *map(over_runs, ("wall_s", "billed_s", "stops", "cuts")))
 
 
 def spread(values: list[float]) -> Spread:

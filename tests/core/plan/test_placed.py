@@ -67,10 +67,9 @@ def test_no_searched_number_in_time_is_much_cheaper(over_counts):
 
 
 def test_the_best_layout_fixed_is_as_fast_as_when_it_was_found():
-    from sabia.core.plan.device.search_fixes import described
 
     searched = plan(search=True, chips=64).best
-    fixed = plan(fixed_layout=described(searched.layout.layout)).best
+    fixed = plan(fixed_layout=searched.layout_words).best
     assert fixed.finishes_s == searched.finishes_s
     assert fixed.layout.memory.total == searched.layout.memory.total
 

@@ -33,7 +33,7 @@ def test_best_is_the_smallest_cluster_on_time():
 
 def test_a_fast_deadline_is_bound_by_compute():
     rows = plan(deadline="30d,7d").rows
-    assert [row.memory_bound for row in rows] == [True, False]
+    assert [row.bound for row in rows] == ["memory", "compute"]
     assert rows[1].chips == rows[1].chips_needed == 271
 
 

@@ -119,12 +119,12 @@ def test_help_choices_and_planner_read_the_table() -> None:
     script = SIGNSGD + (
         "from sabia.core.options.training import Training\n"
         "from sabia.core.options import about, plan_cluster\n"
-        "from sabia.core.plan.memory import find_recipe\n"
+        "from sabia.core.plan.memory import RECIPES\n"
         "print(Training.table['optimizer'].choices)\n"
         "print(about.long_help(Training)['optimizer'])\n"
         "print(Training.table['momentum'].unset)\n"
         "print(plan_cluster.PlanOptions.table['state_recipe'].choices)\n"
-        "print(find_recipe('signsgd').bytes_per_param)\n"
+        "print(RECIPES['signsgd'].bytes_per_param)\n"
         "Training(optimizer='signsgd', momentum=0.5)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -11,12 +11,12 @@ from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Workload
 from sabia.core.plan.device.step_time import FEWEST, LONG, band_kind, outside
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 H100 = find_chip("h100")
 WORK = Workload(
     decoder("x", 2048, 1000, (attention_layer(2048, 16, 16, 128, 5632),)),
-    4096, 8, find_recipe("adamw16"),
+    4096, 8, RECIPES["adamw16"],
 )  # fmt: skip
 
 

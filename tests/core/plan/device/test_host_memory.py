@@ -19,7 +19,7 @@ from sabia.core.plan.counting.blocks import from_spec
 from sabia.core.plan.device.layout import Layout, Workload, find_stack, stack_on
 from sabia.core.plan.device.memory import device_memory, explain
 from sabia.core.plan.device.memory_kept import formats, host_tensors
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper_factory import make_stepper
@@ -81,7 +81,7 @@ def test_a_layer_keeps_what_autograd_keeps(family, precision):
 
 def work(family="llama", precision="fp32", rows=8, **more):
     model = from_spec(spec_of(family, 4))
-    return Workload(model, LENGTH, rows, find_recipe("fsdp-fp32"), precision, **more)
+    return Workload(model, LENGTH, rows, RECIPES["fsdp-fp32"], precision, **more)
 
 
 CPU = find_stack("sabia-cpu")
@@ -109,7 +109,7 @@ def test_a_tied_head_is_gathered_in_fp32():
     found = []
     for tied in (True, False):
         model = from_spec(from_config(new_config("llama", **sizes, tied=tied)))
-        job = Workload(model, LENGTH, 8, find_recipe("fsdp-fp32"), "bf16")
+        job = Workload(model, LENGTH, 8, RECIPES["fsdp-fp32"], "bf16")
         found.append(device_memory(job, plain(fsdp=2, micro_batch=4), CPU)["temporaries"])
     assert found[0] - found[1] == (4 - 2) * 4096 * 64
 
@@ -123,7 +123,7 @@ def test_projections_to_latents_are_whole_on_each_tensor_rank():
         )
         for t in spec.tensors()
     )
-    job = Workload(from_spec(spec), LENGTH, 8, find_recipe("fsdp-fp32"), "fp32")
+    job = Workload(from_spec(spec), LENGTH, 8, RECIPES["fsdp-fp32"], "fp32")
     counted = device_memory(job, plain(tensor=2), CPU)["weights"] / 4
     assert counted == pytest.approx(held, rel=0.02)  # routers are split in the count
 

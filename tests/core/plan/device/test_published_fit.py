@@ -14,11 +14,11 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import RECOMPUTE, Layout, find_stack
 from sabia.core.plan.device.memory import device_memory
 from sabia.core.plan.device.search_rules import SearchProblem
-from sabia.core.plan.memory import StateRecipe, find_recipe
+from sabia.core.plan.memory import RECIPES, StateRecipe
 
 # rows of the fitted tables whose `recipe` is not what the source's recipe keeps
 PRECISION = {
-    "nemo-24.07": find_recipe("adamw16"),  # grad_sync_dtype bf16
+    "nemo-24.07": RECIPES["adamw16"],  # grad_sync_dtype bf16
     "automodel": StateRecipe("bf16", 2, 2, 4, 6),  # torch's Adam on BF16 weights
 }
 BUBBLES = "tensors are freed early and the pipeline's schedule is its own (arXiv 2407.21783, 3.3.2)"

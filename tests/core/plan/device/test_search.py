@@ -18,7 +18,7 @@ from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.device.survey import Survey
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 H100 = find_chip("h100")
 LLAMA_70B = decoder(
@@ -30,7 +30,7 @@ LLAMA_8B = decoder(
 
 
 def work(model, sequence=8192, rows=512, recipe="fsdp-fp32"):
-    return Workload(model, sequence, rows, find_recipe(recipe))
+    return Workload(model, sequence, rows, RECIPES[recipe])
 
 
 def search(job, chip, stack, chips, objective="time", pinned=None, **more):

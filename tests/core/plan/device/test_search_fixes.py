@@ -16,13 +16,13 @@ from sabia.core.plan.device.search import search as by_question
 from sabia.core.plan.device.search_fixes import coarse, rentable
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.survey import Survey
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 H100 = find_chip("h100")
 LLAMA_70B = decoder(
     "llama-3-70b", 8192, 128256, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),)
 )
-JOB = Workload(LLAMA_70B, 8192, 512, find_recipe("megatron18"))
+JOB = Workload(LLAMA_70B, 8192, 512, RECIPES["megatron18"])
 FSDP = find_stack("fsdp")
 
 
@@ -64,13 +64,13 @@ def test_a_leaner_recipe_is_named_where_it_is_enough():
     model = decoder(
         "m", 4096, 32000, (replace(attention_layer(4096, 32, 8, 128, 14336), count=32),)
     )
-    job = Workload(model, 4096, 64, find_recipe("megatron18"))
+    job = Workload(model, 4096, 64, RECIPES["megatron18"])
     need, _ = Survey(SearchProblem(job, H100, FSDP, {}), [8]).least
     chip = replace(H100, usable_hbm_bytes=need * 0.978)
     text = refusal(job, chip, FSDP, 8)
     name = re.search(r"use --state-recipe ([\w-]+)", text)[1]
-    search(replace(job, recipe=find_recipe(name)), chip, FSDP, 8)
-    own = replace(job, recipe=find_recipe("fsdp-fp32"))
+    search(replace(job, recipe=RECIPES[name]), chip, FSDP, 8)
+    own = replace(job, recipe=RECIPES["fsdp-fp32"])
     assert "--state-recipe" not in refusal(
         own, replace(chip, usable_hbm_bytes=need / 1.2), find_stack("sabia"), 8
     )
@@ -78,7 +78,7 @@ def test_a_leaner_recipe_is_named_where_it_is_enough():
 
 def test_shorter_sequences_are_named_where_activations_are_to_blame():
     model = decoder("m", 2048, 32000, (replace(attention_layer(2048, 16, 8, 128, 8192), count=8),))
-    job = Workload(model, 1 << 18, 8, find_recipe("fsdp-fp32"))
+    job = Workload(model, 1 << 18, 8, RECIPES["fsdp-fp32"])
     chip = replace(H100, usable_hbm_bytes=24e9)
     pinned = {"data": 8}
     text = refusal(job, chip, FSDP, 8, pinned=pinned)

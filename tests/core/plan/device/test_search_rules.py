@@ -17,14 +17,14 @@ from sabia.core.plan.counting.known import from_spec
 from sabia.core.plan.device.candidates import all_meshes, factorisations
 from sabia.core.plan.device.layout import AXES, Workload, find_stack, load_stacks
 from sabia.core.plan.device.search_rules import SearchProblem, check_pinned, rules_of
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 from sabia.core.spec import from_config
 
 H100 = find_chip("h100")
 
 
 def work(model, sequence=24, rows=24):
-    return Workload(model, sequence, rows, find_recipe("fsdp-fp32"))
+    return Workload(model, sequence, rows, RECIPES["fsdp-fp32"])
 
 
 def trains(spec, mesh, rows, length):
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused_with_what_can(values, message):
 
 def test_the_trainer_holds_state_in_its_own_way():
     model = decoder("m", 8192, 4096, (replace(attention_layer(8192, 64, 8, 128, 28672), count=80),))
-    other = replace(work(model), recipe=find_recipe("adamw16"))
+    other = replace(work(model), recipe=RECIPES["adamw16"])
     with pytest.raises(UsageError, match=r"state-recipe: adamw16 .* \(expected fsdp-fp32\)"):
         check_pinned(other, H100, find_stack("sabia").can, {})
     check_pinned(other, H100, find_stack("megatron").can, {})

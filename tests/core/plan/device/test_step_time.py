@@ -13,7 +13,7 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.device.layout import Layout, Stack, Workload, find_stack
 from sabia.core.plan.device.step_time import step_time
 from sabia.core.plan.device.step_work import Constants, load_bands, products
-from sabia.core.plan.memory import find_recipe
+from sabia.core.plan.memory import RECIPES
 
 SHAPES, _ = load()
 IDEAL = Constants(
@@ -31,7 +31,7 @@ KEEPS_SCORES = Stack("matrix", attention_matrix=True, reruns_all=True)
 
 
 def work(name="llama-3-8b", sequence=4096, rows=64, **changed):
-    return Workload(architecture(SHAPES[name]), sequence, rows, find_recipe("adamw16"), **changed)
+    return Workload(architecture(SHAPES[name]), sequence, rows, RECIPES["adamw16"], **changed)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mpt-7b", "gemma3-12b", "deepseek-v3-mtp"])

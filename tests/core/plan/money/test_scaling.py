@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sabia.core.errors import Infeasible, UsageError
+from sabia.core.errors import Infeasible
 from sabia.core.plan.money import scaling
 from sabia.core.plan.money.scaling import BESIROGLU, Pair, ScalingLaw, advise
 
@@ -87,5 +87,3 @@ def test_what_no_model_reaches_is_infeasible():
     assert BESIROGLU.tokens_for(1e6, 2.0) == math.inf
     with pytest.raises(Infeasible, match=r"irreducible loss 1\.817"):
         scaling.cheapest_pair(BESIROGLU, 1.8)
-    with pytest.raises(UsageError, match="--serve-tokens"):
-        advise(1e9, 1e10, -1)

@@ -5,6 +5,7 @@ is tested, and its rounding beside it. Source: maritaca.ai/en/blog/como-treinamo
 """
 
 import datetime
+from dataclasses import replace
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_row_06_activations(batch_tokens, terabytes):
 def test_row_07_chips_by_memory():
     report = figures()
     assert (report["state_min_chips"], report["memory_min_chips"]) == (134, 152)
-    assert [memory.chips_to_hold(size, 192e9) for size in (30e12, 35e12)] == [157, 183]
+    assert [compute.whole_chips(size / 192e9) for size in (30e12, 35e12)] == [157, 183]
 
 
 def test_row_08_memory_bound_done_in_thirteen_days_not_thirty():
@@ -159,7 +160,9 @@ def test_row_17_rates_of_a_v5p_and_why_the_bucket_sets_the_interval():
     chip = find_chip("v5p")
     assert chip.host_bytes_per_s == 16e9
     assert chip.network_bytes_per_s == pytest.approx(6e9, rel=0.05)
-    assert failures.upload_seconds(19.2e12, 300, 6e9, float("inf")) == pytest.approx(10.7, abs=0.1)
+    model = failures.StopModel(bucket_bytes_per_s=float("inf"))
+    run = failures.StoppedRun(model, replace(chip, network_bytes_per_s=6e9), 300, 19.2e12, 1e6)
+    assert failures.saving(run).upload_s == pytest.approx(10.7, abs=0.1)
     assert best_interval_s(60, 0, 12 * 3600) / 60 == pytest.approx(38, abs=0.1)
 
 

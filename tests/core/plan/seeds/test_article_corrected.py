@@ -10,7 +10,7 @@ import pytest
 from plain_models import attention_layer, decoder, weights_fit, with_experts
 
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan import answer, memory, request
+from sabia.core.plan import answer, compute, memory, request
 from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.counting.operations import adapter_params, training_flops_per_token
@@ -47,7 +47,7 @@ def test_row_20_in_bf16_it_needs_b300():
 
 def test_row_20_lora_of_one_trillion_fits_eight_b300_and_not_eight_b200():
     adapters = memory.ADAPTERS.bytes_per_param * adapter_params(TRILLION, 32)
-    live = memory.activation_bytes(TRILLION.depth, TRILLION.hidden, 8 * 8192)  # a row on each chip
+    live = TRILLION.depth * TRILLION.hidden * 8 * 8192 * memory.ACTIVATION_BYTES  # a row on each
     held = weight_bytes(TRILLION, find_format("bf16")) + adapters + live
     assert held < 8 * find_chip("b300").usable_hbm_bytes
     assert held > 8 * find_chip("b200").usable_hbm_bytes
@@ -76,7 +76,7 @@ def test_150_by_memory_is_152_and_on_180_gb_162():
     report = figures()
     assert report["total_bytes"] / 1e12 == pytest.approx(29.1, abs=0.01)  # below its 30 to 35 TB
     assert report["memory_min_chips"] == 152
-    assert memory.chips_to_hold(30e12, 192e9) == 157 and memory.chips_to_hold(35e12, 192e9) == 183
+    assert [compute.whole_chips(size / 192e9) for size in (30e12, 35e12)] == [157, 183]
     planned = figures(hbm=180e9)
     assert (planned["state_min_chips"], planned["memory_min_chips"]) == (143, 162)
 

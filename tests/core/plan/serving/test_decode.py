@@ -11,7 +11,6 @@ from sabia.core.plan.chips import find_chip
 from sabia.core.plan.counting.architecture import Sparse
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.serving.decode import (
-    ATTENTION,
     Replica,
     active_share,
     cache_bytes,
@@ -178,7 +177,9 @@ def test_attention_by_data_spreads_sequences_and_experts():
 
 def test_a_latent_cache_is_not_split_by_heads_but_by_data():
     latent = model("deepseek-v3")
-    tensor, data = (Replica(latent, find_chip("b200"), 8, "fp8", "fp8", a) for a in ATTENTION)
+    tensor, data = (
+        Replica(latent, find_chip("b200"), 8, "fp8", "fp8", a) for a in ("tensor", "data")
+    )
     ratio = cache_bytes(tensor, 1, on_chip=True) / cache_bytes(data, 1, on_chip=True)
     assert ratio == pytest.approx(8)
     assert data.chip_weight_bytes < 1.4 * tensor.chip_weight_bytes

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from sabia.core.errors import UsageError
 from sabia.core.plan.stops.process import Process, expectation
 from sabia.core.plan.stops.simulation import simulate, spread
 
@@ -16,11 +15,6 @@ ARTICLE = Process(453, 12.6 * DAY_S / 453 + 4, 2400, 900, 1e-6, 1 / (6 * HOUR_S)
 def test_a_seed_is_a_result():
     assert simulate(ARTICLE, 50, 1) == simulate(ARTICLE, 50, 1)
     assert simulate(ARTICLE, 50, 1) != simulate(ARTICLE, 50, 2)
-
-
-def test_no_runs_are_refused():
-    with pytest.raises(UsageError, match="--simulate: 0"):
-        simulate(ARTICLE, 0)
 
 
 def test_percentiles_are_nearest_ranks():
