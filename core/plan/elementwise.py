@@ -6,6 +6,8 @@ does not. NumPy is imported only for arrays.
 """
 
 import math
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 # a number, or a NumPy array with one entry per candidate
@@ -25,6 +27,11 @@ def larger(a: Number, b: Number) -> Number:
     """The larger value of each pair."""
     np = _numpy(a, b)
     return np.maximum(a, b) if np else max(a, b)
+
+
+def largest(values: Iterable[Number]) -> Number:
+    """The largest of some values above 0; 0 of none."""
+    return reduce(larger, values, 0)
 
 
 def smaller(a: Number, b: Number) -> Number:

@@ -34,7 +34,7 @@ from sabia.core.plan.device.memory_state import (
     on_device,
     state_term,
 )
-from sabia.core.plan.elementwise import Number, choose, larger, smaller
+from sabia.core.plan.elementwise import Number, choose, larger, largest, smaller
 
 # kernels/vocabulary_loss/torch_impl.py: larger logits are recomputed; of one product, and in fp32
 KEPT_LOGITS, LOSS_PRODUCT, LOSS_BLOCK = 256 << 20, 64 << 20, 8 << 20
@@ -153,8 +153,7 @@ def narrow_copies(case: HostCase) -> Number:
 def activations(case: HostCase) -> Number:
     """Activations of all layers and micro-batches in flight."""
     kept = case.of_layers(lambda kind: _tensors(case, kind, case.layout.recompute))
-    masked = case.workload.sequence if case.workload.packed else 0
-    return case.stage.in_flight * kept + case.tokens * masked * FP32
+    return case.stage.in_flight * kept
 
 
 def _tensors(case: HostCase, kind: LayerKind, recompute: Recompute) -> Number:
@@ -222,8 +221,7 @@ def _replaced(case: HostCase, kind: LayerKind) -> Iterator[tuple[Number, Number]
 def _activation_text(case: HostCase) -> str:
     live = activations(case) / case.stage.in_flight / case.stage.layers / case.tokens
     flight = f" x {case.stage.in_flight:g} in flight" if case.stage.in_flight > 1 else ""
-    layers = f"{case.stage.layers:g} layers x {case.tokens:g} tokens"
-    return f"{layers} x {live:.6g} B{flight}, {case.layout.recompute} recomputed"
+    return f"{case.extent} x {live:.6g} B{flight}, {case.layout.recompute} recomputed"
 
 
 # -- temporaries
@@ -247,10 +245,7 @@ def loss(case: HostCase) -> Number:
 
 def _layer(case: HostCase) -> Number:
     """The layer whose backward pass needs most: recomputed tensors, unreduced gradients."""
-    most: Number = 0
-    for kind in case.model.layers:
-        most = larger(most, _one_layer(case, kind))
-    return most
+    return largest(_one_layer(case, kind) for kind in case.model.layers)
 
 
 def _one_layer(case: HostCase, kind: LayerKind) -> Number:
@@ -262,7 +257,7 @@ def _one_layer(case: HostCase, kind: LayerKind) -> Number:
     total += 2 * case.tokens * (widest + case.model.hidden) * element
     total += sizes[-1] * FP32  # of experts: their gradient before it is reordered
     if case.formats.narrow:  # the fp32 gradient of one matrix before it is rounded, and a copy
-        total += 2 * FP32 * larger(larger(*sizes[:2]), sizes[2])
+        total += 2 * FP32 * largest(sizes)
     whole, stream = _gathered(case, kind), case.formats.stream
     return total + case.gathers * whole * stream + _exchanged(case, whole, stream)
 
@@ -274,9 +269,9 @@ def _exchanged(case: HostCase, elements: Number, element: int) -> Number:
 
 def received(case: HostCase) -> Number:
     """What gloo's threads hold of the largest gather: embedding, head or a layer."""
-    most = case.table * larger(case.stage.embedding * FP32, case.stage.head * case.head_element)
-    for kind in case.model.layers:
-        most = larger(most, _gathered(case, kind) * case.formats.stream)
+    tables = case.stage.embedding * FP32, case.stage.head * case.head_element
+    layers = (_gathered(case, kind) * case.formats.stream for kind in case.model.layers)
+    most = largest((case.table * larger(*tables), *layers))
     return case.gathers * most * choose(most < ARENA, 2, 1)
 
 
@@ -288,9 +283,7 @@ def update(case: HostCase) -> Number:
     grads = on_device(elements(case.model, case.stage), case, 3) * FP32 * case.trained
     buckets = smaller(larger(BUCKET, case.table * FP32), grads)
     others = layout.data * layout.context * layout.expert * layout.fsdp
-    own: Number = 0
-    for size in sizes:
-        own = larger(own, record.update_copies * size * FP32)
+    own = largest(record.update_copies * size * FP32 for size in sizes)
     if record.name == "lion":
         own = smaller(LION_GROUP, grads)
     return larger(choose(others > 1, buckets, 0), own * case.trained)

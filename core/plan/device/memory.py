@@ -18,7 +18,7 @@ of candidates (elementwise.py).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Layout, Setting, Stack, Workload, stages_of
@@ -95,7 +95,7 @@ def _instants(case: StageCase) -> Iterator[tuple[str, tuple[Term, ...]]]:
     """The terms of a stage at each instant; each term is computed once."""
     permanent = tuple(make(case) for make in PERMANENT)
     gradients = state.gradients(case)
-    early = Term(gradients.name, gradients.bytes * case.keeps_gradients, gradients.formula)
+    early = replace(gradients, bytes=gradients.bytes * case.keeps_gradients)
     temporary = [(make(case), when) for make, when in TEMPORARY.items()]
     for instant in INSTANTS:
         reduced = gradients if instant in ("end", "update") else early
@@ -122,7 +122,7 @@ def explain(memory: Memory) -> str:
     width = max(len(term.name) for term in shown)
     lines = [
         f"{term.name:<{width}} {term.bytes / GIB:9.3f} GiB {term.bytes / memory.total:6.1%}  "
-        f"{term.how}"
+        f"{term.how()}"
         for term in shown
     ]
     at = memory.fullest

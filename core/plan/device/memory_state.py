@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.device.layout import PRODUCT_BYTES, PipelineStage, Setting, over_layers
 from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
-from sabia.core.plan.elementwise import Number, choose, larger, smaller
+from sabia.core.plan.elementwise import Number, choose, larger, largest, smaller
 from sabia.core.plan.memory import ADAPTERS
 
 FP32 = 4  # bytes
@@ -48,16 +48,11 @@ NEVER = 4  # a level of ZeRO above all: not split
 
 @dataclass(frozen=True)
 class Term:
-    """`bytes` on one device; an array in a search. formula: returns the text of `how`."""
+    """`bytes` on one device; an array in a search. how: the formula with its numbers, as text."""
 
     name: str
     bytes: Number
-    formula: Callable[[], str] = lambda: ""
-
-    @property
-    def how(self) -> str:
-        """The formula with its numbers, for `--explain`."""
-        return self.formula()
+    how: Callable[[], str] = lambda: ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +76,11 @@ class StageCase(Setting):
 
     stage: PipelineStage
     layers: LayerFigures
+
+    @property
+    def extent(self) -> str:
+        """The layers of the stage and the tokens of a micro-batch, as text."""
+        return f"{self.stage.layers:g} layers x {self.tokens:g} tokens"
 
 
 def billions(count: float) -> str:
@@ -152,7 +152,7 @@ def weight_copies(case: StageCase) -> Term:
         table = case.stage.embedding * case.model.embedding_params
         counts = replace(counts, dense=counts.dense - table)
     copies = state_term("weight copies", case, case.element if needed else 0, 3, counts)
-    return Term(copies.name, copies.bytes * choose(split, 0, 1), copies.formula)
+    return replace(copies, bytes=copies.bytes * choose(split, 0, 1))
 
 
 def gradients(case: StageCase) -> Term:
@@ -164,7 +164,7 @@ def gradients(case: StageCase) -> Term:
     whole = state_term("gradients", case, size, NEVER)
     several = case.layout.accumulation(case.workload.batch_rows) > 1
     size_bytes = choose(several, whole.bytes, split.bytes)
-    return Term(split.name, size_bytes, lambda: (whole if several else split).how)
+    return Term(split.name, size_bytes, lambda: (whole if several else split).how())
 
 
 def optimizer(case: StageCase) -> Term:
@@ -229,20 +229,16 @@ def kept(case: StageCase) -> Term:
         flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
         extra = f" + {layers.extra:.6g} B of extra layers" if stage.head * layers.extra else ""
         mean = each / stage.layers
-        return f"{stage.layers:g} layers x {case.tokens:g} tokens x {mean:.6g} B{flight}{extra}"
+        return f"{case.extent} x {mean:.6g} B{flight}{extra}"
 
     return Term("activations", size, formula)
 
 
 def kept_of_others(case: StageCase) -> Term:
     """Activations that remain after the backward pass of one micro-batch."""
-    stage, others = case.stage, larger(0, case.stage.in_flight - 1)
-    each = case.tokens * _of_stage(case)
-
-    def formula() -> str:
-        return f"{others:g} x {stage.layers:g} layers x {case.tokens:g} tokens"
-
-    return Term("other micro-batches", others * each, formula)
+    others = larger(0, case.stage.in_flight - 1)
+    size = others * (case.tokens * _of_stage(case))
+    return Term("other micro-batches", size, lambda: f"{others:g} x {case.extent}")
 
 
 def _of_stage(case: StageCase) -> Number:
@@ -261,14 +257,12 @@ def layer_figures(case: Setting) -> LayerFigures:
     """Figures that depend on the layers and not on the stage."""
     model = case.model
     sizes = {kind: _layer(case, kind) for kind in dict.fromkeys((*model.layers, *model.extra))}
-    again: Number = 0
-    elements: Number = 0
-    for kind in model.layers:
-        used, lasting = sizes[kind]
-        again = larger(again, used - lasting)
-        dense = kind.params - kind.expert_params
-        on_device = (dense + kind.expert_params / case.layout.expert) / case.layout.tensor
-        elements = larger(elements, on_device)
+    again = largest(used - lasting for used, lasting in (sizes[kind] for kind in model.layers))
+    on_device = (
+        kind.params - kind.expert_params + kind.expert_params / case.layout.expert
+        for kind in model.layers
+    )
+    elements = largest(size / case.layout.tensor for size in on_device)
     kept_bytes = {kind: lasting for kind, (_, lasting) in sizes.items()}
     extra = sum(kind.count * kept_bytes[kind] for kind in model.extra)
     return LayerFigures(kept_bytes, extra, again, elements)
@@ -328,10 +322,11 @@ def head_input(case: StageCase) -> Term:
     hidden, element = case.model.hidden, case.element
     norm = case.stack.final_norm_bytes or element
 
+    size = case.tokens * hidden * (norm / split + element / whole)
+
     def formula() -> str:
         return f"{case.tokens:g} tokens x {hidden} x ({norm:g}/{split:g} + {element}/{whole:g}) B"
 
-    size = case.tokens * hidden * (norm / split + element / whole)
     return Term("head input", case.stage.head * size, formula)
 
 
@@ -342,8 +337,7 @@ def logits(case: StageCase) -> Term:
     passes = 1 + sum(kind.count for kind in case.model.extra)
     size = passes * case.tokens * vocab * each / tensor
     most = stack.loss_chunk_bytes
-    if most:
-        size = smaller(size, most)
+    size = smaller(size, most) if most else size
 
     def formula() -> str:
         chunk = f", in chunks of {billions(most)}B" if most else ""

@@ -283,19 +283,10 @@ LEAST_RATE = 0.10
 MOST_FASTER = 2
 
 
-@dataclass(frozen=True)
-class AffordableRun:
-    """A run within its limit: its cost at the lowest price, and the tokens for the whole limit."""
-
-    price: Price
-    cost_usd: float
-    tokens: float
-
-
 def within_limit(
-    limit_usd: float, work_chip_s: float, tokens: float, prices: tuple[Price, ...],
-) -> AffordableRun:  # fmt: skip
-    """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price.
+    limit_usd: float, work_chip_s: float, tokens: float, prices: tuple[Price, ...]
+) -> tuple[Price, dict[str, float]]:
+    """The run of `tokens` tokens and `work_chip_s` chip-seconds at the lowest price, which it is.
 
     Raises UsageError on a limit of 0 or no price; Infeasible, with the smallest changes, if the run
     costs more than the limit.
@@ -318,4 +309,10 @@ def within_limit(
             f"--max-cost: the run costs {short_money(run_usd)} at {price.named_rate} (expected at "
             f"most {short_money(limit_usd)}); use {' or '.join(changes)}"
         )
-    return AffordableRun(price, run_usd, fitting)
+    return price, {
+        "limit_usd": limit_usd,
+        "cost_usd": run_usd,
+        "left_usd": limit_usd - run_usd,
+        "tokens_for_all": fitting,
+        "price_usd_per_chip_hour": price.usd_per_chip_hour,
+    }

@@ -74,6 +74,10 @@ class Pair:
         """Tokens per parameter; about 20 is compute-optimal."""
         return self.tokens / self.params
 
+    def loss(self, law: ScalingLaw) -> float:
+        """Predicted loss."""
+        return law.loss(self.params, self.tokens)
+
     @property
     def over_training(self) -> float:
         """Tokens per parameter over the rule's 20."""
@@ -87,33 +91,6 @@ class Pair:
     def life_flops(self, inference_tokens: float) -> float:
         """FLOPs of training and inference: 6ND + 2NT."""
         return self.train_flops + SERVE_FLOPS_PER_PARAM_TOKEN * self.params * inference_tokens
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A planned run and better ones by the same law.
-
-    same_flops: least loss for the plan's training FLOPs; same_loss: fewest FLOPs of training and
-    inference for the plan's loss. saving: share of the plan's FLOPs that same_loss saves.
-    """
-
-    law: ScalingLaw
-    planned: Pair
-    inference_tokens: float
-    same_flops: Pair
-    same_loss: Pair
-
-    @property
-    def loss(self) -> float:
-        """Predicted loss of the plan."""
-        return self.law.loss(self.planned.params, self.planned.tokens)
-
-    @property
-    def saving(self) -> float:
-        """Share of the FLOPs of training and inference that same_loss saves."""
-        return 1 - self.same_loss.life_flops(self.inference_tokens) / self.planned.life_flops(
-            self.inference_tokens
-        )
 
 
 def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -> Pair:
@@ -148,20 +125,6 @@ def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -
             costs = [costs[1], cost(inner[1])]
     params = math.exp((low + high) / 2)
     return Pair(params, law.tokens_for(params, loss))
-
-
-def advise(
-    params: float, tokens: float, inference_tokens: float = 0.0, law: ScalingLaw = BESIROGLU
-) -> Advice:
-    """Compare training `params` on `tokens`, with `inference_tokens`, with better pairs."""
-    planned = Pair(params, tokens)
-    return Advice(
-        law=law,
-        planned=planned,
-        inference_tokens=inference_tokens,
-        same_flops=law.optimal(planned.train_flops),
-        same_loss=cheapest_pair(law, law.loss(params, tokens), inference_tokens),
-    )
 
 
 REPEATED_TOKENS = 15.387756  # R*_D and R*_N of the paper's fit

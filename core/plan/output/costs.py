@@ -32,7 +32,7 @@ from sabia.core.plan.money.prices import (
     short_money,
     within_limit,
 )
-from sabia.core.plan.money.scaling import BESIROGLU, Advice, Pair, advise
+from sabia.core.plan.money.scaling import BESIROGLU, Pair, cheapest_pair
 from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import Cell, percent, span, table_of, words
 from sabia.core.plan.planner import Plan
@@ -100,28 +100,19 @@ def limit(request: PlanRequest, plan: Plan) -> View:
     """The run within `--max-cost` at the lowest price. Raises Infeasible if it costs more."""
     limit_usd = request.settings.max_cost
     assert limit_usd is not None
-    run = within_limit(limit_usd, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
-    figures: dict[str, Any] = {
-        "limit_usd": limit_usd,
-        "cost_usd": run.cost_usd,
-        "left_usd": limit_usd - run.cost_usd,
-        "tokens_for_all": run.tokens,
-        "price_usd_per_chip_hour": run.price.usd_per_chip_hour,
-    }
-    return View(words("limit", figures, rate=run.price.named_rate), figures)
+    price, figures = within_limit(limit_usd, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
+    return View(words("limit", figures, rate=price.named_rate), figures)
 
 
 def carbon(request: PlanRequest, plan: Plan) -> View:
     """The footprint of the plan's best row. Raises UsageError."""
-    chip, settings = plan.cluster.chip, request.settings
-    run = footprint(
-        plan.best.chip_s / HOUR_S,
-        chip.power_w,
-        chip.name,
-        settings.value("pue"),
-        settings.value("carbon_intensity"),
-    )
-    figures = asdict(run) | fields(run, "energy_kwh tons_co2e tons_co2e_low tons_co2e_high")
+    power_w, name = plan.cluster.chip.power_w, plan.cluster.chip.name
+    if power_w is None:
+        raise UsageError(
+            f"--carbon: no power of {name} is on file (expected a chip with power_w in chips.toml)"
+        )
+    grid = [request.settings.value(name) for name in ("pue", "carbon_intensity")]
+    figures = footprint(plan.best.chip_s / HOUR_S, power_w, *grid)
     share = plan.run.train_flops / SYSTEMIC_FLOPS
     figures |= {"train_flops": plan.run.train_flops, "share_of_systemic_flops": share}
     grids = sorted(INTENSITIES, key=lambda name: INTENSITIES[name])
@@ -191,43 +182,40 @@ PAIRS: dict[str, Cell] = {
 
 def scaling(request: PlanRequest, plan: Plan) -> View:
     """The plan and better pairs of size and tokens by a scaling law (of active parameters)."""
-    inference_tokens = request.settings.serve_tokens or 0.0
+    served = request.settings.serve_tokens or 0.0
     law = request.own_law.law if request.own_law else BESIROGLU
-    advice = advise(plan.run.active_params, plan.run.tokens, inference_tokens, law)
+    planned = Pair(plan.run.active_params, plan.run.tokens)
+    loss, same_flops = planned.loss(law), law.optimal(planned.train_flops)
+    same_loss = cheapest_pair(law, loss, served)
+    saving = 1 - same_loss.life_flops(served) / planned.life_flops(served)
     pairs = {
-        "as planned": advice.planned,
-        "least loss for the same FLOPs": advice.same_flops,
-        "fewest FLOPs for the same loss": advice.same_loss,
+        "as planned": planned,
+        "least loss for the same FLOPs": same_flops,
+        "fewest FLOPs for the same loss": same_loss,
     }
     limit_usd, prices = request.settings.max_cost, plan.cluster.prices
     if limit_usd and prices:
         rate = min(price.usd_per_chip_hour for price in prices)
         flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
-        pairs[f"least loss for {short_money(limit_usd)}"] = advice.law.optimal(flops)
+        pairs[f"least loss for {short_money(limit_usd)}"] = law.optimal(flops)
     rows = [
-        {
-            "name": name,
-            "pair": pair,
-            "loss": advice.law.loss(pair.params, pair.tokens),
-            "life": pair.life_flops(inference_tokens),
-        }
+        {"name": name, "pair": pair, "loss": pair.loss(law), "life": pair.life_flops(served)}
         for name, pair in pairs.items()
     ]
-    lines = table_of({f"SIZE, {advice.law.name}": "{name}", **PAIRS}, rows)
     figures: dict[str, Any] = {
-        **fields(advice, "law=law.name loss served_tokens=inference_tokens"),
-        **fields(advice, "planned.tokens_per_param planned.over_training saving_share=saving"),
-        "same_flops": _pair_figures(advice.same_flops, inference_tokens),
-        "same_loss": _pair_figures(advice.same_loss, inference_tokens),
+        "law": law.name,
+        "loss": loss,
+        "served_tokens": served,
+        **fields(planned, "tokens_per_param over_training"),
+        "saving_share": saving,
+        "same_flops": _pair_figures(same_flops, served),
+        "same_loss": _pair_figures(same_loss, served),
     }
-    return View("\n".join([*lines, _advice(advice)]), figures)
-
-
-def _advice(advice: Advice) -> str:
-    right, best, saving = advice.saving < 0.01, advice.same_loss, advice.saving
-    rest = words("advice_right" if right else "advice_other", best=best, saving=saving)
-    given = {"planned": advice.planned, "inference_tokens": advice.inference_tokens}
-    return words("advice", given, rest=rest)
+    rest = words("advice_right" if saving < 0.01 else "advice_other", best=same_loss, saving=saving)
+    advice = words("advice", planned=planned, inference_tokens=served, rest=rest)
+    return View(
+        "\n".join([*table_of({f"SIZE, {law.name}": "{name}", **PAIRS}, rows), advice]), figures
+    )
 
 
 def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:

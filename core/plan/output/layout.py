@@ -120,6 +120,10 @@ def _table(
 ) -> list[str]:
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
     several = len({row.chips for row in shown}) > 1
+
+    def cost(hours: float | None) -> str:
+        return short_money(hours * price.usd_per_chip_hour) if hours else "-"
+
     used = [
         name
         for name, field in COLUMNS.items()
@@ -141,7 +145,7 @@ def _table(
                 seconds(row.step_s),
                 f"{middle:.0f}% ({low:.0f}-{high:.0f})",
                 f"{row.memory.total / 1e9:.1f}",
-                *([short_money(hours * price.usd_per_chip_hour) if hours else "-"] * bool(price)),
+                *([cost(hours)] if price else []),
             ]
         )
     return columns(head, rows)

@@ -120,9 +120,8 @@ class SizeAnswer:
         """The tables."""
         cluster, prices = self.request.cluster, self.request.cluster.prices
         longest, chip = self.longest, cluster.chip.name.upper()
-        left_out = {name for name, known in (("COST", prices), ("EPOCHS", longest.budget.unique))
-                    if not known}  # fmt: skip
-        sums, curve = ({head: CELLS[head] for head in heads if head not in left_out}
+        known = {"COST": prices, "EPOCHS": longest.budget.unique}
+        sums, curve = ({head: CELLS[head] for head in heads if known.get(head, True)}
                        for heads in (SUMS, CURVE))  # fmt: skip
         lines = [
             words("question", chips=self.chips, chip=chip, mfu=cluster.mfu),
@@ -134,10 +133,6 @@ class SizeAnswer:
             self._next(longest),
         ]
         return "\n".join(line for line in lines if line)
-
-    def _cost(self, row: Sized) -> float:
-        price = min(price.usd_per_chip_hour for price in self.request.cluster.prices)
-        return cost_usd(self.chips * row.deadline_s, price)
 
     def _verdict(self, row: Sized) -> str:
         pair, budget = row.pair, row.budget
@@ -162,13 +157,13 @@ class SizeAnswer:
 
     def flat_rows(self) -> list[dict[str, Any]]:
         """A record per deadline."""
-        prices = self.request.cluster.prices
+        rates = [price.usd_per_chip_hour for price in self.request.cluster.prices]
         return [
             {
                 **fields(row, "deadline_s work_s"),
                 **fields(self, "chips chip=request.cluster.chip.name request.cluster.mfu"),
                 **self._figures(row, row.pair),
-                "cost_usd": self._cost(row) if prices else None,
+                "cost_usd": cost_usd(self.chips * row.deadline_s, min(rates)) if rates else None,
             }
             for row in self.rows
         ]

@@ -87,7 +87,6 @@ def test_the_exact_deadline_is_met():
         ({"deadline": "0d"}, "--deadline"),
         ({"batch_tokens": 1000}, "--batch-tokens"),
         ({"chip": "b201"}, "--chip"),
-        ({"state_recipe": "adam"}, "--state-recipe"),
         ({"state_recipe": "muon", "lora": True}, "--state-recipe"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.counting.architecture import Architecture, Sparse
-from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, mixer_sizes, of_shapes
+from sabia.core.plan.counting.blocks import LayerHalf, mixer_block, mixer_sizes, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.spec.families import qwen3, qwen3_moe
@@ -25,7 +25,8 @@ _REPEATED = ("index_skip_topk_offset", "index_topk_freq", "index_topk_pattern")
 def deepseek_v2(fields: CountFields) -> Architecture:
     """DeepSeek-V2 and V2-Lite (arXiv 2405.04434): no balancing bias."""
     mixer = mixer_block(reading.latent(fields), fields.hidden)
-    return _stack(fields, [mixer] * fields.depth, reading.dense_first(fields, correction=False))
+    feeds = reading.dense_first(fields, correction=False)
+    return reading.stacked(fields, [mixer] * fields.depth, feeds)
 
 
 def indexed(fields: CountFields) -> Architecture:
@@ -50,7 +51,7 @@ def indexed(fields: CountFields) -> Architecture:
             cache_width=cache + size,
         ),
     }
-    return _stack(fields, [mixers[kind] for kind in own], reading.dense_first(fields))
+    return reading.stacked(fields, [mixers[kind] for kind in own], reading.dense_first(fields))
 
 
 def qwen2_moe(fields: CountFields) -> Architecture:
@@ -157,15 +158,8 @@ def _mixed(
 ) -> Architecture:  # fmt: skip
     """Layers with experts where `sparse` is true, the others with an MLP of the width `dense`."""
     feed = reading.gated(fields.hidden, fields.size(dense))
-    return _stack(fields, mixers, [routed if flag else feed for flag in sparse], tied)
-
-
-def _stack(
-    fields: CountFields, mixers: Sequence[LayerHalf], feeds: Sequence[LayerHalf], tied: bool = False
-) -> Architecture:
-    """Two RMS norms per layer, one of `mixers` and one of `feeds` each."""
-    kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
-    return reading.decoder(fields, kinds, tied=tied)
+    feeds = [routed if flag else feed for flag in sparse]
+    return reading.stacked(fields, mixers, feeds, tied=tied)
 
 
 def dbrx(fields: CountFields) -> Architecture:
@@ -178,4 +172,4 @@ def dbrx(fields: CountFields) -> Architecture:
     routed = reading.moe(hidden, *(
         feed[name] for name in ("moe_num_experts", "moe_top_k", "ffn_hidden_size")
     ))  # fmt: skip
-    return reading.decoder(fields, [layer(mixer, routed, 2 * hidden)] * fields.depth)
+    return reading.stacked(fields, [mixer] * fields.depth, [routed] * fields.depth)

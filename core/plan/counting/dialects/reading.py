@@ -5,13 +5,20 @@ neither (rotary embedding, epsilons, activations, scalings), or have only one va
 any other field is an error that names it (core.spec.fields).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.blocks import LayerHalf, feed_block, merged, mixer_block, of_shapes
+from sabia.core.plan.counting.blocks import (
+    LayerHalf,
+    feed_block,
+    layer,
+    merged,
+    mixer_block,
+    of_shapes,
+)
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Attention, Experts, GatedMlp, LatentAttention, Router
 from sabia.core.spec.rope import Rope
@@ -149,6 +156,15 @@ def decoder(
         other_params=hidden if other is None else other,
         **more,
     )
+
+
+def stacked(
+    fields: CountFields, mixers: Sequence[LayerHalf], feeds: Sequence[LayerHalf], *,
+    tied: bool = False,
+) -> Architecture:  # fmt: skip
+    """Layers of one of `mixers` and one of `feeds` each, with two RMS norms."""
+    kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
+    return decoder(fields, kinds, tied=tied)
 
 
 def dense_first(fields: CountFields, *, correction: bool = True) -> list[LayerHalf]:

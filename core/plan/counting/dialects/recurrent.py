@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.counting.architecture import Architecture, LayerKind
+from sabia.core.plan.counting.architecture import Architecture
 from sabia.core.plan.counting.blocks import LayerHalf, layer, mixer_block, mixer_sizes, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
@@ -69,11 +69,9 @@ def granitemoehybrid(fields: CountFields) -> Architecture:
     mixers = {"mamba": _prefixed(fields), "attention": attended}
     shared, experts = fields.size("shared_intermediate_size"), fields.take("num_local_experts", int)
     inner, chosen = fields.size("intermediate_size"), fields.take("num_experts_per_tok", int, 0)
-    if experts:
-        feed = reading.moe(hidden, experts, chosen, inner, shared)
-    else:
-        feed = reading.gated(hidden, shared)
-    return reading.decoder(fields, [layer(mixers[kind], feed, 2 * hidden) for kind in kinds])
+    routed = (experts, chosen, inner, shared)
+    feed = reading.moe(hidden, *routed) if experts else reading.gated(hidden, shared)
+    return reading.stacked(fields, [mixers[kind] for kind in kinds], [feed] * depth)
 
 
 def falcon_h1(fields: CountFields) -> Architecture:
@@ -91,7 +89,7 @@ def falcon_h1(fields: CountFields) -> Architecture:
     sizes["value_width"] += inner
     both = (recurrent + attended).with_sizes(**sizes)
     feed = reading.gated(hidden, fields.size("intermediate_size"))
-    return reading.decoder(fields, [layer(both, feed, 2 * hidden)] * fields.depth)
+    return reading.stacked(fields, [both] * fields.depth, [feed] * fields.depth)
 
 
 def jamba(fields: CountFields) -> Architecture:
@@ -107,10 +105,8 @@ def jamba(fields: CountFields) -> Architecture:
         first = fields.take(f"{name}_layer_offset", int, offset)
         return [(index - first) % step == 0 for index in range(depth)]
 
-    pairs = zip(where("attn", 8, 4), where("expert", 2, 1), strict=True)
-    return reading.decoder(
-        fields, [layer(mixers[attends], feeds[routes], 2 * hidden) for attends, routes in pairs]
-    )
+    attends, routes = where("attn", 8, 4), where("expert", 2, 1)
+    return reading.stacked(fields, [mixers[n] for n in attends], [feeds[n] for n in routes])
 
 
 def _mamba1(fields: CountFields) -> LayerHalf:
@@ -154,7 +150,7 @@ def minimax(fields: CountFields) -> Architecture:
     )
     mixers = dict(zip(_KINDS, (reading.grouped(hidden, heads, groups, size), linear), strict=True))
     feed = reading.routed(fields, "num_local_experts", "intermediate_size")
-    return reading.decoder(fields, [layer(mixers[kind], feed, 2 * hidden) for kind in kinds])
+    return reading.stacked(fields, [mixers[kind] for kind in kinds], [feed] * depth)
 
 
 def kimi_linear(fields: CountFields) -> Architecture:
@@ -186,12 +182,8 @@ def kimi_linear(fields: CountFields) -> Architecture:
     first = fields.take("first_k_dense_replace", int, 1)
     usual = ["dense" if index < first else "sparse" for index in range(depth)]
     feeds = fields.each("mlp_layer_types", depth, ("dense", "sparse"), usual)
-    pairs = zip(kinds, feeds, strict=True)
-    layers: list[LayerKind] = [
-        layer(mixers[kind], dense if feed == "dense" else sparse, 2 * hidden)
-        for kind, feed in pairs
-    ]
-    return reading.decoder(fields, layers)
+    halves = {"dense": dense, "sparse": sparse}
+    return reading.stacked(fields, [mixers[kind] for kind in kinds], [halves[f] for f in feeds])
 
 
 def _kimi_kinds(fields: CountFields, depth: int, full: object) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.money import scaling
-from sabia.core.plan.money.scaling import BESIROGLU, Pair, ScalingLaw, advise
+from sabia.core.plan.money.scaling import BESIROGLU, Pair, ScalingLaw
 
 # arXiv 2203.15556, approach 3, with the digits of its source
 HOFFMANN = ScalingLaw("Hoffmann 2022", 1.6934, 406.4, 410.7, 0.3392, 0.2849)
@@ -70,17 +70,20 @@ def test_the_cheapest_pair_is_the_cheapest_of_all_tried(law, inference_tokens):
 
 def test_without_serving_the_cheapest_pair_is_the_compute_optimal_one():
     planned = BESIROGLU.optimal(1e23)
-    seen = advise(planned.params, planned.tokens)
-    assert seen.same_loss.params == pytest.approx(planned.params, rel=1e-3)
-    assert seen.same_flops.params == pytest.approx(planned.params)
-    assert seen.saving == pytest.approx(0, abs=1e-6)
+    best = scaling.cheapest_pair(BESIROGLU, planned.loss(BESIROGLU))
+    assert best.params == pytest.approx(planned.params, rel=1e-3)
+    assert best.train_flops == pytest.approx(planned.train_flops)
 
 
 def test_the_more_is_served_the_smaller_the_model():
-    seen = [advise(70e9, 1.4e12, inference_tokens) for inference_tokens in (0, 1e12, 1e13, 1e14)]
-    sizes = [advice.same_loss.params for advice in seen]
+    planned, served = Pair(70e9, 1.4e12), (0, 1e12, 1e13, 1e14)
+    loss = planned.loss(BESIROGLU)
+    best = [scaling.cheapest_pair(BESIROGLU, loss, tokens) for tokens in served]
+    sizes = [pair.params for pair in best]
     assert sizes == sorted(sizes, reverse=True)
-    assert seen[-1].saving > seen[1].saving > 0
+    saved = [1 - pair.life_flops(tokens) / planned.life_flops(tokens)
+             for pair, tokens in zip(best, served, strict=True)]  # fmt: skip
+    assert saved[-1] > saved[1] > 0
 
 
 def test_what_no_model_reaches_is_infeasible():

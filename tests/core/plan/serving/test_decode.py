@@ -200,8 +200,6 @@ def test_formats_set_bytes_and_rates():
     ("fields", "words"),
     [
         ({"weights": "fp6"}, "--weights: 'fp6'"),
-        ({"chips": 0}, "0 chips"),
-        ({"attention": "ring"}, "attention: 'ring'"),
         ({"chip": replace(H100, hbm_bytes_per_s=None)}, "no hbm_tb_s of h100"),
         ({"chip": replace(H100, network_bytes_per_s=None), "chips": 16}, "no nic_gb_s"),
     ],

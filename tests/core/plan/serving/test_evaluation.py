@@ -36,11 +36,6 @@ def test_own_chips_work_at_full_load():
     assert evaluation.cost_usd(2.5) == pytest.approx(2.5 * evaluation.chip_hours)
 
 
-def test_calls_without_a_judge_are_refused():
-    with pytest.raises(UsageError, match="judge_calls without a judge"):
-        evaluate(SUITE, ENGINE)
-
-
 TABLE = {"items": "20K", "prompt_tokens": 1000, "output_tokens": 2000, "params": "8B"}
 JUDGE = {"judge_calls": 10, "judge_prompt_tokens": 3000, "judge_output_tokens": 100}
 

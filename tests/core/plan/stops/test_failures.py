@@ -61,9 +61,7 @@ def test_a_chip_without_known_rates_is_refused():
         forecast(StoppedRun(StopModel(), find_chip("v7"), 300, 19.2e12, WORK_S))
 
 
-@pytest.mark.parametrize(
-    "field", ["preemption_s", "bucket_bytes_per_s", "spot_share", "job_limit_s", "copies"]
-)
+@pytest.mark.parametrize("field", ["preemption_s", "spot_share", "job_limit_s"])
 def test_a_stop_model_of_nothing_is_refused(field):
     with pytest.raises(UsageError, match="more than 0"):
         StopModel(**{field: 0})
