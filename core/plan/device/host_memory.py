@@ -153,7 +153,8 @@ def narrow_copies(case: HostCase) -> Number:
 def activations(case: HostCase) -> Number:
     """Activations of all layers and micro-batches in flight."""
     kept = case.of_layers(lambda kind: _tensors(case, kind, case.layout.recompute))
-    return case.stage.in_flight * kept
+    masked = case.workload.sequence if case.workload.packed else 0
+    return case.stage.in_flight * kept + case.tokens * masked * FP32
 
 
 def _tensors(case: HostCase, kind: LayerKind, recompute: Recompute) -> Number:

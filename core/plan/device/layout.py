@@ -265,7 +265,8 @@ class Workload:
 
     sequence: tokens of a row. batch_rows: sequences of an optimizer step, over all chips.
     precision: of the layers' matrix products. recipe: bytes of state per parameter. adapter_params:
-    trained elements of LoRA adapters; None where all parameters are trained.
+    trained elements of LoRA adapters; None where all parameters are trained. packed: rows contain
+    several documents without attention between them.
     """
 
     architecture: Architecture
@@ -274,6 +275,7 @@ class Workload:
     recipe: StateRecipe
     precision: Precision = "bf16"
     adapter_params: int | None = None
+    packed: bool = False
 
     @property
     def batch_tokens(self) -> int:

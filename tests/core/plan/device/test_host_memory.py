@@ -99,6 +99,7 @@ def test_recomputing_and_smaller_micro_batches_take_less():
     whole = total(plain())
     assert total(plain(recompute="full")) < total(plain(recompute="selective")) < whole
     assert total(plain(micro_batch=2)) < whole
+    assert total(plain(), packed=True) > whole
     assert total(plain(), adapter_params=1000) < whole
 
 
