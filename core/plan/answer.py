@@ -99,28 +99,18 @@ def _plots() -> Any:
 def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     """Plan one run; with `--emit` its launch script alone on stdout, and the verdict as a note."""
     request, plan = plan_of(settings, today=today)
-    shown_views = views(request, plan)
+    shown_views, whole = views(request, plan), report.report(request, plan)
+    rows, warnings = report.flat_rows(request, plan), remarks.warnings(request, plan, today)
     if settings.emit:
         script = import_module("sabia.core.plan.output.launch").script(request, plan)
-        return PlanOutput(
-            text=script.rstrip("\n"),
-            report=report.report(request, plan) | {"script": script},
-            rows=report.flat_rows(request, plan),
-            notes=[table.verdict(plan)],
-            warnings=remarks.warnings(request, plan, today),
-        )
+        told = script.rstrip("\n"), whole | {"script": script}
+        return PlanOutput(*told, rows, warnings, notes=[table.verdict(plan)])
     if beside and not plan.layouts:
         shown_views["search"] = search_beside(request, plan)
     texts = [table.render(request, plan), *(view.text for view in shown_views.values())]
-    return PlanOutput(
-        text="\n".join(texts),
-        report=report.report(request, plan)
-        | {name: view.report for name, view in shown_views.items()},
-        rows=report.flat_rows(request, plan),
-        notes=remarks.notes(request, plan),
-        warnings=remarks.warnings(request, plan, today),
-        charts=lambda: _plots().of_plan(request, plan),
-    )
+    whole |= {name: view.report for name, view in shown_views.items()}
+    notes, charts = remarks.notes(request, plan), lambda: _plots().of_plan(request, plan)
+    return PlanOutput("\n".join(texts), whole, rows, warnings, notes, charts)
 
 
 def _of_stage(settings: PlanOptions, today: date) -> PlanOutput:

@@ -51,24 +51,22 @@ def machine_of(entry: dict[str, Any], name: str, where: str) -> Machine:
     if own["name"].lower() in load_chips():
         raise UsageError(f"{where}: name {own['name']!r} is a chip on file (expected another name)")
     measured, usd = own.pop("measured_tflops", None), own.pop("usd_per_chip_hour", None)
-    for one, other, factor in (
-        ("hbm_gb", "memory_mib", 2**20 / 1e9),
-        ("memory_mib", "hbm_gb", 1e9 / 2**20),
-    ):
-        if one not in own and other in own:
-            own[one] = own[other] * factor
+    sold, reported = own.get("hbm_gb"), own.get("memory_mib")
+    if sold is None and reported is not None:
+        own["hbm_gb"] = reported * (2**20 / 1e9)
+    elif sold is not None:
+        own.setdefault("memory_mib", sold * (1e9 / 2**20))
     own.setdefault("bf16_tflops", measured)
     missing = [key for key in ("bf16_tflops", "hbm_gb", "node_chips") if own.get(key) is None]
     if missing:
         alone = " or measured_tflops" if missing[0] == "bf16_tflops" else ""
         raise UsageError(f"{where}: {missing[0]}{alone} is missing (expected a number)")
     if measured is not None:
-        if measured > own["bf16_tflops"]:
-            raise UsageError(
-                f"{where}: measured_tflops {measured:g} (expected at most bf16_tflops "
-                f"{own['bf16_tflops']:g})"
-            )
-        own["matmul_ceiling"] = measured / own["bf16_tflops"]
+        peak = own["bf16_tflops"]
+        if measured > peak:
+            words = f"{measured:g} (expected at most bf16_tflops {peak:g})"
+            raise UsageError(f"{where}: measured_tflops {words}")
+        own["matmul_ceiling"] = measured / peak
     own.setdefault("scale_up_chips", own["node_chips"])
     own["memory_source"] = own["source"]
     own.setdefault("date", None)

@@ -38,21 +38,19 @@ def plan(request: PlanRequest) -> Plan:
         search_result = search(problem, counts, request.settings.value("objective"))
     steps = request.run.tokens / problem.workload.batch_tokens
     layouts = PlannedLayouts(problem, search_result, steps, request.settings.lora_rank)
-    run, cluster = _run(request, layouts), request.cluster
-    chosen = zip(_chosen(request, layouts), request.deadlines_s, strict=True)
+    # with the state of the software
+    run, cluster = replace(request.run, recipe=problem.workload.recipe), request.cluster
+    chosen = zip(_chosen(request, run, layouts), request.deadlines_s, strict=True)
     rows = tuple(row_of(run, cluster, layouts, *pair) for pair in chosen)
-    _refuse_late(request, layouts, rows)
-    planned = replace(
-        base,
-        rows=rows,
-        layouts=layouts,
-        accumulated_min_chips=rows[0].memory_min_chips,
-        memory_min_chips=rows[0].memory_min_chips,
-    )
-    best = planned.best
-    run = replace(run, batch_tokens=problem.workload.batch_tokens)
-    cluster = replace(cluster, mfu=best.mfu)
-    return replace(planned, run=run, cluster=cluster, work_chip_s=best.chips * best.work_s)
+    if not any(row.meets_deadline for row in rows):
+        row = max(rows, key=lambda row: row.deadline_s)
+        more = ", or omit --chips" if search_result and cluster.chips else ""
+        raise planner.no_deadline_met(row, cluster.chip.name, more=more)
+    run, least = replace(run, batch_tokens=problem.workload.batch_tokens), rows[0].memory_min_chips
+    planned = replace(base, run=run, rows=rows, layouts=layouts, memory_min_chips=least)
+    planned = replace(planned, accumulated_min_chips=least)
+    cluster, best = replace(cluster, mfu=planned.best.mfu), planned.best
+    return replace(planned, cluster=cluster, work_chip_s=best.chips * best.work_s)
 
 
 def question_of(request: PlanRequest) -> SearchProblem:
@@ -117,7 +115,7 @@ def pinned_of(settings: PlanOptions) -> dict[str, object]:
     return pinned
 
 
-def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
+def _chosen(request: PlanRequest, run: planner.Run, layouts: PlannedLayouts) -> list[TimedLayout]:
     """Per deadline: the fixed layout, the best on the given chips, or the cheapest in time."""
     search_result, deadlines = layouts.search_result, request.deadlines_s
     if search_result is None:
@@ -134,7 +132,7 @@ def _chosen(request: PlanRequest, layouts: PlannedLayouts) -> list[TimedLayout]:
         return [fixed] * len(deadlines)
     if request.cluster.chips:
         return [search_result.best] * len(deadlines)
-    return in_time(_run(request, layouts), request.cluster, layouts, deadlines)
+    return in_time(run, request.cluster, layouts, deadlines)
 
 
 def in_time(
@@ -147,11 +145,6 @@ def in_time(
         return planner.end_on(run, cluster, row.chips, layouts.steps * row.step_s)
 
     return layouts.search_result.cheapest_in_time(deadlines_s, end)
-
-
-def _run(request: PlanRequest, layouts: PlannedLayouts) -> planner.Run:
-    """The run with the state of the software."""
-    return replace(request.run, recipe=layouts.problem.workload.recipe)
 
 
 def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
@@ -183,16 +176,6 @@ def row_of(
         expected=expected,
         layout=chosen,
     )
-
-
-def _refuse_late(
-    request: PlanRequest, layouts: PlannedLayouts, rows: tuple[DeadlineRow, ...]
-) -> None:
-    """Raise Infeasible, naming a deadline that can be met, if every row is late."""
-    if not any(row.meets_deadline for row in rows):
-        row = max(rows, key=lambda row: row.deadline_s)
-        more = ", or omit --chips" if layouts.search_result and request.cluster.chips else ""
-        raise planner.no_deadline_met(row, request.cluster.chip.name, more=more)
 
 
 def plan_of(

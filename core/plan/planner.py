@@ -192,9 +192,28 @@ class Plan:
 
 
 def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
-    """Plan `run` on `cluster` for each deadline. Raises UsageError, Infeasible."""
+    """Plan `run` on `cluster` for each deadline.
+
+    Raises UsageError, and Infeasible, naming a fix, if no deadline can be met or given chips cannot
+    hold the run.
+    """
     planned = by_mfu(run, cluster, deadlines_s)
-    refuse_infeasible(planned)
+    longest, least = (
+        max(planned.rows, key=lambda row: row.deadline_s),
+        planned.accumulated_min_chips,
+    )
+    chips, name = longest.chips, cluster.chip.name
+    fix = max(least, compute.whole_chips(longest.compute_min_chips))
+    if chips < least:
+        need = format_bytes(run.state_bytes)
+        raise Infeasible(
+            f"--chips: {chips} {name} of {format_bytes(cluster.hbm_bytes)} cannot hold {need} of "
+            f"state and one sequence (expected {least} or more); use --chips {fix}"
+        )
+    if not any(row.meets_deadline for row in planned.rows):
+        soonest_s = end_on(run, cluster, fix, planned.work_chip_s / fix)[0]
+        enough = fix > chips and soonest_s <= longest.deadline_s * (1 + 1e-9)
+        raise no_deadline_met(longest, name, f"--chips {fix} or " if enough else "")
     return planned
 
 
@@ -202,11 +221,10 @@ def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     """The plan, also where no deadline can be met. Raises UsageError."""
     check(run, cluster, deadlines_s)
     work_chip_s, rows = run.train_flops / cluster.flops_per_chip_s, []
-    least_chips = [
+    state_chips, sequence_chips, memory_min_chips = (
         compute.whole_chips((run.state_bytes + run.live_bytes(tokens)) / cluster.hbm_bytes)
         for tokens in (0, run.sequence, run.batch_tokens)
-    ]
-    memory_min_chips = least_chips[-1]
+    )
     for deadline_s in deadlines_s:
         exact = work_chip_s / deadline_s
         if cluster.stops:
@@ -216,6 +234,7 @@ def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
         expected = expected_end(run, cluster, chips, work_s)
         figures = (deadline_s, exact, memory_min_chips, chips, work_s, cluster.mfu, expected)
         rows.append(DeadlineRow(*figures))
+    least_chips = state_chips, sequence_chips, memory_min_chips
     return Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
 
 
@@ -299,25 +318,6 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
     }
     for words in (words for words, broken in refused.items() if broken):
         raise UsageError(words)
-
-
-def refuse_infeasible(planned: Plan) -> None:
-    """Raise Infeasible if no deadline can be met or given chips cannot hold it, naming a fix."""
-    cluster, longest = planned.cluster, max(planned.rows, key=lambda row: row.deadline_s)
-    chips, least = longest.chips, planned.accumulated_min_chips
-    fix = max(least, compute.whole_chips(longest.compute_min_chips))
-    name, have = cluster.chip.name, f"--chips: {chips}"
-    if chips < least:
-        need = format_bytes(planned.run.state_bytes)
-        raise Infeasible(
-            f"{have} {name} of {format_bytes(cluster.hbm_bytes)} cannot hold {need} of state and "
-            f"one sequence (expected {least} or more); use --chips {fix}"
-        )
-    if not any(row.meets_deadline for row in planned.rows):
-        run = planned.run
-        soonest_s = end_on(run, cluster, fix, planned.work_chip_s / fix)[0]
-        enough = fix > chips and soonest_s <= longest.deadline_s * (1 + 1e-9)
-        raise no_deadline_met(longest, name, f"--chips {fix} or " if enough else "")
 
 
 def no_deadline_met(row: DeadlineRow, name: str, other: str = "", more: str = "") -> Infeasible:

@@ -6,7 +6,7 @@ the nearest published model or from the data files, and is listed in `PlanReques
 
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from sabia.core.errors import UsageError
@@ -89,6 +89,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         "deadline": f"deadlines {settings.value('deadline').replace(',', ', ')}",
         "price": f"prices seen {', '.join(price_days)}",
     }
+    days = partial(parse_duration, what="--deadline")
     given = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
     given |= {"chip"} if settings.machine else set()
     if settings.search or settings.fixed_layout:
@@ -99,11 +100,7 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         settings=settings,
         run=run,
         cluster=cluster,
-        deadlines_s=parse_list(
-            settings.value("deadline"),
-            lambda text: parse_duration(text, "--deadline"),
-            "--deadline",
-        ),
+        deadlines_s=parse_list(settings.value("deadline"), days, "--deadline"),
         assumed=tuple(words for name, words in assumptions.items() if name not in given),
         today=today,
         refused_price=refused_price,
@@ -164,12 +161,13 @@ def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> 
     from sabia.core.plan.counting import operations
 
     convention, rank = settings.value("convention"), settings.lora_rank
+    run = replace(run, convention=convention)
     if rank is None:
         per_token = operations.training_flops_per_token(model, run.sequence, convention)
-        return replace(run, convention=convention, flops_per_token=per_token)
+        return replace(run, flops_per_token=per_token)
     per_token = operations.lora_flops_per_token(model, run.sequence, rank, convention)
     adapters = operations.adapter_params(model, rank)
-    return replace(run, convention=convention, flops_per_token=per_token, adapter_params=adapters)
+    return replace(run, flops_per_token=per_token, adapter_params=adapters)
 
 
 def _stops(settings: PlanOptions, run: Run) -> "StopModel | None":

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.spec import ModelSpec
@@ -44,13 +44,9 @@ class LayerHalf:
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __add__(self, other: "LayerHalf") -> "LayerHalf":
-        return LayerHalf(
-            self.matrices + other.matrices,
-            self.vectors + other.vectors,
-            self.edges + other.edges,
-            self.experts + other.experts,
-            {**self.sizes, **other.sizes},
-        )
+        counts = ("matrices", "vectors", "edges", "experts")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in counts}
+        return LayerHalf(**sums, sizes={**self.sizes, **other.sizes})
 
     def with_sizes(self, **sizes: object) -> "LayerHalf":
         """The LayerHalf with further fields of its LayerKind."""
@@ -78,21 +74,12 @@ def of_shapes(
     return LayerHalf(matrices, vectors, sum(map(sum, adapted)), sizes=sizes)
 
 
-class MixerSizes(TypedDict):
-    """Heads of a mixer, and the widths of all its queries, keys and values."""
-
-    heads: int
-    kv_heads: int
-    query_width: int
-    key_width: int
-    value_width: int
+MIXER_SIZES = ("heads", "kv_heads", "query_width", "key_width", "value_width")
 
 
-def mixer_sizes(heads: int, kv_heads: int, query: int, key: int, value: int) -> MixerSizes:
-    """The sizes of a mixer in the order of their names."""
-    return MixerSizes(
-        heads=heads, kv_heads=kv_heads, query_width=query, key_width=key, value_width=value
-    )
+def mixer_sizes(*sizes: int) -> dict[str, Any]:
+    """Heads of a mixer, and the widths of all its queries, keys and values: MIXER_SIZES."""
+    return dict(zip(MIXER_SIZES, sizes, strict=True))
 
 
 def layer(mixer: LayerHalf, feed: LayerHalf, vectors: int, norms: int = 2) -> LayerKind:
@@ -179,7 +166,7 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
         made = mixer_sizes(mixer.heads, mixer.heads, keys, keys, values)
         return {**sizes, **made, **latents}
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    sizes |= dict(mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys))
+    sizes |= mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys)
     if mixer.sinks:
         sizes["sinks"] = True
     if mixer.qk_norm or mixer.qk_norm_whole:

@@ -21,6 +21,7 @@ times `tensor` the tokens of a row. The search filters arrays with the rules. `-
 names the nearest valid values.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -101,10 +102,7 @@ class LayoutRule:
 
     def product(self, values: Mapping[str, Number]) -> Number:
         """The product of the fields; 1 for a field that is not given."""
-        total: Number = 1
-        for field in self.fields:
-            total = total * values.get(field, 1)
-        return total
+        return math.prod(values.get(field, 1) for field in self.fields)
 
 
 def divides(fields: tuple[str, ...], count: int, what: str) -> LayoutRule:

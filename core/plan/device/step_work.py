@@ -229,11 +229,11 @@ def _slowed(at: Timed, precision: Precision, lost: Number) -> Number:
 
 def matmul_s(at: Timed, kind: LayerKind) -> Number:
     """All products of a layer: forward, backward and recomputation."""
-    total: Number = 0
-    for one in products(kind):
-        times = 2 + at.trained + runs_again(one.output, at.layout, at.stack)
-        total = total + times * product_s(at, one, kind.experts, kind.top_k)
-    return total
+    return sum(
+        (2 + at.trained + runs_again(one.output, at.layout, at.stack))
+        * product_s(at, one, kind.experts, kind.top_k)
+        for one in products(kind)
+    )
 
 
 def attention_s(at: Timed, kind: LayerKind) -> Number:

@@ -96,12 +96,8 @@ class FittedLaw:
         """The same of the loss that a run would have, with the spread of the runs."""
         fitted = 5 if self.free else 3
         wider = (len(self.errors) / max(1, len(self.errors) - fitted)) ** 0.5
-        return percentiles(
-            [
-                law.loss(params, tokens) * (1 + error * wider)
-                for law, error in itertools.product(self.resampled, self.errors)
-            ]
-        )
+        pairs = itertools.product(self.resampled, self.errors)
+        return percentiles(law.loss(params, tokens) * (1 + error * wider) for law, error in pairs)
 
 
 def _exponent(short: tuple[float, float], long: tuple[float, float]) -> float:
@@ -154,12 +150,10 @@ def _law(table: Any, weights: object, free: bool) -> ScalingLaw:
     best: tuple[float, Any, Any] = (np.inf, centre, np.zeros(3))
     for _ in range(LEVELS if free else 1):
         steps = np.linspace(-reach, reach, SIDE) if free else np.zeros(1)
-        grid = np.array(list(itertools.product(steps, steps))) + centre
-        grid = np.clip(grid, low, high)
+        grid = np.clip(np.array(list(itertools.product(steps, steps))) + centre, low, high)
         powers = (table[None, :, :2] / middle) ** -grid[:, None, :]
-        columns = (
-            np.concatenate([np.ones((*powers.shape[:2], 1)), powers], 2) / table[:, 2][:, None]
-        )
+        ones = np.ones((*powers.shape[:2], 1))
+        columns = np.concatenate([ones, powers], 2) / table[:, 2][:, None]
         squares, factors = _non_negative(columns, weights)
         chosen = int(squares.argmin())
         if squares[chosen] < best[0]:

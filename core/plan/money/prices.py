@@ -95,7 +95,7 @@ class Price:
         """Provider, region and terms, such as 'Google Cloud us-central1, spot'."""
         seller = " ".join(word for word in (self.provider, self.region) if word)
         terms = (seller, "spot" if self.spot else "", self.commitment)
-        return ", ".join(term for term in terms if term)
+        return ", ".join(filter(None, terms))
 
     def preemptible(self, share: float) -> "Price":
         """`share` of this price, for chips that may be preempted; itself for all of it."""
@@ -197,9 +197,9 @@ def prices_for(
         p for p in rows
         if p.spot == spot and p.commitment == commitment and _begins(p.provider, provider)
     ]  # fmt: skip
-    nearest = {p.provider: 0.0 for p in sold}
+    nearest: dict[str | None, float] = {}
     for price in sold:
-        nearest[price.provider] = max(nearest[price.provider], _nearness(price, region))
+        nearest[price.provider] = max(nearest.get(price.provider, 0), _nearness(price, region))
     matches = [p for p in sold if 0 < nearest[p.provider] == _nearness(p, region)]
     if not matches:
         terms = "spot" if spot else commitment or "by the hour"

@@ -13,6 +13,7 @@ The law of `--fit`: its runs, its constants with intervals, and what it says abo
 On which terms the chips are used: reserved, at nights and weekends, tuned first or at once.
 """
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -163,10 +164,8 @@ def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
     rows = current(load_prices().get(chip, ()), request.today)
     matches: tuple[Price, ...] = ()
     for spot, term in dict.fromkeys((price.spot, price.commitment) for price in rows):
-        try:
+        with suppress(UsageError):  # nothing of these terms there
             matches += prices_for(chip, settings.provider, settings.region, spot, term, rows)
-        except UsageError:
-            continue  # nothing of these terms there
     return matches
 
 

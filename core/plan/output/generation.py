@@ -50,14 +50,9 @@ def serve(request: PlanRequest) -> View:
     serving, chips = ServingRequest(request), request.cluster.chips
     possible = possible_loads(serving)
     best, usd = cheapest(possible), serving.usd_per_chip_hour
-    replica, name = best.replica, request.cluster.chip.name.upper()
+    replica, chosen, cluster = best.replica, load_report(best, usd), dict[str, Any]()
     replicas = [load_report(load, usd) for load in possible]
-    report: dict[str, Any] = {
-        "price_usd_per_chip_hour": usd,
-        "replicas": replicas,
-        "best": load_report(best, usd),
-    }
-    cluster: dict[str, Any] = {}
+    report: dict[str, Any] = {"price_usd_per_chip_hour": usd, "replicas": replicas, "best": chosen}
     asked, test_time = serving.settings, list[str]()
     if asked.requests:
         busy = math.ceil(asked.requests * best.request_chip_s / replica.chips * (1 - 1e-12))
@@ -73,22 +68,14 @@ def serve(request: PlanRequest) -> View:
             "requests_per_s": used / best.request_chip_s,
             "usd_per_hour": usd * chips,
         }
-    figures = {
-        "best": best,
-        "replica": replica,
-        "each": cache_bytes(replica, best.prompt + best.output),
-        "usd": usd,
-        "usd_in": best.usd_per_million_input(usd),
-        "usd_out": best.usd_per_million_output(usd),
+    given = {
+        "chip": request.cluster.chip.name.upper(),
         "split": ", attention by data," if replica.attention == "data" else "",
         "cluster": words("serving_cluster", cluster["cluster"]) if cluster else "",
     }
-    lines = [
-        words("serving", figures, params=request.run.params),
-        *table_of(LOADS, replicas),
-        *test_time,
-        words("serving_verdict", figures, chip=name),
-    ]
+    head = words("serving", chosen, params=request.run.params)
+    verdict = words("serving_verdict", chosen, usd=usd, **given)
+    lines = [head, *table_of(LOADS, replicas), *test_time, verdict]
     view = _view(serving, request.run.kind, lines, report)
     return View(view.text, view.report | cluster)
 

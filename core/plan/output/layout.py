@@ -118,37 +118,34 @@ def _explained(best: TimedLayout) -> list[str]:
 def _table(
     plan: Plan, layouts: PlannedLayouts, shown: Sequence[TimedLayout], picked: set[str]
 ) -> list[str]:
+    """A column is left out where it says nothing: an axis of 1, the same chips, no price."""
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
-    several = len({row.chips for row in shown}) > 1
 
-    def cost(hours: float | None) -> str:
-        return short_money(hours * price.usd_per_chip_hour) if hours else "-"
-
-    used = [
-        name
-        for name, field in COLUMNS.items()
-        if name in ("dp", "mb") or any(getattr(row.layout, field) != 1 for row in shown)
-    ]
-    head = ["#", *(["CHIPS"] if several else []), *used, "REMAT", "STEP", "MFU",
-            "GB/CHIP", *(["COST"] if price else [])]  # fmt: skip
-    rows = []
-    for number, row in enumerate(shown, 1):
-        hours = billed_hours(plan, layouts, row)
+    def mfu(row: TimedLayout) -> str:
         step_times = row.time.high_s, row.time.total_s, row.time.low_s
         low, middle, high = (100 * mfu_of(plan, layouts, row, s) for s in step_times)
-        rows.append(
-            [
-                f"{number}{' *' if row.layout.described in picked else ''}",
-                *([f"{row.chips:,}"] if several else []),
-                *(f"{getattr(row.layout, COLUMNS[name]):g}" for name in used),
-                row.layout.recompute,
-                seconds(row.step_s),
-                f"{middle:.0f}% ({low:.0f}-{high:.0f})",
-                f"{row.memory.total / 1e9:.1f}",
-                *([cost(hours)] if price else []),
-            ]
-        )
-    return columns(head, rows)
+        return f"{middle:.0f}% ({low:.0f}-{high:.0f})"
+
+    def cost(row: TimedLayout) -> str:
+        hours = billed_hours(plan, layouts, row)
+        return short_money(hours * price.usd_per_chip_hour) if hours and price else "-"
+
+    marks = [" *" if row.layout.described in picked else "" for row in shown]
+    sizes = {name: [getattr(row.layout, axis) for row in shown] for name, axis in COLUMNS.items()}
+    sizes = {name: ns for name, ns in sizes.items() if name in ("dp", "mb") or {*ns} != {1}}
+    several = len({row.chips for row in shown}) > 1
+    table = {
+        "#": [f"{number}{mark}" for number, mark in enumerate(marks, 1)],
+        "CHIPS": [f"{row.chips:,}" for row in shown if several],
+        **{name: [f"{n:g}" for n in ns] for name, ns in sizes.items()},
+        "REMAT": [row.layout.recompute for row in shown],
+        "STEP": [seconds(row.step_s) for row in shown],
+        "MFU": [mfu(row) for row in shown],
+        "GB/CHIP": [f"{row.memory.total / 1e9:.1f}" for row in shown],
+        "COST": [cost(row) for row in shown if price],
+    }
+    table = {head: texts for head, texts in table.items() if texts}
+    return columns(list(table), list(zip(*table.values(), strict=True)))
 
 
 def billed_hours(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> float | None:

@@ -26,10 +26,8 @@ _GAP = 16
 def check_form(path: str) -> None:
     """Raise UsageError on a file format that is not supported."""
     if path.endswith(".png"):
-        raise UsageError(
-            f"--plot: {path} (expected .svg or .html; a browser or rsvg-convert converts an SVG to "
-            "PNG)"
-        )
+        more = "a browser or rsvg-convert converts an SVG to PNG"
+        raise UsageError(f"--plot: {path} (expected .svg or .html; {more})")
     if not path.endswith(FORMS):
         raise UsageError(f"--plot: {path} (expected a name that ends in .svg or .html)")
     folder = os.path.dirname(path) or "."
@@ -51,7 +49,7 @@ def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
     rows = _replanned(plan, _spread([s / DAY_S for s in request.deadlines_s]))
     charts = [svg.line_chart(_chip_lines(rows), "Chips by deadline", "deadline, days", "chips")]
     if plan.cluster.prices:
-        lines = [Series(_named(p), _costs(plan, rows, p)) for p in plan.cluster.prices]
+        lines = [_cost_line(plan, rows, price) for price in plan.cluster.prices]
         top = max(y for line in lines for _, y in line.points if math.isfinite(y))
         axes = "Cost by deadline", "deadline, days", "US dollars"
         charts.append(svg.line_chart(lines, *axes, y_range=(0, top)))
@@ -86,15 +84,11 @@ def _chip_lines(rows: list[DeadlineRow]) -> list[Series]:
     ]
 
 
-def _costs(plan: Plan, rows: list[DeadlineRow], price: Price) -> list[tuple[float, float]]:
-    return [
-        (row.deadline_s / DAY_S, plan.cost_usd(price, row) if row.meets_deadline else math.nan)
-        for row in rows
-    ]
-
-
-def _named(price: Price) -> str:
-    return f"{price.label} ${price.usd_per_chip_hour:g}" if price.tier else price.label
+def _cost_line(plan: Plan, rows: list[DeadlineRow], price: Price) -> Series:
+    name = f"{price.label} ${price.usd_per_chip_hour:g}" if price.tier else price.label
+    costs = [plan.cost_usd(price, row) if row.meets_deadline else math.nan for row in rows]
+    days = [row.deadline_s / DAY_S for row in rows]
+    return Series(name, list(zip(days, costs, strict=True)))
 
 
 def _memory_by_term(plan: Plan) -> str:
@@ -104,13 +98,9 @@ def _memory_by_term(plan: Plan) -> str:
         bars = {term.name: float(term.bytes) / 1e9 for term in terms if term.bytes}
         title, label = "Memory of the fullest chip, by term", "GB"
     else:
-        run = plan.run
-        bars = {
-            "weights": run.params * run.recipe.weights / 1e12,
-            "gradients": run.params * run.recipe.gradients / 1e12,
-            "optimizer": run.params * run.recipe.optimizer / 1e12,
-            "activations of the batch": run.activation_bytes / 1e12,
-        }
+        run, parts = plan.run, ("weights", "gradients", "optimizer")
+        bars = {part: run.params * getattr(run.recipe, part) / 1e12 for part in parts}
+        bars["activations of the batch"] = run.activation_bytes / 1e12
         title, label = "Memory of the cluster, by term", "TB"
     ordered = sorted(bars.items(), key=lambda term: -term[1])
     groups = [BarGroup(name, [Bar(label, value)]) for name, value in ordered]
@@ -144,11 +134,8 @@ def of_several(named: Sequence[tuple[str, SummaryRow]]) -> list[str]:
     """Charts of several plans: days and cost of each."""
     made = [(name, row) for name, row in named if not row["error"]]
     days = [BarGroup(name, [Bar("days", row["finishes_s"] / DAY_S)]) for name, row in made]
-    costs = [
-        BarGroup(name, [Bar(at, usd) for at, usd in row["costs_usd"].items()])
-        for name, row in made
-        if row["costs_usd"]
-    ]
+    billed = [(name, row["costs_usd"]) for name, row in made if row["costs_usd"]]
+    costs = [BarGroup(name, [Bar(*bill) for bill in bills.items()]) for name, bills in billed]
     charts = [svg.bar_chart(days, "Days", "days")]
     return charts + ([svg.bar_chart(costs, "Cost", "US dollars", form=",.0f")] if costs else [])
 

@@ -56,10 +56,9 @@ class SizeAnswer:
     """Best sizes by deadline, and the curve of the longest one. Raises UsageError, Infeasible."""
 
     def __init__(self, settings: PlanOptions, today: date) -> None:
-        for name in NOT_HERE:
-            if settings.set_values(name):
-                flag = settings.table[name].flag
-                raise UsageError(f"{flag}: needs the size of the model (expected --params)")
+        for name in settings.set_values(*NOT_HERE):
+            flag = settings.table[name].flag
+            raise UsageError(f"{flag}: needs the size of the model (expected --params)")
         self.settings = settings
         unset = dict.fromkeys(("tokens", "tokens_per_param", "data", "fit"))
         guess = settings.changed(params=GUESSED, **unset)

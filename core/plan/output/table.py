@@ -227,9 +227,8 @@ def verdict(plan: Plan) -> str:
     least_usd = min((plan.cost_usd(price) for price in plan.cluster.prices), default=None)
     bill = "" if least_usd is None else f", {short_money(least_usd)}"
     weeks = f" ({best.finishes_s / DAY_S / 7:.1f} weeks)" if best.finishes_s > 60 * DAY_S else ""
-    took = f"{best.finishes_s / DAY_S:.1f} days{weeks}"
-    if best.finishes_s < DAY_S:
-        took = format_duration(best.finishes_s)
+    days = best.finishes_s / DAY_S
+    took = f"{days:.1f} days{weeks}" if days >= 1 else format_duration(best.finishes_s)
     with_stops = " with interruptions" if best.expected else ""
     done = f"finishes in {took}{with_stops}{bill}."
     least = plan.accumulated_min_chips
@@ -238,11 +237,11 @@ def verdict(plan: Plan) -> str:
         hold = f"No layout fits on fewer than {least}." if plan.layouts.sizes > 1 else ""
     if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
         # the deadlines that it does not meet, and how it uses its memory
-        sentences = [f"given {best.chips} {name}: {done}"]
         late = [row for row in plan.rows if not row.meets_deadline]
-        sentences += [
+        needed = (
             f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late
-        ]
+        )
+        sentences = [f"given {best.chips} {name}: {done}", *needed]
         if best.chips < plan.memory_min_chips:
             run, cluster = plan.run, plan.cluster
             free = best.chips * cluster.hbm_bytes - run.state_bytes
@@ -252,6 +251,5 @@ def verdict(plan: Plan) -> str:
         return " ".join([*sentences, hold]).rstrip()
     if best.bound == "memory":
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
-    return (
-        f"compute-bound: {best.chips} {name} for {format_duration(best.deadline_s)}, {done} {hold}"
-    )
+    within = format_duration(best.deadline_s)
+    return f"compute-bound: {best.chips} {name} for {within}, {done} {hold}"

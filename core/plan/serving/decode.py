@@ -363,18 +363,17 @@ def _roofline(
 def _overheads(replica: Replica, tokens: float) -> tuple[PassPart, ...]:
     """Messages of `tokens` activations in each layer, and launches."""
     model, t = replica.architecture, replica.chips
-    launches = model.depth * factor("operations_per_layer") * factor("operation_s")
+    launching_s = model.depth * factor("operations_per_layer") * factor("operation_s")
+    launches = PassPart("launches", launching_s, "launches")
     if t == 1:
-        return (PassPart("launches", launches, "launches"),)
+        return (launches,)
     size = tokens * model.hidden * ACTIVATION_BYTES
     if replica.attention == "data":
-        seconds = sum(
-            kind.count * 2 * _exchange_s(replica, kind, size / t) for kind in model.layers
-        )
+        seconds = _each_layer(model, lambda kind: 2 * _exchange_s(replica, kind, size / t))
     else:
         ring_s = 2 * (t - 1) / t * size / replica.link_bytes_per_s
         seconds = model.depth * ALL_REDUCES * (factor("message_s") + ring_s)
-    return (PassPart("messages", seconds, "network"), PassPart("launches", launches, "launches"))
+    return (PassPart("messages", seconds, "network"), launches)
 
 
 def _exchange_s(replica: Replica, kind: LayerKind, size: float) -> float:

@@ -93,10 +93,8 @@ def _alive(t: float, scale: float) -> float:
 def _integral(f: Callable[[float], float], end: float) -> float:
     """∫ f from 0 to `end`, Simpson's rule on a grid that is fine near 0."""
     nodes = [end * (i / STEPS) ** 2 for i in range(STEPS + 1)]
-    total = 0.0
-    for a, b in itertools.pairwise(nodes):
-        total += (b - a) / 6 * (f(a) + 4 * f((a + b) / 2) + f(b))
-    return total
+    pairs = itertools.pairwise(nodes)
+    return sum((b - a) / 6 * (f(a) + 4 * f((a + b) / 2) + f(b)) for a, b in pairs)
 
 
 SLICES = 96

@@ -12,6 +12,7 @@ costs, by their chip time.
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip
@@ -108,9 +109,17 @@ class Load:
     prompt: float
     output: float
     batch: int
-    step: Pass
-    first: Pass
     samples: int = 1
+
+    @cached_property
+    def step(self) -> Pass:
+        """A token of each running answer, at half of its length."""
+        return decode_step(self.replica, self.batch, self.prompt + self.output / 2)
+
+    @cached_property
+    def first(self) -> Pass:
+        """The prefill of one prompt."""
+        return prefill(self.replica, self.prompt)
 
     @property
     def prefill_chip_s(self) -> float:
@@ -156,16 +165,7 @@ def full_load(
 ) -> Load:
     """`replica` with `batch` running requests (default: as many as fit). Raises Infeasible."""
     most = largest_batch(replica, prompt + output)
-    running = most if batch is None else min(batch, most)
-    return Load(
-        replica=replica,
-        prompt=prompt,
-        output=output,
-        batch=running,
-        step=decode_step(replica, running, prompt + output / 2),
-        first=prefill(replica, prompt),
-        samples=samples,
-    )
+    return Load(replica, prompt, output, most if batch is None else min(batch, most), samples)
 
 
 def loads(

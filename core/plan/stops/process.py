@@ -303,7 +303,7 @@ def _mirrored(process: Process, mean_s: float) -> float:
 def _limited(process: Process, mean_s: float) -> tuple[float, float]:
     """Exposed time and cuts with a job limit, by the recurrence over remaining segments."""
     full, s, upload_s = process.segments_a_job, process.segment_s, process.upload_s
-    again, fresh = (_start(full, s, upload_s + head, mean_s) for head in (process.restart_s, 0.0))
+    again, fresh = (_Start(full, s, upload_s + head, mean_s) for head in (process.restart_s, 0.0))
     if again.nothing >= 1:
         return math.inf, math.inf
     ratio = math.exp(-s / mean_s)
@@ -330,29 +330,20 @@ def _limited(process: Process, mean_s: float) -> tuple[float, float]:
     )
 
 
-@dataclass(frozen=True)
 class _Start:
     """A job with a limit: its mean time, and the probabilities of its durable saves.
 
     nothing: of no durable save; partly · ratio^k: of k; through: of all, so that the limit ends it.
     """
 
-    job_s: float
-    nothing: float
-    partly: float
-    through: float
+    def __init__(self, segments: int, segment_s: float, lead_s: float, mean_s: float) -> None:
+        """A job of `segments` after a restart and the upload of a save, `lead_s`."""
+        end_s = lead_s + segments * segment_s
+        self.through = math.exp(-end_s / mean_s)
+        self.job_s = end_s if math.isinf(mean_s) else mean_s * (1 - self.through)
+        self.nothing = -math.expm1(-(lead_s + segment_s) / mean_s)
+        self.partly = math.exp(-lead_s / mean_s) * -math.expm1(-segment_s / mean_s)
 
     def mean(self, own: float, after_some: float, after_all: float) -> float:
         """The job's own value plus the mean of the rest, without the case of no durable save."""
         return own + self.partly * after_some + self.through * after_all
-
-
-def _start(segments: int, segment_s: float, lead_s: float, mean_s: float) -> _Start:
-    end_s = lead_s + segments * segment_s
-    through = math.exp(-end_s / mean_s)
-    return _Start(
-        job_s=end_s if math.isinf(mean_s) else mean_s * (1 - through),
-        nothing=-math.expm1(-(lead_s + segment_s) / mean_s),
-        partly=math.exp(-lead_s / mean_s) * -math.expm1(-segment_s / mean_s),
-        through=through,
-    )

@@ -6,7 +6,7 @@ Also Nemotron Super, whose layers differ one by one.
 from collections.abc import Callable
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.counting.architecture import Architecture
+from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.counting.blocks import LayerHalf, layer, of_shapes
 from sabia.core.plan.counting.dialects import reading
 from sabia.core.plan.counting.dialects.reading import CountFields
@@ -140,12 +140,12 @@ def nemotron_nas(fields: CountFields) -> Architecture:
         inner = int(2 * float(str(block["ffn_mult"])) * hidden / 3)
         return reading.gated(hidden, -(-inner // 256) * 256)
 
-    halves = [(mixer(block["attention"]), feed(block["ffn"])) for block in blocks]
-    norms = [sum(part != LayerHalf() for part in pair) for pair in halves]
-    kinds = [
-        layer(*pair, count * hidden, norms=count) for pair, count in zip(halves, norms, strict=True)
-    ]
-    return reading.decoder(fields, kinds)
+    def kind(block: dict[str, dict[str, object]]) -> LayerKind:
+        halves = mixer(block["attention"]), feed(block["ffn"])
+        norms = sum(half != LayerHalf() for half in halves)
+        return layer(*halves, norms * hidden, norms=norms)
+
+    return reading.decoder(fields, map(kind, blocks))
 
 
 def _plain_block(name: str, block: dict[str, object]) -> None:
