@@ -28,10 +28,7 @@ def stops(request: PlanRequest, plan: Plan) -> View:
     if request.settings.simulate:
         process = failures.process_of(run, failures.saving(run))
         simulated = simulate(process, request.settings.simulate, request.settings.seed)
-        wall, interruptions = simulated.wall_s, simulated.stops
-        days = (each / DAY_S for each in (wall.mean, wall.p50, wall.p95))
-        by_days = dict(zip(("mean_d", "half_d", "most_d"), days, strict=True))
-        lines.append(words("simulated", by_days, runs=simulated.runs, stops=interruptions))
+        lines.append(words("simulated", vars(simulated)))
         figures["simulated"] = asdict(simulated)
     if request.settings.spot and model.preemption_s and cluster.prices:
         line, comparison = _against_on_demand(request, run, plan)
@@ -52,9 +49,7 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
     interval, losses = "one at the end", []
     if not math.isinf(expected.mean_time_between_stops_s):
         interval = f"one every {short_time(expected.interval_s)}"
-        minutes = {"lost_min": expected.lost_per_stop_s / 60, "restart_min": model.restart_s / 60}
-        count = expected.failures + expected.preemptions
-        losses = [words("losses", both | minutes, count=count)]
+        losses = [words("losses", both, count=expected.failures + expected.preemptions)]
     waits = {
         "for capacity": expected.waited_capacity_s,
         "for repairs": expected.waited_repair_s,
@@ -65,12 +60,12 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
         f", {short_money(plan.cost_usd(price))} {price.label}" for price in plan.cluster.prices
     )
     after = {"waiting": f", with {waiting}" if waiting else "", "bills": bills}
-    wall_d, more = expected.wall_s / DAY_S, expected.wall_s / expected.work_s - 1
+    more = expected.wall_s / expected.work_s - 1
     return [
         words("failures", both, rate=rate, preempted=preempted),
         words("save", both, how=save, interval=interval),
         *losses,
-        words("expected", both | after, wall_d=wall_d, more=more),
+        words("expected", both | after, more=more),
     ]
 
 

@@ -157,6 +157,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "percent": percent, "count": format_count, "count1": partial(format_count, digits=1),
     "count2": partial(format_count, digits=2), "bytes": format_bytes, "duration": format_duration,
     "tons": tons, "power": lambda value: f"{value:.3g}".replace("e+", "e"),
+    "days": lambda seconds: f"{seconds / DAY_S:.2f}d",
+    "minutes": lambda seconds: f"{seconds / 60:.0f} min",
 }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_points_are_the_plan_s_own():
     row = plan.rows[1]
     assert chips["by compute"] == row.compute_min_chips
     assert (chips["by memory"], chips["used"]) == (row.memory_min_chips, row.chips)
-    (point,) = plots._costs(plan, rows, plan.cluster.prices[0])
+    (point,) = plots._cost_line(plan, rows, plan.cluster.prices[0]).points
     assert point[1] == pytest.approx(plan.cost_usd(plan.cluster.prices[0], row))
 
 
