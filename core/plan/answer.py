@@ -103,8 +103,8 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     rows, warnings = report.flat_rows(request, plan), remarks.warnings(request, plan, today)
     if settings.emit:
         script = import_module("sabia.core.plan.output.launch").script(request, plan)
-        told = script.rstrip("\n"), whole | {"script": script}
-        return PlanOutput(*told, rows, warnings, notes=[table.verdict(plan)])
+        body = script.rstrip("\n"), whole | {"script": script}
+        return PlanOutput(*body, rows, warnings, notes=[table.verdict(plan)])
     if beside and not plan.layouts:
         shown_views["search"] = search_beside(request, plan)
     texts = [table.render(request, plan), *(view.text for view in shown_views.values())]

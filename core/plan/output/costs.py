@@ -181,12 +181,12 @@ PAIRS: dict[str, Cell] = {
 
 def scaling(request: PlanRequest, plan: Plan) -> View:
     """The plan and better pairs of size and tokens by a scaling law (of active parameters)."""
-    served = request.settings.serve_tokens or 0.0
+    inference_tokens = request.settings.serve_tokens or 0.0
     law = request.own_law.law if request.own_law else BESIROGLU
     planned = Pair(plan.run.active_params, plan.run.tokens)
     loss, same_flops = planned.loss(law), law.optimal(planned.train_flops)
-    same_loss = cheapest_pair(law, loss, served)
-    saving = 1 - same_loss.life_flops(served) / planned.life_flops(served)
+    same_loss = cheapest_pair(law, loss, inference_tokens)
+    saving = 1 - same_loss.life_flops(inference_tokens) / planned.life_flops(inference_tokens)
     pairs = {
         "as planned": planned,
         "least loss for the same FLOPs": same_flops,
@@ -198,20 +198,25 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
         pairs[f"least loss for {short_money(limit_usd)}"] = law.optimal(flops)
     rows = [
-        {"name": name, "pair": pair, "loss": pair.loss(law), "life": pair.life_flops(served)}
+        {
+            "name": name,
+            "pair": pair,
+            "loss": pair.loss(law),
+            "life": pair.life_flops(inference_tokens),
+        }
         for name, pair in pairs.items()
     ]
     figures: dict[str, Any] = {
         "law": law.name,
         "loss": loss,
-        "served_tokens": served,
+        "served_tokens": inference_tokens,
         **fields(planned, "tokens_per_param over_training"),
         "saving_share": saving,
-        "same_flops": _pair_figures(same_flops, served),
-        "same_loss": _pair_figures(same_loss, served),
+        "same_flops": _pair_figures(same_flops, inference_tokens),
+        "same_loss": _pair_figures(same_loss, inference_tokens),
     }
     rest = words("advice_right" if saving < 0.01 else "advice_other", best=same_loss, saving=saving)
-    advice = words("advice", planned=planned, inference_tokens=served, rest=rest)
+    advice = words("advice", planned=planned, inference_tokens=inference_tokens, rest=rest)
     return View(
         "\n".join([*table_of({f"SIZE, {law.name}": "{name}", **PAIRS}, rows), advice]), figures
     )

@@ -76,13 +76,13 @@ def test_without_serving_the_cheapest_pair_is_the_compute_optimal_one():
 
 
 def test_the_more_is_served_the_smaller_the_model():
-    planned, served = Pair(70e9, 1.4e12), (0, 1e12, 1e13, 1e14)
+    planned, inference_tokens = Pair(70e9, 1.4e12), (0, 1e12, 1e13, 1e14)
     loss = planned.loss(BESIROGLU)
-    best = [scaling.cheapest_pair(BESIROGLU, loss, tokens) for tokens in served]
+    best = [scaling.cheapest_pair(BESIROGLU, loss, tokens) for tokens in inference_tokens]
     sizes = [pair.params for pair in best]
     assert sizes == sorted(sizes, reverse=True)
     saved = [1 - pair.life_flops(tokens) / planned.life_flops(tokens)
-             for pair, tokens in zip(best, served, strict=True)]  # fmt: skip
+             for pair, tokens in zip(best, inference_tokens, strict=True)]  # fmt: skip
     assert saved[-1] > saved[1] > 0
 
 
