@@ -1,4 +1,4 @@
-"""Products of a generation on a CPU, with matrices in the layout of oneDNN.
+"""Products of a generation on a CPU, with matrices in panels or in the layout of oneDNN.
 
 A step of a few rows multiplies a small input by every matrix of the model, and MKL and oneDNN
 arrange a plain matrix anew for each product. `packed` gives parameters that know their own packed
@@ -16,6 +16,8 @@ import torch
 
 from sabia.core.ops.base import Params
 from sabia.core.ops.product import Array, Matrix
+from sabia.kernels.panel_products import interface as panel_products
+from sabia.kernels.panel_products.torch_arrays import serves as serves_panels
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
 from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
 
@@ -52,9 +54,22 @@ class Joined:
         """Each of them as it is."""
         return [numbers(weight) for weight in self._weights]
 
+    @cached_property
+    def panels(self) -> np.ndarray:
+        """All of them as one matrix in panels (kernels.panel_products)."""
+        panels, first = panel_products.panels_for(self.arrays[0], self.outputs), 0
+        for array in self.arrays:
+            panel_products.fill(panels, array, first)
+            first += len(array)
+        return panels
+
     def times(self, x: Tensor) -> Tensor:
         """x[..., in] times all matrices."""
-        return onednn_linear(x, self.packed, self.bias)
+        if not serves_panels(x):
+            return onednn_linear(x, self.packed, self.bias)
+        rows, y = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], self.outputs)
+        panel_products.product(numbers(rows), self.panels, numbers(y).reshape(len(rows), -1))
+        return y if self.bias is None else y + self.bias
 
     def of_one_row(self, x: Tensor) -> Tensor:
         """x[..., in], of one row, times all matrices."""

@@ -23,7 +23,7 @@ COMPILERS = {
 FUNCTIONS = {
     "quality": 57, "bpe": 58, "html": 37, "minhash": 16, "substring": 7, "fasttext": 18,
     "language": 10, "word_spans": 6, "row_products": 17, "row_functions": 17,
-    "decoder_layer": 30,
+    "decoder_layer": 30, "panel_products": 4,
 }  # fmt: skip
 
 # called with the name of each function that is about to be compiled for the cache numba/

@@ -87,6 +87,7 @@ KERNELS: Mapping[str, Kernel] = {
             _TEXT,
         ),
         Kernel("decoder_layer", ("decoder_layer",), _TEXT),
+        Kernel("panel_products", ("fill", "product"), _TEXT),
         Kernel("fasttext", ("score",), _TEXT),
         Kernel("html", ("scan",), _COMPILED),
         Kernel("bpe", ("encode",), _COMPILED),

@@ -48,6 +48,7 @@ FP32_COMPUTED = _emulated_dtypes()
 _CAPABILITIES: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
 HAS_BF16_UNITS = X86_64 and torch.bfloat16 in _native_dtypes(_CAPABILITIES)
 HAS_AMX = X86_64 and bool(_CAPABILITIES.get("amx_bf16"))
+HAS_AVX512 = X86_64 and bool(_CAPABILITIES.get("avx512_f"))
 HAS_ONEDNN = X86_64 and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _CPU = Path("/proc/cpuinfo")  # of Linux
 _IS_INTEL = _CPU.exists() and "GenuineIntel" in _CPU.read_text()

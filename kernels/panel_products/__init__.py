@@ -1,0 +1,1 @@
+"""Products of rows with a matrix in panels; see interface.py."""
