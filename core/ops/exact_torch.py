@@ -1,10 +1,10 @@
 """Operations of torch on a CPU whose results for a token do not depend on the tokens beside it.
 
 A sampler that decodes a token and a trainer that computes whole rows then agree to the last bit.
-Products are oneDNN's: each row of a result has the same bits whatever the number of rows, if there
-are two or more, and two or more outputs, and whatever the layout of the matrix (a vector is
-computed as two). Attention is
-computed query by query. Activations are composed of operations whose vector and scalar code agree:
+Products are those of matrices in panels (kernels.panel_products) where a CPU has vectors of 16
+numbers; elsewhere, and those of experts, oneDNN's: each row of a result has the same bits whatever
+the number of rows, if there are two or more, and two or more outputs, and whatever the layout of
+the matrix (a vector is computed as two). Attention is computed query by query. Activations are composed of operations whose vector and scalar code agree:
 torch's own differ at the ends of an array. Norms, softmax and additions have that property already.
 Gradients are those of any other run. tests/core/ops/test_exact.py has the evidence.
 """
@@ -20,25 +20,32 @@ from torch.utils.checkpoint import checkpoint
 from sabia.core.ops.base import Array, Ops
 from sabia.core.ops.device_torch import TorchOps, plain_rope
 from sabia.core.ops.experts_torch import DispatchPlan, biased, per_token
-from sabia.core.ops.packed_torch import products, takes
+from sabia.core.ops.packed_torch import Joined, joined, products, takes
 from sabia.core.ops.product import Matrix, Product, check_product
 from sabia.kernels.attention.torch_rows import attention, row_mask
-from sabia.kernels.runtime.torch_fp32 import HAS_AMX, computed_in_fp32, onednn_linear, times
+from sabia.kernels.runtime.torch_fp32 import (
+    HAS_AMX,
+    HAS_AVX512,
+    computed_in_fp32,
+    onednn_linear,
+    times,
+)
 
 Tensor = torch.Tensor
 LOSS_BYTES = 64 << 20  # logits of a chunk
 
 
 class _Linear(torch.autograd.Function):
-    """x[M, in] · weight[out, in]ᵀ; M is at least 2."""
+    """x[M, in] · weight[out, in]ᵀ, computed by `product`; M is at least 2."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, product: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight)
+        y: Tensor = product(x, weight)
+        return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         kept, dx, dw = x.dtype, None, None
         if computed_in_fp32(x):
@@ -47,7 +54,7 @@ class _Linear(torch.autograd.Function):
             dx = times(grad, weight.t()) if grad.dtype == torch.float32 else grad @ weight
         if ctx.needs_input_grad[1]:
             dw = grad.flatten(0, -2).t() @ x.flatten(0, -2)
-        return None if dx is None else dx.to(kept), None if dw is None else dw.to(kept)
+        return None if dx is None else dx.to(kept), None if dw is None else dw.to(kept), None
 
 
 def _in_fp32(x: Tensor) -> bool:
@@ -56,20 +63,34 @@ def _in_fp32(x: Tensor) -> bool:
     return computed_in_fp32(x) or (HAS_AMX and x.dtype == torch.bfloat16)
 
 
+def _in_panels(x: Tensor) -> bool:
+    """Whether rows like x are multiplied by matrices in panels, in a generation and in training."""
+    return HAS_AVX512 and (x.dtype == torch.float32 or _in_fp32(x))
+
+
 def _product(x: Tensor, weight: Tensor) -> Tensor:
+    if _in_panels(x):
+        return Joined([Matrix("", weight.detach())]).in_panels(x)
+    return _of_onednn(x, weight)
+
+
+def _of_onednn(x: Tensor, weight: Tensor) -> Tensor:
     if _in_fp32(x):
         return onednn_linear(x.float(), weight.float()).to(x.dtype)
     return onednn_linear(x, weight)
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, product: Callable[..., Tensor] = _product) -> Tensor:
     """x[..., in] · weight[out, in]ᵀ."""
     if not x.numel():
         return F.linear(x, weight)
     if len(weight) == 1:  # a vector
-        return _linear(x, weight.expand(2, -1))[..., :1]
+        return _linear(x, weight.expand(2, -1).contiguous(), product)[..., :1]
     rows = _two(x)
-    y: Tensor = (_Linear.apply if torch.is_grad_enabled() else _product)(rows, weight)
+    if torch.is_grad_enabled():
+        y: Tensor = _Linear.apply(rows, weight, product)
+    else:
+        y = product(rows, weight)
     return y if rows.shape == x.shape else y[:1].view(*x.shape[:-1], -1)
 
 
@@ -147,8 +168,11 @@ class Exact(TorchOps):
         x, matrices, plan = product
         if plan is not None:
             return [_of_experts(x, matrix, plan) for matrix in matrices]
-        packed = takes(x, matrices, plan) and not _in_fp32(x)
-        if packed and all(len(matrix.weight) > 1 for matrix in matrices):
+        packed = takes(x, matrices, plan)
+        if packed and _in_panels(x):
+            whole = joined([matrix._replace(bias=None) for matrix in matrices])
+            results = list(whole.in_panels(x).split(whole.sizes, -1))
+        elif packed and not _in_fp32(x) and all(len(matrix.weight) > 1 for matrix in matrices):
             rows, bare = _two(x), [matrix._replace(bias=None) for matrix in matrices]
             results = products(rows, bare)
             if rows.shape[:-1] != x.shape[:-1]:
@@ -207,4 +231,4 @@ def _of_experts(rows: Tensor, matrix: Matrix, plan: DispatchPlan) -> Tensor:
     weights = matrix.weight.to(rows.dtype).unbind()
     sizes = plan.ends.diff(prepend=plan.ends.new_zeros(1)).tolist()
     pairs = zip(rows.split(sizes), weights, strict=True)
-    return biased(torch.cat([_linear(*pair) for pair in pairs]), matrix.bias, plan)
+    return biased(torch.cat([_linear(*pair, _of_onednn) for pair in pairs]), matrix.bias, plan)

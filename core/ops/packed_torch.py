@@ -8,6 +8,7 @@ as they are (kernels.row_products). The values of all parameters stay as they ar
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor
+ROWS_OF_A_THREAD = 64  # at least
 
 
 class Joined:
@@ -67,9 +69,24 @@ class Joined:
         """x[..., in] times all matrices."""
         if not serves_panels(x):
             return onednn_linear(x, self.packed, self.bias)
-        rows, y = x.reshape(-1, x.shape[-1]).contiguous(), x.new_empty(*x.shape[:-1], self.outputs)
-        panel_products.product(numbers(rows), self.panels, numbers(y).reshape(len(rows), -1))
+        y = self.in_panels(x)
         return y if self.bias is None else y + self.bias
+
+    def in_panels(self, x: Tensor) -> Tensor:
+        """x[..., in] times all matrices, in float32 and then rounded to x's dtype; without a bias
+        and a gradient."""
+        rows = x.detach().reshape(-1, x.shape[-1]).float().contiguous()
+        y = torch.empty(*x.shape[:-1], self.outputs)
+        parts = numbers(rows), numbers(y).reshape(len(rows), -1)
+        threads = max(1, min(torch.get_num_threads(), len(rows) // ROWS_OF_A_THREAD))
+        if threads == 1:
+            panel_products.product(parts[0], self.panels, parts[1])
+        else:
+            split = [np.array_split(part, threads) for part in parts]
+            with ThreadPoolExecutor(threads) as pool:
+                inputs, results = split
+                list(pool.map(panel_products.product, inputs, [self.panels] * threads, results))
+        return y if x.dtype == torch.float32 else y.to(x.dtype)
 
     def of_one_row(self, x: Tensor) -> Tensor:
         """x[..., in], of one row, times all matrices."""
