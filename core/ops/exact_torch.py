@@ -4,9 +4,10 @@ A sampler that decodes a token and a trainer that computes whole rows then agree
 Products are those of matrices in panels (kernels.panel_products) where a CPU has vectors of 16
 numbers; elsewhere, and those of experts, oneDNN's: each row of a result has the same bits whatever
 the number of rows, if there are two or more, and two or more outputs, and whatever the layout of
-the matrix (a vector is computed as two). Attention is computed query by query. Activations are composed of operations whose vector and scalar code agree:
+the matrix (a vector is computed as two). Attention is computed query by query. Activations are
+composed of operations whose vector and scalar code agree:
 torch's own differ at the ends of an array. Norms, softmax and additions have that property already.
-Gradients are those of any other run. tests/core/ops/test_exact.py has the evidence.
+Gradients are those of any other run. tests/core/model/test_exact.py has the evidence.
 """
 
 import math
