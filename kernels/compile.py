@@ -52,7 +52,7 @@ from sabia.kernels.language.definitions import Table
 from sabia.kernels.language.interface import score as language_score
 from sabia.kernels.minhash.definitions import SketchConfig
 from sabia.kernels.minhash.interface import gather, jaccard, signatures, sketch
-from sabia.kernels.panel_products import interface as panel_products
+from sabia.kernels.panel_products.interface import fill, panels_for, product
 from sabia.kernels.quality.interface import measure
 from sabia.kernels.row_functions.interface import (
     attention_gradient,
@@ -200,9 +200,9 @@ def _panel_products() -> None:
     x, out = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
     for dtype in (np.float32, np.uint16):
         weight = np.zeros((1, 1), dtype)
-        panels = panel_products.panels_for(weight, 1)
-        panel_products.fill(panels, weight, 0, _N)
-        panel_products.product(x, panels, out, _N)
+        panels = panels_for(weight, 1)
+        fill(panels, weight, 0, _N)
+        product(x, panels, out, _N)
 
 
 EXAMPLES: Mapping[str, Callable[[], None]] = {

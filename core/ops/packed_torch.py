@@ -17,7 +17,7 @@ import torch
 
 from sabia.core.ops.base import Params
 from sabia.core.ops.product import Array, Matrix
-from sabia.kernels.panel_products import interface as panel_products
+from sabia.kernels.panel_products.interface import fill, panels_for, product
 from sabia.kernels.panel_products.torch_arrays import serves as serves_panels
 from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
 from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
@@ -59,9 +59,9 @@ class Joined:
     @cached_property
     def panels(self) -> np.ndarray:
         """All of them as one matrix in panels (kernels.panel_products)."""
-        panels, first = panel_products.panels_for(self.arrays[0], self.outputs), 0
+        panels, first = panels_for(self.arrays[0], self.outputs), 0
         for array in self.arrays:
-            panel_products.fill(panels, array, first)
+            fill(panels, array, first)
             first += len(array)
         return panels
 
@@ -80,12 +80,12 @@ class Joined:
         parts = numbers(rows), numbers(y).reshape(len(rows), -1)
         threads = max(1, min(torch.get_num_threads(), len(rows) // ROWS_OF_A_THREAD))
         if threads == 1:
-            panel_products.product(parts[0], self.panels, parts[1])
+            product(parts[0], self.panels, parts[1])
         else:
             split = [np.array_split(part, threads) for part in parts]
             with ThreadPoolExecutor(threads) as pool:
                 inputs, results = split
-                list(pool.map(panel_products.product, inputs, [self.panels] * threads, results))
+                list(pool.map(product, inputs, [self.panels] * threads, results))
         return y if x.dtype == torch.float32 else y.to(x.dtype)
 
     def of_one_row(self, x: Tensor) -> Tensor:
