@@ -79,9 +79,9 @@ def _block(_context, x, panel, out, adds, ahead, step):
         read = [_loaded(b, b.add(at, number(v * wide)), is_bf16) for v in vectors]
         for n in range(FETCHES):
             part = b.sdiv(b.mul(step, number(n)), number(FETCHES))
-            place = b.add(b.add(ahead, b.mul(i, step)), part)
+            where = b.add(b.add(ahead, b.mul(i, step)), part)
             how = (ir.Constant(_I32, flag) for flag in (0, 2, 1))  # to read, second cache, data
-            b.call(fetch, [b.inttoptr(place, _BYTE.as_pointer()), *how])
+            b.call(fetch, [b.inttoptr(where, _BYTE.as_pointer()), *how])
         totals = []
         for r, mine in enumerate(sums):
             at = b.add(b.add(rows, b.mul(row_step, number(r))), b.mul(i, number(4)))
@@ -132,8 +132,8 @@ def _one_panel(x, panel, out, ahead, depth):
         result = out[row : row + ROWS] if outputs == PANEL else spare
         for start in range(0, inputs, depth):
             end = min(start + depth, inputs)
-            place = ahead.ctypes.data + (number * inputs + start) * step
-            _block(x[row : row + ROWS, start:end], panel[start:end], result, start, place, step)
+            where = ahead.ctypes.data + (number * inputs + start) * step
+            _block(x[row : row + ROWS, start:end], panel[start:end], result, start, where, step)
         if outputs < PANEL:
             for r in range(ROWS):
                 for o in range(outputs):
