@@ -1,6 +1,7 @@
 """Servers with the routes of vLLM 0.33 and of SGLang 0.5.23, which have `sabia serve` draw."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ SAMPLING = {"n", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "re
             "sampling_seed", "stop_token_ids"}  # fmt: skip
 
 
-class Foreign:
+class Foreign(ABC):
     """What both kinds share: the server behind them, and the labels of its weights."""
 
     owner = ""
@@ -52,9 +53,9 @@ class Foreign:
         finally:
             await runner.cleanup()
 
+    @abstractmethod
     def routes(self) -> Routes:
         """The handlers by path."""
-        raise NotImplementedError
 
     @web.middleware
     async def _counted(self, request: web.Request, handler: Any) -> web.StreamResponse:

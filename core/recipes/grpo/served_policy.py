@@ -10,6 +10,7 @@ another distribution is refused by name. One that does not answer is waited for.
 import base64
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ class ServedPolicy(Engine):
         self.options, self.run = options, run
         self.calls = ServerCalls("--sampler-url", options.sampler_url)
         self.url = self.calls.url
-        self._server: SamplerServer | None = None
         self.folder = Path(options.sampler_folder)
         self._delivered: int | None = None  # the step before which the weights were sent
         self._version: int | str = 0
@@ -60,31 +60,29 @@ class ServedPolicy(Engine):
         self._version, self._checked = gather_objects(world, version)[0], 0
         self._delivered = step
 
-    def _known(self) -> SamplerServer:
+    @cached_property
+    def server(self) -> SamplerServer:
         """The server, which is asked for its kind once."""
-        self._server = self._server or server_at(self.calls)
-        return self._server
+        return server_at(self.calls)
 
     def _send(self, step: int) -> int | str:
         """Write the weights and have them loaded; their version."""
-        server = self._known()
         for old in self.folder.glob(f"policy-{self.run}-*"):
             shutil.rmtree(old, ignore_errors=True)  # of a process that was killed
         written = self.folder / f"policy-{self.run}-{step}"
         hub.save_model(written, self.spec, self.ops.to_numpy(self.params))
         try:
-            return server.load(written, f"{self.run}-{step}")
+            return self.server.load(written, f"{self.run}-{step}")
         finally:
             shutil.rmtree(written, ignore_errors=True)
 
     def _run(self, requests: Sequence[Request]) -> Iterator[Completion]:
         self.calls.on_wait = self.on_step
-        server = self._known()
-        calls = [server.call(request, self._more(request)) for request in requests]
+        calls = [self.server.call(request, self._more(request)) for request in requests]
         asked = {id(body): request for (_, body), request in zip(calls, requests, strict=True)}
         for reply in self.calls.answers(calls):
             request = asked[id(reply["asked"])]
-            samples = [self._sample(request, choice) for choice in server.choices(reply)]
+            samples = [self._sample(request, choice) for choice in self.server.choices(reply)]
             if len(samples) != request.n:
                 raise UsageError(f"--sampler-url: {self.url} gave {len(samples)} of {request.n}")
             self._check(request, samples)

@@ -36,13 +36,12 @@ def check(*processes: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "kinds",
     [
-        ("dense", "dense+w4a16"),
+        ("dense", "dense+w4a16", "dense+fp8"),
         pytest.param(("moe", "hybrid", "sinks", "tied"), marks=pytest.mark.slow),
         pytest.param(
             [
                 f"dense+{name}"
                 for name in (
-                    "fp8",
                     "w8a16",
                     "w8a8",
                     "w4a16-asym",
