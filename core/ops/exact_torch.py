@@ -29,6 +29,7 @@ from sabia.kernels.runtime.torch_fp32 import (
     HAS_AVX512,
     computed_in_fp32,
     onednn_linear,
+    over_rows,
     times,
 )
 
@@ -54,7 +55,7 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = times(grad, weight.t()) if grad.dtype == torch.float32 else grad @ weight
         if ctx.needs_input_grad[1]:
-            dw = grad.flatten(0, -2).t() @ x.flatten(0, -2)
+            dw = over_rows(grad.flatten(0, -2), x.flatten(0, -2))
         return None if dx is None else dx.to(kept), None if dw is None else dw.to(kept), None
 
 

@@ -1,7 +1,7 @@
 """Matrix products of a training step on CPUs: in fp32, and in BF16 for AMX.
 
-Large fp32 products are oneDNN's: beside those of MKL, which torch uses, they take 0.75 to 0.95 of
-the time on a processor of AMD, but 1.05 to 1.1 on one of Intel, which keeps MKL's
+Large fp32 products are oneDNN's: beside those of MKL, which torch uses, they take 0.4 to 0.95 of
+the time on processors of AMD, but 1.05 to 1.1 on one of Intel, which keeps MKL's
 (tests/bench/RESULTS.md); small ones are slower to start.
 
 A CPU without AMX or AVX512-BF16 multiplies BF16 matrices several times slower than fp32 ones. A
@@ -84,6 +84,11 @@ def times(x: Tensor, weight: Tensor) -> Tensor:
     return onednn_linear(x, weight) if is_large(x, weight) else F.linear(x, weight)
 
 
+def over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """left[M, A]ᵀ · right[M, B], such as the gradient of a weight, without a gradient."""
+    return times(left.t(), right.t())
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is not None or torch.compiler.is_compiling():
         bias = None if bias is None else bias.float()
@@ -103,7 +108,7 @@ class _Fp32Linear(torch.autograd.Function):
         grad32, (needs_x, needs_weight, needs_bias) = grad.float(), ctx.needs_input_grad
         rows = grad32.flatten(0, -2)  # [M, out]
         dx = times(grad32, weight.float().t()).to(x.dtype) if needs_x else None
-        dw = (rows.t() @ x.float().flatten(0, -2)).to(weight.dtype) if needs_weight else None
+        dw = over_rows(rows, x.float().flatten(0, -2)).to(weight.dtype) if needs_weight else None
         return dx, dw, rows.sum(0).to(x.dtype) if needs_bias else None
 
 

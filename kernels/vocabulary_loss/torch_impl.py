@@ -22,7 +22,13 @@ from sabia.kernels.row_functions.torch_arrays import serves
 from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
-from sabia.kernels.runtime.torch_fp32 import HAS_AMX, HAS_BF16_UNITS, computed_in_fp32, times
+from sabia.kernels.runtime.torch_fp32 import (
+    HAS_AMX,
+    HAS_BF16_UNITS,
+    computed_in_fp32,
+    is_large,
+    times,
+)
 
 Tensor = torch.Tensor
 
@@ -250,10 +256,10 @@ def _added(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 def _product(scores: Tensor, rows: Tensor) -> Tensor:
     """scores[V, N], a transposed matrix, · rows[N, D]; AMX needs the rows of its left operand one
-    after the other, and D is smaller than V."""
+    after the other, oneDNN copies its right one, and D is smaller than V."""
     if HAS_AMX and rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
         return (rows.t().contiguous() @ scores.t()).t()
-    return scores @ rows
+    return times(rows.t(), scores).t() if is_large(rows.t(), scores) else scores @ rows
 
 
 def _plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> list[Tensor]:

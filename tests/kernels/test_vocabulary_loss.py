@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sabia.kernels.runtime import torch_fp32
 from sabia.kernels.vocabulary_loss import torch_impl
 from sabia.kernels.vocabulary_loss.interface import (
     choose_linear_cross_entropy,
@@ -50,11 +51,13 @@ def definition(data: dict[str, np.ndarray], cap: float | None) -> list[np.ndarra
     return [r.detach().numpy() for r in (nll, lse, *grads)]
 
 
-def run_torch(data: dict[str, np.ndarray], cap: float | None, name: str) -> list[np.ndarray]:
+def run_torch(
+    data: dict[str, np.ndarray], cap: float | None, name: str, chunk_bytes: int = CHUNK
+) -> list[np.ndarray]:
     given = {n: torch.from_numpy(a) for n, a in data.items()}
     hidden, weight = (given[n].requires_grad_() for n in ("hidden", "weight"))
     outs = linear_cross_entropy(
-        hidden, weight, given["targets"], softcap=cap, chunk_bytes=CHUNK, implementation=name
+        hidden, weight, given["targets"], softcap=cap, chunk_bytes=chunk_bytes, implementation=name
     )
     grads = torch.autograd.grad(outs, (hidden, weight), (given["g_nll"], given["g_lse"]))
     return [r.detach().numpy() for r in (*outs, *grads)]
@@ -81,6 +84,18 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ["reference", "eager", "triton"])
 def test_torch(cap: float | None, name: str) -> None:
     agree(run_torch(arrays(), cap, name), definition(arrays(), cap))
+
+
+@pytest.mark.skipif(not torch_fp32.HAS_ONEDNN, reason="no oneDNN")
+def test_products_of_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_fp32, "MKL_IS_FASTER", False)
+    monkeypatch.setattr(torch_fp32, "LARGE", 1)
+    shapes, product = [], torch_fp32.onednn_linear
+    monkeypatch.setattr(
+        torch_fp32, "onednn_linear", lambda *both: (shapes.append(both[0].shape), product(*both))[1]
+    )
+    agree(run_torch(arrays(), None, "eager", 1 << 20), definition(arrays(), None))
+    assert shapes == [(N, D), (N, V), (D, N)]  # scores, d hidden, d weight transposed
 
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK, 1 << 20])  # scores are computed again, or saved

@@ -103,6 +103,6 @@ def test_large_fp32_products_are_those_of_float64(bias, monkeypatch):
         # once a gradient of its own for each element, once one for all (its strides are 0)
         gradients = torch.autograd.grad(y.square().sum() / 100, inputs, retain_graph=True)
         results.append([y, *gradients, *torch.autograd.grad(y.sum(), inputs)])
-    assert any(called) and wide.is_large(narrow[0], narrow[1])
+    assert all(called) and len(called) == (4 if bias else 5)  # both gradients, twice each
     for found, expected in zip(*results, strict=True):
         assert torch.allclose(found.double(), expected, rtol=2e-5, atol=2e-4)
