@@ -173,8 +173,8 @@ def test_a_judged_run_ends_as_with_the_engine_in_the_process(tmp_path: Path) -> 
     def train(url: str) -> tuple[list[float], bytes]:
         out = tmp_path / f"run{len(list(tmp_path.glob('run?')))}"
         done = sabia(
-            "grpo", prompts, "--model", model, "--reward", "rubric", "--steps", 2, "--prompts", 2,
-            "--group", 4, "--max-new-tokens", 4, "--lr", "1e-2", "--judge-url", url,
+            "grpo", prompts, "--model", model, "--reward", "rubric", "--steps", 3, "--prompts", 4,
+            "--group", 6, "--max-new-tokens", 4, "--lr", "1e-2", "--judge-url", url,
             "--judge-model", "little", "--judge-format", "json-schema", "--judge-tokens", 64,
             "--judge-cache", out.with_suffix(".calls"), "-o", out, "--to", "jsonl",
         )  # fmt: skip
@@ -347,7 +347,8 @@ def test_processes_that_hold_the_model_together_give_the_same_replies(
             equal += choice["text"] == theirs["text"]
             logs, others = (one["logprobs"]["token_logprobs"] for one in (choice, theirs))
             if choice["text"] == theirs["text"]:
-                assert logs == pytest.approx(others, abs=1e-4)
+                # scores of this model are large, and so is their rounding (1.2e-5 of them)
+                assert logs == pytest.approx(others, abs=2e-4)
     assert equal >= 0.98 * sum(len(reply["choices"]) for _, reply in given)  # others: near ties
     split.url = split.url.removesuffix("/v1")
     assert split.post("/update_weights", {"path": "little", "model": None}) == (200, {"version": 1})
