@@ -21,12 +21,12 @@ have fewer layers (arXiv 2407.21783, section 3.3.2).
 
 import datetime
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
 from sabia.core.options.option import unknown
-from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.plan.elementwise import Number, choose, larger, rounded_up, smaller
@@ -163,14 +163,12 @@ class Stack:
 
 @cache
 def load_stacks() -> dict[str, Stack]:
-    """All presets by name. Raises BadData on a faulty entry."""
+    """All presets by name."""
     data = read_data("stacks.toml")
     return {name: _stack(name, data.get(own.get("like"), {}) | own) for name, own in data.items()}
 
 
 def _stack(name: str, entry: dict[str, Any]) -> Stack:
-    known = {field.name for field in fields(Stack)} - {"name"} | {"like"}
-    check_entry("stacks.toml", name, entry, {"source", "date"}, known)
     given = _tuples(entry) | {"can": Abilities(**_tuples(entry.get("can", {})))}
     given.pop("like", None)
     return Stack(name, **given)

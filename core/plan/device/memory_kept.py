@@ -36,12 +36,11 @@ data/kept.txt has all lists.
 """
 
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from sabia.core.plan.catalogue import DATA
+from sabia.core.plan.catalogue import read_text
 from sabia.core.plan.counting.architecture import LayerKind
 from sabia.core.plan.device.layout import Recompute, Stack
 
@@ -78,9 +77,8 @@ class KeptTensor:
 def _lists() -> dict[str, list[Line]]:
     """The lines of data/kept.txt by list: name, width, bytes, split, conditions and their truth."""
     lists: dict[str, list[Line]] = {}
-    with open(os.path.join(DATA, "kept.txt"), encoding="utf-8") as file:
-        lines = [line.split() for line in file if line.strip() and line[0] != "#"]
-    for which, name, width, size, split, *conditions in lines:
+    rows = (line.split() for line in read_text("kept.txt").split("\n") if line[:1] not in ("", "#"))
+    for which, name, width, size, split, *conditions in rows:
         asked = [(_parsed(one.lstrip("!")), one[0] != "!") for one in conditions]
         lists.setdefault(which, []).append((name, _parsed(width), size, split, asked))
     return lists

@@ -2,8 +2,7 @@
 
 An offer has provider, source and date, and prices by region: on demand, spot, and with commitment.
 A price older than STALE_DAYS is used with a warning; a price older than REFUSED_DAYS is not used,
-and what needs it is omitted or an error. Catalogues mark a missing price by a large number (700.0
-in some TPU rows): a price of 0 or above ten times the median of the file is an error.
+and what needs it is omitted or an error.
 
 Cost of chip-hours, and the format of amounts in tables.
 
@@ -21,8 +20,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sabia.core.errors import BadData, Infeasible, UsageError
-from sabia.core.plan.catalogue import check_entry, median, read_data
+from sabia.core.errors import Infeasible, UsageError
+from sabia.core.plan.catalogue import read_data
 from sabia.core.units import DURATION_S, format_count
 
 HOUR_S = DURATION_S["h"]
@@ -50,9 +49,6 @@ def short_money(usd: float) -> str:
 
 STALE_DAYS = 90
 REFUSED_DAYS = 365
-PLACEHOLDER_RATIO = 10
-REQUIRED = {"chip", "tier", "provider", "source", "date"}
-OPTIONAL = {"by_hour", "spot", "committed"}
 TIERS = ("neocloud", "big cloud")
 MOST_NAMED = 6  # offers in an error message
 
@@ -121,11 +117,9 @@ def format_rate(usd: float) -> str:
 
 
 def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ...]]:
-    """All prices by chip, in file order; `data` replaces prices.toml. Raises BadData."""
+    """All prices by chip, in file order; `data` replaces prices.toml."""
     table: dict[str, tuple[Price, ...]] = {}
     for offer in (read_data("prices.toml") if data is None else data).get("offer", []):
-        chip = offer.get("chip", "an offer")
-        check_entry("prices.toml", chip, offer, REQUIRED, OPTIONAL)
         common = {key: offer[key] for key in ("tier", "provider", "source", "date")}
         rows = [
             Price(usd, spot=key == "spot", region=region, **common)
@@ -133,35 +127,14 @@ def load_prices(data: dict[str, Any] | None = None) -> dict[str, tuple[Price, ..
             for region, usd in _by_name(offer, key)
         ]
         rows += [Price(usd, commitment=t, **common) for t, usd in _by_name(offer, "committed")]
-        table[chip] = (*table.get(chip, ()), *rows)
-    refuse_placeholders(table)
+        table[offer["chip"]] = (*table.get(offer["chip"], ()), *rows)
     return table
 
 
 def _by_name(offer: dict[str, Any], key: str) -> list[tuple[str | None, float]]:
-    """(name, price) of one price or of a table of prices; BadData on other values than numbers."""
+    """(name, price) of one price or of a table of prices."""
     value = offer.get(key, {})
-    prices: list[tuple[str | None, float]] = (
-        list(value.items()) if isinstance(value, dict) else [(None, value)]
-    )
-    for _, usd in prices:
-        if not isinstance(usd, (int, float)):
-            raise BadData(f"prices.toml: {offer['chip']} {key} is {usd!r} (expected dollars)")
-    return prices
-
-
-def refuse_placeholders(table: dict[str, tuple[Price, ...]]) -> None:
-    """Raise BadData on a price of 0 or above ten times the median of all."""
-    every = [(chip, price) for chip, prices in table.items() for price in prices]
-    middle = median([price.usd_per_chip_hour for _, price in every]) if every else 0
-    for chip, price in every:
-        usd = price.usd_per_chip_hour
-        if not 0 < usd <= PLACEHOLDER_RATIO * middle:
-            raise BadData(
-                f"prices.toml: {chip} at {price.provider} costs ${usd:g} per hour (expected above "
-                f"0 and at most {PLACEHOLDER_RATIO} times the median of ${middle:g}; perhaps it is "
-                "a placeholder)"
-            )
+    return list(value.items()) if isinstance(value, dict) else [(None, value)]
 
 
 def default_prices(chip: str, today: datetime.date | None = None) -> tuple[Price, ...]:

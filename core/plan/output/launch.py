@@ -28,12 +28,11 @@ import string
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import PurePosixPath
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.plan.catalogue import check_entry, read_data
+from sabia.core.plan.catalogue import read_data, read_text
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.output.layout import flags_of
 from sabia.core.plan.planner import Plan
@@ -42,7 +41,6 @@ from sabia.core.plan.stops.failures import StopModel, StoppedRun, saving
 from sabia.core.units import format_count, format_duration, parse_count
 
 FILE = "launch.toml"
-_OPTIONAL = {"tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"}
 _LONGEST_NAME = 40
 _LONGEST_SIDE = 64  # cubes of 4·4·4 chips
 _START_S = 600  # environment, rendezvous, compilation
@@ -120,17 +118,9 @@ class LaunchPlan:
         return f"{self.chips} {kind}{self.chip.name} for {format_duration(self.wall_s)}"
 
 
-def load_names() -> dict[str, dict[str, Any]]:
-    """All entries of launch.toml by chip. Raises BadData."""
-    rows = read_data(FILE)
-    for chip, row in rows.items():
-        check_entry(FILE, chip, row, {"source", "date"}, _OPTIONAL)
-    return rows
-
-
 def name_for(chip: Chip, launcher: str, field: str) -> Any:
     """The chip's name in `field`; UsageError if the launcher has none."""
-    names = load_names()
+    names = read_data(FILE)
     name = names.get(chip.name, {}).get(field)
     if name is None:
         known = ", ".join(name for name, row in names.items() if field in row)
@@ -141,7 +131,7 @@ def name_for(chip: Chip, launcher: str, field: str) -> Any:
 def slice_of(plan: LaunchPlan, launcher: str, field: str = "tpu") -> str:
     """The type of one slice with all the plan's TPUs, such as v5p-1024; UsageError if none."""
     prefix = name_for(plan.chip, launcher, field)
-    names = load_names()[plan.chip.name]
+    names = read_data(FILE)[plan.chip.name]
     if not _is_slice(names, plan.chips):
         sizes = ", ".join(map(str, names.get("slices", ())))
         if "slice_step" in names:
@@ -180,8 +170,7 @@ def _text(file: str, plan: LaunchPlan, **values: object) -> str:
     """The template `file`, filled with the plan's figures and `values`."""
     common = {name: getattr(plan, name) for name in ("about", "name", "nodes", "node_chips")}
     common |= {"lead": plan.lead_s, "restarts": _RESTARTS, "interrupted": INTERRUPTED}
-    template = resources.files("sabia.core.plan") / "data" / file
-    return _Template(template.read_text(encoding="utf-8")).substitute(common | values)
+    return _Template(read_text(file)).substitute(common | values)
 
 
 def slurm(plan: LaunchPlan) -> str:
@@ -193,9 +182,8 @@ def slurm(plan: LaunchPlan) -> str:
     minutes = max(1, math.ceil(plan.limit_s / 60))
     time = f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
     words = shlex.join(plan.words_to(plan.outputs))
-    body = resources.files("sabia.core.plan") / "data" / "slurm_body.sh"
     head = _text("slurm_head.sh", plan, gres=gres, time=time, words=words)
-    return head + body.read_text(encoding="utf-8")
+    return head + read_text("slurm_body.sh")
 
 
 _MANY = 1000  # restarts after preemptions, which are not errors

@@ -4,7 +4,6 @@ Chips are shown rounded up (the exact 63.01 is in the `nodes` line and in JSON).
 formats; every figure comes from the plan. The texts of lines are in data/lines.txt.
 """
 
-import os
 import re
 import string
 import textwrap
@@ -13,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from sabia.core.plan import compute
-from sabia.core.plan.catalogue import DATA
+from sabia.core.plan.catalogue import read_text
 from sabia.core.plan.money.prices import DAY_S, cost_usd_per_day, format_rate, short_money
 from sabia.core.plan.planner import Plan, Run
 from sabia.core.plan.request import PlanRequest
@@ -169,9 +168,8 @@ class _Words(string.Formatter):
 
 @cache
 def _lines() -> dict[str, str]:
-    with open(os.path.join(DATA, "lines.txt"), encoding="utf-8") as file:
-        pairs = (line.rstrip("\n").partition(" = ") for line in file if line[0] not in "#\n")
-        return {name: text for name, _, text in pairs}
+    lines = (line for line in read_text("lines.txt").split("\n") if line and line[0] != "#")
+    return {name: text for name, _, text in (line.partition(" = ") for line in lines)}
 
 
 def worded(text: str, figures: Mapping[str, Any]) -> str:

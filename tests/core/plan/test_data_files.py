@@ -1,13 +1,18 @@
 """Chips, shapes and state recipes on file: complete, dated, sane."""
 
 import datetime
+from dataclasses import MISSING, fields
 
 import pytest
 
-from sabia.core.errors import BadData, UsageError
-from sabia.core.plan.chips import chip_of_device, find_chip, load_chips
-from sabia.core.plan.counting.assumed import load_shapes
+from sabia.core.errors import UsageError
+from sabia.core.plan import chips
+from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.chips import Chip, chip_of_device, find_chip, load_chips
+from sabia.core.plan.counting.assumed import Shape, load_shapes
+from sabia.core.plan.device.layout import Abilities, Stack
 from sabia.core.plan.memory import RECIPES
+from sabia.core.plan.serving.decode import Format, PublishedRatio
 
 DAY = datetime.date(2026, 8, 1)
 
@@ -85,19 +90,48 @@ def test_unknown_chip_gets_a_hint():
         find_chip("h10")
 
 
-@pytest.mark.parametrize(
-    "entry", [{"family": "GPU"}, {"bf16_tflop": 1}, {"date": "yesterday"}, {"source": None}]
-)
-def test_a_faulty_chip_entry_is_refused(entry):
-    good = {
-        "family": "GPU", "bf16_tflops": 1, "hbm_gb": 1, "memory_mib": 1000,
-        "memory_source": "x", "node_chips": 8, "source": "x", "date": DAY,
-    }  # fmt: skip
-    assert load_chips({"x": good})["x"].hbm_bytes == 1e9
-    bad = entry if entry == {"family": "GPU"} else good | entry
-    bad = {key: value for key, value in bad.items() if value is not None}
-    with pytest.raises(BadData, match=r"chips\.toml: x"):
-        load_chips({"x": bad})
+def keys_of(kind, *left_out):
+    """Keys that an entry of a dataclass must have, and all that it may have."""
+    own = [field for field in fields(kind) if field.name not in left_out]
+    names = {chips.NAMES.get(field.name, field.name): field.default for field in own}
+    return {name for name, default in names.items() if default is MISSING}, set(names)
+
+
+SERVING, STACKS = read_data("serving.toml"), read_data("stacks.toml")
+RATIO, OFFER = keys_of(PublishedRatio)[0] | {"date"}, {"chip", "tier", "provider", "source", "date"}
+# entries by name, their required keys, and all keys
+SCHEMES = {
+    "chips": (read_data("chips.toml"), *keys_of(Chip, "name")),
+    "shapes": ({row["name"]: row for row in read_data("shapes.toml")["shape"]}, *keys_of(Shape)),
+    "stacks": (STACKS, {"source", "date"}, keys_of(Stack, "name")[1] | {"like"}),
+    "abilities": (
+        {name: row["can"] for name, row in STACKS.items() if "can" in row},
+        set(), keys_of(Abilities)[1],
+    ),
+    "prices": (
+        dict(enumerate(read_data("prices.toml")["offer"])),
+        OFFER, OFFER | {"by_hour", "spot", "committed"},
+    ),
+    "launch": (
+        read_data("launch.toml"), {"source", "date"},
+        {"source", "date", "tpu", "cores", "slices", "slice_step", "slice_most", "skypilot"},
+    ),
+    "efficiencies": (
+        {name: row for name, row in SERVING.items() if name not in ("format", "judged")},
+        *[{"value", "source", "date"}] * 2,
+    ),
+    "formats": (SERVING["format"], *keys_of(Format, "name")),
+    "ratios": (SERVING["judged"], RATIO, RATIO),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_entry_has_its_keys_and_a_real_date(scheme):
+    entries, required, known = SCHEMES[scheme]
+    assert entries
+    for name, entry in entries.items():
+        assert required <= entry.keys() <= known, name
+        assert isinstance(entry.get("date", DAY), datetime.date), name
 
 
 def test_shapes_are_of_possible_models():

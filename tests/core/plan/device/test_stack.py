@@ -4,9 +4,9 @@ import datetime
 
 import pytest
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.options.plan_cluster import PlanOptions
-from sabia.core.plan.device.layout import _stack, find_stack, load_stacks
+from sabia.core.plan.device.layout import find_stack, load_stacks
 
 
 def test_every_preset_has_a_source_and_a_date():
@@ -27,8 +27,3 @@ def test_an_unknown_preset_is_refused_with_the_names():
         UsageError, match=r"--stack: 'megatronn' \(expected sabia, .* did you mean megatron"
     ):
         find_stack("megatronn")
-
-
-def test_a_misspelt_fact_is_refused():
-    with pytest.raises(BadData, match=r"stacks\.toml: x has unknown hide_data"):
-        _stack("x", {"hide_data": True, "source": "a page", "date": datetime.date(2026, 1, 1)})

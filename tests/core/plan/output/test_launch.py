@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sabia.core.errors import UsageError
+from sabia.core.plan.catalogue import read_data
 from sabia.core.plan.chips import Chip, find_chip, load_chips
-from sabia.core.plan.output.launch import LaunchPlan, job_name, launch_script, load_names
+from sabia.core.plan.output.launch import LaunchPlan, job_name, launch_script
 
 ROOT = Path(__file__).parents[4]
 COMMAND = ("pretrain", "tokens/", "--model", "base model/", "--mesh", "fsdp=64")
@@ -35,7 +36,7 @@ def options_of(script: str) -> dict[str, str]:
 
 
 def test_every_name_is_of_a_chip_on_file() -> None:
-    names = load_names()
+    names = read_data("launch.toml")
     assert set(names) <= set(load_chips()) | {"cpu"}
     for chip, row in names.items():
         assert row["source"] and row["date"], chip
