@@ -9,6 +9,8 @@ The plan of one run: at a given utilization, or by the predicted speed of a layo
 
 from dataclasses import replace
 from datetime import date
+from functools import partial
+from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.options.plan_cluster import PlanOptions
@@ -36,19 +38,19 @@ def plan(request: PlanRequest) -> Plan:
     if request.settings.search:
         counts = request.cluster.chips or _counts(request, problem)
         search_result = search(problem, counts, request.settings.value("objective"))
-    steps = request.run.tokens / problem.workload.batch_tokens
-    layouts = PlannedLayouts(problem, search_result, steps, request.settings.lora_rank)
-    # with the state of the software
-    run, cluster = replace(request.run, recipe=problem.workload.recipe), request.cluster
+    layouts, cluster = PlannedLayouts(problem, search_result), request.cluster
+    # with the state of the software, and the batch in whole rows
+    recipe, batch_tokens = problem.workload.recipe, problem.workload.batch_tokens
+    run = replace(request.run, recipe=recipe, batch_tokens=batch_tokens)
     chosen = zip(_chosen(request, run, layouts), request.deadlines_s, strict=True)
     rows = tuple(row_of(run, cluster, layouts, *pair) for pair in chosen)
     if not any(row.meets_deadline for row in rows):
         row = max(rows, key=lambda row: row.deadline_s)
         more = ", or omit --chips" if search_result and cluster.chips else ""
         raise planner.no_deadline_met(row, cluster.chip.name, more=more)
-    run, least = replace(run, batch_tokens=problem.workload.batch_tokens), rows[0].memory_min_chips
-    planned = replace(base, run=run, rows=rows, layouts=layouts, memory_min_chips=least)
-    planned = replace(planned, accumulated_min_chips=least)
+    least = rows[0].memory_min_chips
+    held: dict[str, Any] = {"memory_min_chips": least, "accumulated_min_chips": least}
+    planned = replace(base, run=run, rows=rows, layouts=layouts, **held)
     cluster, best = replace(cluster, mfu=planned.best.mfu), planned.best
     return replace(planned, cluster=cluster, work_chip_s=best.chips * best.work_s)
 
@@ -140,10 +142,7 @@ def in_time(
 ) -> list[TimedLayout]:
     """The cheapest searched layout for each deadline; the first to end where none is in time."""
     assert layouts.search_result is not None
-
-    def end(row: TimedLayout) -> tuple[float, float]:
-        return planner.end_on(run, cluster, row.chips, layouts.steps * row.step_s)
-
+    end = partial(planner.end_in, run, cluster)
     return layouts.search_result.cheapest_in_time(deadlines_s, end)
 
 
@@ -164,7 +163,7 @@ def row_of(
 ) -> DeadlineRow:  # fmt: skip
     """The row of a layout for a deadline."""
     fitting = layouts.search_result.front if layouts.search_result else (chosen,)
-    work_s, chips = layouts.steps * chosen.step_s, chosen.chips
+    work_s, chips = run.optimizer_steps * chosen.step_s, chosen.chips
     expected = planner.expected_end(run, cluster, chips, work_s)
     return DeadlineRow(
         deadline_s=deadline_s,

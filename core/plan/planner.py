@@ -260,6 +260,11 @@ def end_on(run: Run, cluster: Cluster, chips: int, work_s: float) -> tuple[float
     return (expected.wall_s, expected.billed_chip_s) if expected else (work_s, chips * work_s)
 
 
+def end_in(run: Run, cluster: Cluster, row: "TimedLayout") -> tuple[float, float]:
+    """The same for the run in a layout."""
+    return end_on(run, cluster, row.chips, run.optimizer_steps * row.step_s)
+
+
 DOUBLINGS = 20
 
 

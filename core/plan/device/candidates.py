@@ -21,7 +21,7 @@ import numpy as np
 
 from sabia.core.plan.device import search_rules
 from sabia.core.plan.device.layout import AXES, Abilities, Layout, Workload
-from sabia.core.plan.device.search_rules import LayoutRule, Pinned
+from sabia.core.plan.device.search_rules import NUMBERS, LayoutRule, Pinned
 
 # axes with few possible values come first; the last two must only divide the remaining chips
 ORDER = ("tensor", "context", "pipe", "expert", "fsdp", "data")
@@ -42,17 +42,16 @@ class Candidates:
 
     def where(self, chosen: Array) -> "Candidates":
         """Those that a mask or indices select."""
-        fields: Any = {name: getattr(self.layout, name)[chosen] for name in ARRAYS}
+        fields: Any = {name: getattr(self.layout, name)[chosen] for name in NUMBERS}
         return Candidates(replace(self.layout, **fields), self.mesh[chosen])
 
     def one(self, number: int) -> Layout:
         """A candidate in plain numbers."""
-        fields: Any = {name: int(getattr(self.layout, name)[number]) for name in ARRAYS}
+        fields: Any = {name: int(getattr(self.layout, name)[number]) for name in NUMBERS}
         return replace(self.layout, **fields)
 
 
 INNER = ("micro_batch", "virtual")  # fields that a mesh does not determine
-ARRAYS = (*AXES, *INNER)
 
 
 @lru_cache(maxsize=100_000)

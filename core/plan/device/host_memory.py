@@ -24,16 +24,10 @@ from dataclasses import dataclass
 
 from sabia.core.numerics.optimizers import OPTIMIZERS, Optimizer
 from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device import memory_state as state
 from sabia.core.plan.device.layout import Recompute
 from sabia.core.plan.device.memory_kept import FP32, Formats, formats, host_tensors
-from sabia.core.plan.device.memory_state import (
-    StageCase,
-    Term,
-    elements,
-    head_params,
-    on_device,
-    state_term,
-)
+from sabia.core.plan.device.memory_state import StageCase, Term, on_device, state_term
 from sabia.core.plan.elementwise import Number, choose, larger, largest, smaller
 
 # kernels/vocabulary_loss/torch_impl.py: larger logits are recomputed; of one product, and in fp32
@@ -87,7 +81,7 @@ def host_terms(case: StageCase) -> Iterator[Term]:
     live, passing = activations(case), larger(loss(case), _layer(case))
     copies = narrow_copies(case)
     alone = larger(case.stage.embedding * _exchanged(case, case.table, FP32), update(case))
-    grads, own = FP32 if case.trained else 0, on_device(elements(case.model, case.stage), case, 3)
+    grads, own = FP32 if case.trained else 0, on_device(state.elements(case), case, 3)
     yield state_term("weights", case, FP32, 3)
     yield state_term("optimizer", case, FP32 * _states(case), 3)
     adapters = (case.workload.adapter_params or 0) * 4 * FP32  # weights, gradients, m and v
@@ -114,8 +108,8 @@ def _states(case: HostCase) -> Number:
     adamw = OPTIMIZERS["adamw"].state_per_parameter
     if record.scope != "hidden matrices":
         return record.state_per_parameter
-    model, stage, counts = case.model, case.stage, elements(case.model, case.stage)
-    outer = stage.head * (head_params(model, stage) + model.other_params)  # which AdamW updates
+    model, stage, counts = case.model, case.stage, state.elements(case)
+    outer = stage.head * (state.head_params(case) + model.other_params)  # which AdamW updates
     outer += stage.embedding * model.embedding_params
     own = record.state_per_parameter
     return own + (adamw - own) * outer / (counts.dense + counts.experts + counts.down)
@@ -281,7 +275,7 @@ def update(case: HostCase) -> Number:
     layout, record = case.layout, _record(case)
     sizes = [case.table] if record.scope == "all" else []
     sizes += [size for kind in case.model.layers for size in _matrices(case, kind)]
-    grads = on_device(elements(case.model, case.stage), case, 3) * FP32 * case.trained
+    grads = on_device(state.elements(case), case, 3) * FP32 * case.trained
     buckets = smaller(larger(BUCKET, case.table * FP32), grads)
     others = layout.data * layout.context * layout.expert * layout.fsdp
     own = largest(record.update_copies * size * FP32 for size in sizes)

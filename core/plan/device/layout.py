@@ -20,7 +20,7 @@ have fewer layers (arXiv 2407.21783, section 3.3.2).
 """
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -219,17 +219,12 @@ class Layout:
     @property
     def chips(self) -> Number:
         """Number of devices."""
-        return self.rows * self.model_ranks
+        return self.rows * self.context * self.tensor * self.pipe
 
     @property
     def rows(self) -> Number:
         """Number of parts into which the rows of a batch are split."""
         return self.data * self.fsdp * self.expert
-
-    @property
-    def model_ranks(self) -> Number:
-        """Devices that share the same rows."""
-        return self.context * self.tensor * self.pipe
 
     @property
     def expert_ranks(self) -> Number:
@@ -384,20 +379,6 @@ def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
     dense = tuple(kind for kind in model.layers if not kind.experts)
     few = sum(kind.count for kind in dense) <= model.depth * FEW
     return dense if few and len(dense) < len(model.layers) else ()
-
-
-def over_layers(
-    model: Architecture, stage: PipelineStage, of: Callable[[LayerKind], Number]
-) -> Number:
-    """Sum of a figure over the stage's layers: leading ones exactly, others by their mean."""
-    first = leading_kinds(model)
-    others = tuple(kind for kind in model.layers if kind not in first)
-    total = (stage.layers - stage.leading) * _mean(others, of)
-    return total + stage.leading * _mean(first, of) if first else total
-
-
-def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
-    return sum(kind.count * of(kind) for kind in kinds) / sum(kind.count for kind in kinds)
 
 
 def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:

@@ -36,13 +36,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.device.layout import PRODUCT_BYTES, PipelineStage, Setting, over_layers
-from sabia.core.plan.device.memory_kept import KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
+from sabia.core.plan.counting.architecture import LayerKind
+from sabia.core.plan.device.layout import PRODUCT_BYTES, PipelineStage, Setting, leading_kinds
+from sabia.core.plan.device.memory_kept import FP32, KEYS, OUTPUT, SCORES, KeptTensor, layer_tensors
 from sabia.core.plan.elementwise import Number, choose, larger, largest, smaller
 from sabia.core.plan.memory import ADAPTERS
 
-FP32 = 4  # bytes
 NEVER = 4  # a level of ZeRO above all: not split
 
 
@@ -112,30 +111,42 @@ class Elements:
     down: Number
 
 
-def elements(model: Architecture, stage: PipelineStage) -> Elements:
+def elements(case: StageCase) -> Elements:
     """Parameters of the stage's layers, its embedding, its head, and MTP layers."""
-    outer = stage.embedding * model.embedding_params + stage.head * head_params(model, stage)
+    model, stage = case.model, case.stage
+    outer = stage.embedding * model.embedding_params + stage.head * head_params(case)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
     after = extra + model.extra_params + model.other_params
 
-    def down_params(kind: LayerKind) -> int:
-        width = kind.query_latent + kind.cache_width if kind.key_latent else 0
-        return model.hidden * width
+    def to_latents(kind: LayerKind) -> int:
+        return model.hidden * (kind.query_latent + kind.cache_width if kind.key_latent else 0)
 
-    down = over_layers(model, stage, down_params)
-    dense = over_layers(model, stage, lambda kind: kind.params - kind.expert_params)
+    down = over_layers(case, to_latents)
+    dense = over_layers(case, lambda kind: kind.params - kind.expert_params)
     experts = sum(kind.count * kind.expert_params for kind in model.extra)
     return Elements(
         dense=dense - down + outer + stage.head * after,
-        experts=over_layers(model, stage, lambda kind: kind.expert_params) + stage.head * experts,
+        experts=over_layers(case, lambda kind: kind.expert_params) + stage.head * experts,
         down=down,
     )
 
 
-def head_params(model: Architecture, stage: PipelineStage) -> Number:
+def over_layers(case: StageCase, of: Callable[[LayerKind], Number]) -> Number:
+    """Sum of a figure over the stage's layers: leading ones exactly, others by their mean."""
+    first, stage = leading_kinds(case.model), case.stage
+    others = tuple(kind for kind in case.model.layers if kind not in first)
+    total = (stage.layers - stage.leading) * _mean(others, of)
+    return total + stage.leading * _mean(first, of) if first else total
+
+
+def _mean(kinds: tuple[LayerKind, ...], of: Callable[[LayerKind], Number]) -> Number:
+    return sum(kind.count * of(kind) for kind in kinds) / sum(kind.count for kind in kinds)
+
+
+def head_params(case: StageCase) -> Number:
     """Parameters of the head; a tied one is a copy if the embedding is on another stage."""
-    tied = 0 if model.head_params else model.vocab * model.hidden
-    return model.head_params + (1 - stage.embedding) * tied
+    tied = 0 if case.model.head_params else case.model.vocab * case.model.hidden
+    return case.model.head_params + (1 - case.stage.embedding) * tied
 
 
 def weights(case: StageCase) -> Term:
@@ -147,7 +158,7 @@ def weight_copies(case: StageCase) -> Term:
     """Copies of all weights in the dtype of computation, where they are cast and not gathered."""
     needed = case.stack.casts_weights and case.workload.recipe.weights > case.element
     split = case.sharding > 1 if case.layout.zero >= 3 else False
-    counts = elements(case.model, case.stage)
+    counts = elements(case)
     if case.stack.wide_embedding and case.model.head_params:  # a tied head needs the copy
         table = case.stage.embedding * case.model.embedding_params
         counts = replace(counts, dense=counts.dense - table)
@@ -172,13 +183,6 @@ def optimizer(case: StageCase) -> Term:
     return state_term("optimizer", case, case.workload.recipe.optimizer * case.trained, 1)
 
 
-def trained_elements(case: StageCase) -> Number:
-    """Parameters whose update one device computes."""
-    if case.workload.adapter_params is not None:
-        return case.workload.adapter_params
-    return on_device(elements(case.model, case.stage), case, level=1)
-
-
 def on_device(counts: Elements, case: StageCase, level: int) -> Number:
     """Those of the stage's parameters that one device has where ZeRO of `level` splits them."""
     shares = _shares(counts, case, level)
@@ -199,7 +203,7 @@ def state_term(
     name: str, case: StageCase, size: float, level: int, counts: Elements | None = None
 ) -> Term:
     """`size` bytes for each parameter (or of `counts`) on a device, split by ZeRO of `level`."""
-    counts = counts or elements(case.model, case.stage)
+    counts = counts or elements(case)
 
     def formula() -> str:
         shares = _shares(counts, case, level)
@@ -221,15 +225,13 @@ def adapters(case: StageCase) -> Term:
 
 def kept(case: StageCase) -> Term:
     """Activations of all layers of the stage and all micro-batches in flight."""
-    stage, layers = case.stage, case.layers
-    each = _of_stage(case)
+    stage, layers, each = case.stage, case.layers, _of_stage(case)
     size = case.tokens * (stage.in_flight * each + stage.head * layers.extra)
 
     def formula() -> str:
         flight = f" x {stage.in_flight:g} in flight" if stage.in_flight > 1 else ""
         extra = f" + {layers.extra:.6g} B of extra layers" if stage.head * layers.extra else ""
-        mean = each / stage.layers
-        return f"{case.extent} x {mean:.6g} B{flight}{extra}"
+        return f"{case.extent} x {each / stage.layers:.6g} B{flight}{extra}"
 
     return Term("activations", size, formula)
 
@@ -243,14 +245,14 @@ def kept_of_others(case: StageCase) -> Term:
 
 def _of_stage(case: StageCase) -> Number:
     """Bytes per token that one micro-batch keeps in the stage's layers."""
-    return over_layers(case.model, case.stage, lambda kind: case.layers.kept[kind])
+    return over_layers(case, lambda kind: case.layers.kept[kind])
 
 
 def recomputed(case: StageCase) -> Term:
     """Recomputed tensors for the backward pass of one layer."""
-    tokens, again = case.tokens, case.layers.again
-    size = tokens * again
-    return Term("recomputed layer", size, lambda: f"1 layer x {tokens:g} tokens x {again:.6g} B")
+    tokens, each = case.tokens, case.layers.again
+    how = "1 layer x {:g} tokens x {:.6g} B"
+    return Term("recomputed layer", tokens * each, lambda: how.format(tokens, each))
 
 
 def layer_figures(case: Setting) -> LayerFigures:
@@ -350,10 +352,9 @@ def logits(case: StageCase) -> Term:
 
 def gathered(case: StageCase, instant: str) -> Term:
     """Gathered weights of the layers that compute at that instant."""
-    layer, outer, unit = case.layers.elements, _outer(case), case.element
+    layer, (embedding, head), unit = case.layers.elements, _outer(case), case.element
     layers = {"loss": 1, "update": 0}.get(instant, case.stack.gathered_layers)
     layers = choose(_stays_whole(case), case.stage.layers, layers)
-    embedding, head = outer
     if case.stack.whole_ends:
         ends = embedding + head
     elif instant == "loss":
@@ -363,7 +364,7 @@ def gathered(case: StageCase, instant: str) -> Term:
     # a tied head's table is gathered in FP32, and cast to the dtype of computation
     tied = instant == "loss" and case.stack.wide_embedding and not case.model.head_params
     each = unit + FP32 if tied and unit < FP32 <= case.workload.recipe.weights else unit
-    pooled = larger(layer, sum(outer)) if case.stack.stream_pools else 0
+    pooled = larger(layer, embedding + head) if case.stack.stream_pools else 0
     size = (layers * layer + pooled) * unit + ends * each
 
     def formula() -> str:
@@ -407,8 +408,10 @@ def exchange(case: StageCase) -> Term:
 
 
 def update(case: StageCase) -> Term:
-    """Temporary tensors of the optimizer step."""
-    count, each = trained_elements(case), case.stack.update_bytes
+    """Temporary tensors of the optimizer step for the parameters that the device updates."""
+    count, each = case.workload.adapter_params, case.stack.update_bytes
+    if count is None:
+        count = on_device(elements(case), case, level=1)
     return Term("update", count * each, lambda: f"{billions(count)} x {each:g} B")
 
 
@@ -425,5 +428,5 @@ def _is_split(case: StageCase, level: int) -> Number:
 def _outer(case: StageCase) -> tuple[Number, Number]:
     """Elements of embedding and head on one device of the stage, before fsdp splits them."""
     embedding = case.stage.embedding * case.model.embedding_params
-    head = case.stage.head * head_params(case.model, case.stage)
+    head = case.stage.head * head_params(case)
     return embedding / case.layout.tensor, head / case.layout.tensor

@@ -82,15 +82,10 @@ def search(
 
 @dataclass(frozen=True)
 class PlannedLayouts:
-    """The layouts of a plan that predicts its speed.
-
-    search_result: None where the layout was fixed. steps: optimizer steps of the run.
-    """
+    """The layouts of a plan that predicts its speed; search_result: None if one was fixed."""
 
     problem: SearchProblem
     search_result: SearchResult | None
-    steps: float
-    lora_rank: int | None
 
     @property
     def sizes(self) -> int:

@@ -144,7 +144,7 @@ def tensor_s(at: Timed, kind: LayerKind) -> Number:
     routed_apart = at.layout.experts_over_tensor or at.layout.sequence_parallel
     pairs: float = 2 if kind.experts and not kind.mlp_width and routed_apart else 4
     pairs = pairs * (1.5 if at.layout.recompute == "full" else 1)
-    size = at.tokens * at.workload.architecture.hidden * at.element
+    size = at.tokens * at.model.hidden * at.element
     seconds = 2 * pairs * _ring(at, size, group(at.layout, "tensor"))
     return seconds * (at.constants.exposed if at.stack.hides_tensor else 1)
 
@@ -162,23 +162,22 @@ def expert_s(at: Timed, kind: LayerKind) -> Number:
     if not kind.experts:
         return 0
     folded = at.layout.experts_over_tensor
-    stride = 1 if folded else at.layout.tensor * at.layout.context
-    who = RankGroup(at.layout.expert_ranks, stride)
+    who = RankGroup(at.layout.expert_ranks, 1 if folded else at.layout.tensor * at.layout.context)
     sent = at.tokens / (at.layout.tensor if folded else at.token_split) * kind.top_k
-    size = sent * at.workload.architecture.hidden * at.element
+    size = sent * at.model.hidden * at.element
     times = 6 if at.layout.recompute == "full" else 4
     copies = kind.top_k if at.stack.sends_once else None
     seconds = exchange_s(size, who, at.layout.chips, at.chip, copies) / at.constants.collective
     seconds = seconds * (1 - at.stack.expert_overlap)
     if not folded and at.layout.sequence_parallel:  # tensor ranks have slices of each expert
-        whole = at.tokens * kind.top_k * at.workload.architecture.hidden * at.element
+        whole = at.tokens * kind.top_k * at.model.hidden * at.element
         seconds = seconds + _ring(at, whole, group(at.layout, "tensor"))
     return times * seconds
 
 
 def stage_s(at: Timed) -> Number:
     """Exposed time of sends between stages for one micro-batch; each tensor rank sends a part."""
-    size = at.tokens * at.workload.architecture.hidden * at.element / at.layout.tensor
+    size = at.tokens * at.model.hidden * at.element / at.layout.tensor
     seconds = 2 * at.layout.virtual * send_s(size, at.layout, at.chip) / at.constants.collective
     return seconds * (at.layout.pipe > 1) * (at.constants.exposed if at.stack.hides_pipe else 1)
 
@@ -191,7 +190,6 @@ def shard_s(at: Timed, beside: Number) -> Number:
     if at.layout.zero < 2:
         return 0
     gathers = 2 if at.layout.zero == 3 else 1
-    model = at.workload.architecture
     tables = _tables(at) / (at.layout.tensor * at.layout.pipe) if at.stack.wide_embedding else 0
     total: Number = 0
     for params, shards, _ in _weights(at):
@@ -201,14 +199,14 @@ def shard_s(at: Timed, beside: Number) -> Number:
     if at.stack.pipe_keeps_whole:  # one gather for all micro-batches of a step
         passes = larger(1, at.layout.accumulation(at.workload.batch_rows))
         total = total / choose(at.layout.pipe > 1, passes, 1)
-    if model.expert_params and at.stack.hides_data:
+    if at.model.expert_params and at.stack.hides_data:
         return larger(total * at.constants.exposed_routed, total - beside)
     return _exposed(at, total, beside, hidden=at.stack.hides_data)
 
 
 def _tables(at: Timed) -> Number:
     """Bytes that gathers and scatters of embedding and head take more than those of layers."""
-    model = at.workload.architecture
+    model = at.model
     table = 0 if model.head_params else model.vocab * model.hidden  # of a tied head, once more
     once = FP32 * (model.embedding_params + table) + at.element * model.head_params
     once = once + at.stack.reduce_bytes * _trained(at, table)
@@ -252,7 +250,7 @@ def _weights(at: Timed) -> Iterator[tuple[Number, RankGroup, RankGroup]]:
 
     Each with the ranks over which fsdp splits them, and all that have the same ones without it.
     """
-    model, layout, folded = at.workload.architecture, at.layout, _folded(at)
+    model, layout, folded = at.model, at.layout, _folded(at)
     dense = (model.params - model.expert_params) / (layout.tensor * layout.pipe)
     everyone = group(layout, "context", "expert", "fsdp", "data")
     yield dense, group(layout, *folded, "fsdp"), everyone
@@ -265,7 +263,7 @@ def _trained(at: Timed, params: Number) -> Number:
     """The trained part of `params`."""
     if at.workload.adapter_params is None:
         return params
-    return params * (at.workload.adapter_params / at.workload.architecture.params)
+    return params * (at.workload.adapter_params / at.model.params)
 
 
 def _ring(at: Timed, size: Number, who: RankGroup) -> Number:

@@ -153,7 +153,7 @@ def step_time(
 def _longest(at: Timed) -> Number:
     """Layers of the longest stage."""
     runs = at.layout.pipe * at.layout.virtual
-    return at.layout.virtual * rounded_up(at.workload.architecture.depth / runs)
+    return at.layout.virtual * rounded_up(at.model.depth / runs)
 
 
 def _share(at: Timed) -> Number:

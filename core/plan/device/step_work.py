@@ -121,12 +121,9 @@ LAST = "layer_output"
 
 def products(kind: LayerKind) -> Iterator[Product]:
     """All products of a layer. A mixer's elements are divided by the widths of its tensors."""
-    attended = kind.attended_width
-    widths = {
-        "query": kind.query_width, "key": kind.key_width, "value": kind.value_width,
-        "middle": attended,
-    }  # fmt: skip
-    whole = sum(widths.values())
+    sides = kind.query_width, kind.key_width, kind.value_width, kind.attended_width
+    widths = dict(zip(("query", "key", "value", "middle"), sides, strict=True))
+    whole = sum(sides)
     for name, width in widths.items():
         if width:
             yield Product(name, kind.mixer_params * width / whole, width)
@@ -210,7 +207,7 @@ def product_s(at: Timed, one: Product, experts: Number, top_k: int) -> Number:
     precision = at.workload.precision
     slices = 1 if one.routed and at.layout.experts_over_tensor else at.layout.tensor
     rows = at.tokens * top_k * at.layout.expert / experts if one.routed else at.tokens
-    lost = at.constants.shape * (1 / at.workload.architecture.hidden + slices / one.inner)
+    lost = at.constants.shape * (1 / at.model.hidden + slices / one.inner)
     seconds = 2 * one.params * at.tokens / at.layout.tensor / sustained(at, precision)
     if not one.routed:
         return seconds * _slowed(at, precision, lost + at.constants.shape / rows)
@@ -256,9 +253,9 @@ def attention_s(at: Timed, kind: LayerKind) -> Number:
 
 def _visible(at: Timed, kind: LayerKind) -> Number:
     """Multiply-adds per token of the scores that are computed, with masked ones if computed."""
-    sequence, causal = at.workload.sequence, at.workload.architecture.causal
+    sequence = at.workload.sequence
     products_per_token = kind.score_products(sequence)
-    if causal and not at.stack.attention_matrix:
+    if at.model.causal and not at.stack.attention_matrix:
         products_per_token = products_per_token * (1 - kind.keys(sequence) / (2 * sequence))
     if not at.stack.whole_context:
         return products_per_token
@@ -268,10 +265,8 @@ def _visible(at: Timed, kind: LayerKind) -> Number:
 
 def elementwise_s(at: Timed, kind: LayerKind) -> Number:
     """Memory traffic of a layer between products, in all passes."""
-    hidden = at.workload.architecture.hidden
-    stream = 8 * hidden + 4 * kind.top_k * hidden
-    attended = kind.attended_width
-    mixer = 3 * (kind.query_width + kind.key_width) + kind.value_width + attended
+    stream = 8 * at.model.hidden + 4 * kind.top_k * at.model.hidden
+    mixer = 3 * (kind.query_width + kind.key_width) + kind.value_width + kind.attended_width
     inner = mixer + kind.matrices * kind.mlp_width
     routed = kind.matrices * kind.top_k * kind.expert_width
     elements = stream / at.token_split + (inner + routed) / at.layout.tensor
@@ -284,14 +279,14 @@ def _casts(at: Timed, kind: LayerKind) -> Number:
     """Bytes read and written to cast inputs and gradients of products to a low precision."""
     if RATE_FIELD[at.workload.precision] == "bf16_flops_per_s":
         return 0
-    widths = 2 * at.workload.architecture.hidden + kind.query_width + kind.mlp_width
+    widths = 2 * at.model.hidden + kind.query_width + kind.mlp_width
     widths = widths + kind.top_k * kind.expert_width
     return 3 * 3 * widths * at.tokens / at.layout.tensor  # read 2, write 1; both ways and weights
 
 
 def head_s(at: Timed) -> Number:
     """Logits and loss of the micro-batch, once for the model and once for each MTP layer."""
-    model, tensor = at.workload.architecture, at.layout.tensor
+    model, tensor = at.model, at.layout.tensor
     passes = 1 + sum(kind.count for kind in model.extra)
     one = Product(LAST, passes * model.vocab * model.hidden + model.extra_params, model.vocab)
     rows = larger(1, at.tokens)

@@ -221,7 +221,7 @@ def script(request: PlanRequest, plan: Plan) -> str:
     """
     best, layouts = plan.best, plan.layouts
     assert layouts is not None and best.layout is not None  # --emit is only with a layout
-    flags = flags_of(layouts, best.layout)
+    flags = flags_of(request, plan)
     architecture = layouts.problem.workload.architecture
     if architecture.counted_only:
         raise UsageError(

@@ -18,7 +18,6 @@ from typing import Any
 from sabia.core.errors import UsageError
 from sabia.core.plan import planner
 from sabia.core.plan.device.layout import AXES, Layout, Workload
-from sabia.core.plan.device.search import PlannedLayouts
 from sabia.core.plan.device.survey import TimedLayout
 from sabia.core.plan.money.prices import HOUR_S, short_money
 from sabia.core.plan.output.report import View, fields
@@ -66,29 +65,29 @@ def layout(request: PlanRequest, plan: Plan) -> View:
     """The layouts of a plan, with every term if `--explain` is given."""
     assert plan.layouts is not None and plan.best.layout is not None
     best, layouts = plan.best.layout, plan.layouts
-    problem, flags = layouts.problem, flags_of(layouts, best)
+    problem, flags = layouts.problem, flags_of(request, plan)
     workload, limit, binding = problem.workload, problem.memory_limit_bytes, best.time.binding
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
     shown = layouts.shown(chosen)
     lines = [
-        *_table(plan, layouts, shown, {one.layout.described for one in chosen}),
+        *_table(plan, shown, {one.layout.described for one in chosen}),
         words("software", stack=problem.stack, workload=workload),
     ]
     figures: dict[str, Any] = {
         "stack": problem.stack.name,
         **fields(workload, "precision batch_rows batch_tokens"),
-        "steps": layouts.steps,
+        "steps": plan.run.optimizer_steps,
         "room_bytes_per_chip": limit,
         "binding": binding,
-        "best": laid_report(plan, layouts, best),
-        "layouts": [laid_report(plan, layouts, row) for row in shown],
+        "best": laid_report(plan, best),
+        "layouts": [laid_report(plan, row) for row in shown],
         **({"pretrain_flags": flags} if flags else {}),
     }
     if layouts.search_result is not None:
         survey = layouts.search_result.survey
         lines.append(words("searched", survey=survey))
         figures |= {
-            "pareto": [laid_report(plan, layouts, row) for row in layouts.search_result.front],
+            "pareto": [laid_report(plan, row) for row in layouts.search_result.front],
             "meshes": survey.meshes.total,
             "meshes_fallen": survey.rejected,
             "candidates": survey.candidates,
@@ -115,19 +114,17 @@ def _explained(best: TimedLayout) -> list[str]:
     return ["", title, explain(best.memory), "", *columns(["STEP", "", ""], rows)]
 
 
-def _table(
-    plan: Plan, layouts: PlannedLayouts, shown: Sequence[TimedLayout], picked: set[str]
-) -> list[str]:
+def _table(plan: Plan, shown: Sequence[TimedLayout], picked: set[str]) -> list[str]:
     """A column is left out where it says nothing: an axis of 1, the same chips, no price."""
     price = min(plan.cluster.prices, key=lambda p: p.usd_per_chip_hour, default=None)
 
     def mfu(row: TimedLayout) -> str:
         step_times = row.time.high_s, row.time.total_s, row.time.low_s
-        low, middle, high = (100 * mfu_of(plan, layouts, row, s) for s in step_times)
+        low, middle, high = (100 * mfu_of(plan, row, s) for s in step_times)
         return f"{middle:.0f}% ({low:.0f}-{high:.0f})"
 
     def cost(row: TimedLayout) -> str:
-        hours = billed_hours(plan, layouts, row)
+        hours = billed_hours(plan, row)
         return short_money(hours * price.usd_per_chip_hour) if hours and price else "-"
 
     marks = [" *" if row.layout.described in picked else "" for row in shown]
@@ -148,10 +145,9 @@ def _table(
     return columns(list(table), list(zip(*table.values(), strict=True)))
 
 
-def billed_hours(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> float | None:
+def billed_hours(plan: Plan, row: TimedLayout) -> float | None:
     """Billed chip-hours of the run in a layout; None where it makes no progress."""
-    work_s = layouts.steps * row.step_s
-    billed_s = planner.end_on(plan.run, plan.cluster, row.chips, work_s)[1]
+    billed_s = planner.end_in(plan.run, plan.cluster, row)[1]
     return None if math.isinf(billed_s) else billed_s / HOUR_S
 
 
@@ -160,34 +156,35 @@ def seconds(value: float) -> str:
     return f"{value:.3g}s" if value < 1000 else f"{value:,.0f}s"
 
 
-def mfu_of(plan: Plan, layouts: PlannedLayouts, row: TimedLayout, step_s: float) -> float:
+def mfu_of(plan: Plan, row: TimedLayout, step_s: float) -> float:
     """Model FLOPs utilization of a step of `step_s`, in the plan's convention."""
-    flops = plan.run.train_flops / layouts.steps
+    flops = plan.run.train_flops / plan.run.optimizer_steps
     return flops / (step_s * row.chips * plan.cluster.chip.bf16_flops_per_s)
 
 
-def flags_of(layouts: PlannedLayouts, row: TimedLayout) -> str:
-    """The `sabia pretrain` command of a layout; empty for other software or models."""
-    problem = layouts.problem
+def flags_of(request: PlanRequest, plan: Plan) -> str:
+    """The `sabia pretrain` command of the layout; empty for other software or models."""
+    assert plan.layouts is not None and plan.best.layout is not None
+    problem, layout = plan.layouts.problem, plan.best.layout.layout
     trained_here = problem.stack.name in ("sabia", "sabia-cpu")
     if problem.workload.architecture.counted_only or not trained_here:
         return ""
-    backend, rank = "jax" if problem.chip.family == "TPU" else "torch", layouts.lora_rank or 0
-    flags = pretrain_flags(problem.workload, row.layout, backend=backend, lora_rank=rank)
+    backend, rank = "jax" if problem.chip.family == "TPU" else "torch", request.settings.lora_rank
+    flags = pretrain_flags(problem.workload, layout, backend=backend, lora_rank=rank or 0)
     return f"sabia pretrain {flags}"
 
 
-def laid_report(plan: Plan, layouts: PlannedLayouts, row: TimedLayout) -> dict[str, object]:
+def laid_report(plan: Plan, row: TimedLayout) -> dict[str, object]:
     """One layout: axes, memory by term and step by part."""
     return {
         "chips": row.chips,
         **{axis: int(getattr(row.layout, axis)) for axis in (*AXES, "micro_batch", "virtual")},
         **fields(row.layout, "recompute zero experts_over_tensor"),
         **fields(row, "step_s step_low_s=time.low_s step_high_s=time.high_s"),
-        "mfu": mfu_of(plan, layouts, row, row.step_s),
+        "mfu": mfu_of(plan, row, row.step_s),
         "binding": row.time.binding,
         "parts_s": {name: float(value) for name, value in row.time.parts.items()},
         "memory_bytes": float(row.memory.total),
         "memory_terms_bytes": {term.name: float(term.bytes) for term in row.memory.terms},
-        "chip_hours": billed_hours(plan, layouts, row),
+        "chip_hours": billed_hours(plan, row),
     }

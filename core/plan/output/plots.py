@@ -120,7 +120,7 @@ def _pareto(plan: Plan) -> str:
 
     given, shown = (plan.run, plan.cluster), list[tuple[float, float]]()
     front = layouts.search_result.front
-    for end in sorted(planner.end_on(*given, r.chips, layouts.steps * r.step_s) for r in front):
+    for end in sorted(planner.end_in(*given, row) for row in front):
         if not shown or end[1] < shown[-1][1]:
             shown.append(end)
     near = [end for end in shown if end[0] <= longest] or shown[:1]

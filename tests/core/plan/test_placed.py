@@ -58,7 +58,7 @@ def test_a_shorter_deadline_takes_more_chips_and_is_met(over_counts):
 def test_no_searched_number_in_time_is_much_cheaper(over_counts):
     search_result = over_counts.layouts.search_result
     for row in over_counts.rows:
-        limit = row.deadline_s / over_counts.layouts.steps
+        limit = row.deadline_s / over_counts.run.optimizer_steps
         in_time = [other for other in search_result.front if other.step_s <= limit]
         least = min(other.step_s * other.chips for other in in_time)
         assert row.layout.step_s * row.layout.chips <= least * HARDLY_MORE

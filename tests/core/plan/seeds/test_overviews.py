@@ -116,9 +116,9 @@ def test_row_30_chips(name, gigabytes, tflops):
 def test_llama_405b_has_8_replicas_of_2048_chips():
     """Overview A calls 2,048 the replicas; that many chips are one, in the long-context phase."""
     long = Layout(tensor=8, context=16, pipe=16, data=8)
-    assert (long.model_ranks, long.rows, long.chips) == (2048, 8, 16_384)
+    assert (long.chips // long.rows, long.rows, long.chips) == (2048, 8, 16_384)
     short = Layout(tensor=8, context=1, pipe=16, data=128)
-    assert (short.model_ranks, short.chips) == (128, 16_384)
+    assert (short.chips // short.rows, short.chips) == (128, 16_384)
 
 
 def test_sixteen_stages_of_126_layers_hold_seven_or_eight():
