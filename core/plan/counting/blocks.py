@@ -14,16 +14,7 @@ from typing import Any
 
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
 from sabia.core.spec import ModelSpec
-from sabia.core.spec.layers import (
-    Attention,
-    Experts,
-    FeedForward,
-    GatedDeltaNet,
-    GatedMlp,
-    LatentAttention,
-    Layer,
-    Mixer,
-)
+from sabia.core.spec import layers as parts
 from sabia.core.spec.tensors import TableRow
 
 Shape = tuple[int, int]
@@ -131,7 +122,7 @@ def from_spec(model: ModelSpec) -> Architecture:
     )
 
 
-def layer_kind(one: Layer, hidden: int) -> LayerKind:
+def layer_kind(one: parts.Layer, hidden: int) -> LayerKind:
     """One layer (count 1) with a residual stream of width `hidden`."""
     around = [one.norms.rows(part, hidden) for part in ("attn", "mlp")]
     norms = [row for before, behind in around for row in (*before, *behind)]
@@ -139,28 +130,29 @@ def layer_kind(one: Layer, hidden: int) -> LayerKind:
     return layer(*halves, elements(norms), norms=len(norms))
 
 
-def mixer_block(mixer: Mixer, hidden: int) -> LayerHalf:
+def mixer_block(mixer: parts.Mixer, hidden: int) -> LayerHalf:
     """Attention or a recurrent mixer."""
-    sizes = _delta_sizes(mixer) if isinstance(mixer, GatedDeltaNet) else _attention_sizes(mixer)
-    return of_rows(mixer.rows(hidden), sizes)
+    if isinstance(mixer, parts.GatedDeltaNet):
+        return of_rows(mixer.rows(hidden), _delta_sizes(mixer))
+    return of_rows(mixer.rows(hidden), _attention_sizes(mixer))
 
 
-def feed_block(feed: FeedForward, hidden: int) -> LayerHalf:
+def feed_block(feed: parts.FeedForward, hidden: int) -> LayerHalf:
     """A dense MLP, or experts with their router."""
-    if isinstance(feed, Experts):
+    if isinstance(feed, parts.Experts):
         sizes = {"experts": feed.router.experts, "top_k": feed.router.top_k}
         sizes |= {"expert_width": feed.width, "mlp_width": feed.shared}
     else:
-        assert isinstance(feed, GatedMlp)
+        assert isinstance(feed, parts.GatedMlp)
         sizes = {"mlp_width": feed.width}
     return of_rows(feed.rows(hidden), sizes)
 
 
-def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
+def _attention_sizes(mixer: parts.Attention | parts.LatentAttention) -> dict[str, object]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
     sizes: dict[str, Any] = {"window": mixer.window}
     sizes |= {"score_width": mixer.score_width(), "cache_width": cached}
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, parts.LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
         latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
         made = mixer_sizes(mixer.heads, mixer.heads, keys, keys, values)
@@ -174,7 +166,7 @@ def _attention_sizes(mixer: Attention | LatentAttention) -> dict[str, object]:
     return sizes
 
 
-def _delta_sizes(mixer: GatedDeltaNet) -> dict[str, object]:
+def _delta_sizes(mixer: parts.GatedDeltaNet) -> dict[str, object]:
     """A delta net's state for decoding: its matrices, and the last inputs of its convolution."""
     keys, values = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
     state = mixer.value_heads * mixer.key_dim * mixer.value_dim

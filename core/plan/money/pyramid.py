@@ -31,16 +31,8 @@ from sabia.core.files import read_toml
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import compute
 from sabia.core.plan.chips import Chip, find_chip
-from sabia.core.plan.money.prices import (
-    DAY_S,
-    HOUR_S,
-    Price,
-    cost_usd,
-    default_prices,
-    prices_for,
-    refused_words,
-    usable,
-)
+from sabia.core.plan.money import prices
+from sabia.core.plan.money.prices import DAY_S, HOUR_S, Price, cost_usd
 from sabia.core.units import parse_bytes, parse_count, parse_duration, parse_fraction, parse_money
 
 KINDS = ("training", "evaluation", "judge", "rollout", "storage", "other")
@@ -308,13 +300,13 @@ def _price(source: BudgetFile, label: str, own: Mapping[str, Any], chip: Chip) -
             return Price(positive_usd(label, table, "price"), provider=table.get("provider"))
         if any(key in table for key in OFFER):
             provider, region, spot = (table.get(key) for key in OFFER)
-            offers = prices_for(chip.name, provider, region, bool(spot))
-            return usable(offers, source.today, label)[0]
-    prices = default_prices(chip.name, source.today)
-    if not prices:
-        words = refused_words(default_prices(chip.name), source.today)
+            offers = prices.prices_for(chip.name, provider, region, bool(spot))
+            return prices.usable(offers, source.today, label)[0]
+    first = prices.default_prices(chip.name, source.today)
+    if not first:
+        words = prices.refused_words(prices.default_prices(chip.name), source.today)
         raise UsageError(f"--budget: {words}")
-    return prices[0]
+    return first[0]
 
 
 def _runs(label: str, value: Any) -> tuple[float, str]:

@@ -19,20 +19,10 @@ from typing import Any
 
 from sabia.core.errors import Infeasible, UsageError
 from sabia.core.plan import planner
+from sabia.core.plan.money import prices
 from sabia.core.plan.money.carbon import INTENSITIES, footprint
 from sabia.core.plan.money.fitted import FittedLaw, percentiles
-from sabia.core.plan.money.prices import (
-    DAY_S,
-    HOUR_S,
-    Price,
-    cost_usd,
-    cost_usd_per_day,
-    current,
-    load_prices,
-    prices_for,
-    short_money,
-    within_limit,
-)
+from sabia.core.plan.money.prices import DAY_S, HOUR_S, cost_usd, short_money
 from sabia.core.plan.money.scaling import BESIROGLU, Pair, cheapest_pair
 from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import Cell, percent, span, table_of, words
@@ -99,9 +89,9 @@ SYSTEMIC_FLOPS = 1e25
 
 def limit(request: PlanRequest, plan: Plan) -> View:
     """The run within `--max-cost` at the lowest price. Raises Infeasible if it costs more."""
-    limit_usd = request.settings.max_cost
+    limit_usd, work = request.settings.max_cost, (plan.best.chip_s, plan.run.tokens)
     assert limit_usd is not None
-    price, figures = within_limit(limit_usd, plan.best.chip_s, plan.run.tokens, plan.cluster.prices)
+    price, figures = prices.within_limit(limit_usd, *work, plan.cluster.prices)
     return View(words("limit", figures, rate=price.named_rate), figures)
 
 
@@ -140,7 +130,7 @@ def offers(request: PlanRequest, plan: Plan) -> View:
             **fields(price, "provider tier region spot commitment"),
             "price_usd_per_chip_hour": price.usd_per_chip_hour,
             "cost_usd": usd,
-            "cost_usd_per_day": cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
+            "cost_usd_per_day": prices.cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
             **fields(price, "source date=seen"),
         }
         for usd, price in costs
@@ -158,14 +148,14 @@ OFFERS: dict[str, Cell] = {
 }
 
 
-def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[Price, ...]:
+def offers_on_file(request: PlanRequest, plan: Plan) -> tuple[prices.Price, ...]:
     """Prices on file that may be used today."""
     chip, settings = plan.cluster.chip.name, request.settings
-    rows = current(load_prices().get(chip, ()), request.today)
-    matches: tuple[Price, ...] = ()
+    rows = prices.current(prices.load_prices().get(chip, ()), request.today)
+    matches: tuple[prices.Price, ...] = ()
     for spot, term in dict.fromkeys((price.spot, price.commitment) for price in rows):
         with suppress(UsageError):  # nothing of these terms there
-            matches += prices_for(chip, settings.provider, settings.region, spot, term, rows)
+            matches += prices.prices_for(chip, settings.provider, settings.region, spot, term, rows)
     return matches
 
 
@@ -192,9 +182,9 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         "least loss for the same FLOPs": same_flops,
         "fewest FLOPs for the same loss": same_loss,
     }
-    limit_usd, prices = request.settings.max_cost, plan.cluster.prices
-    if limit_usd and prices:
-        rate = min(price.usd_per_chip_hour for price in prices)
+    limit_usd = request.settings.max_cost
+    if limit_usd and plan.cluster.prices:
+        rate = min(price.usd_per_chip_hour for price in plan.cluster.prices)
         flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
         pairs[f"least loss for {short_money(limit_usd)}"] = law.optimal(flops)
     rows = [

@@ -13,14 +13,8 @@ from sabia.core.plan.money.prices import cost_usd
 from sabia.core.plan.output.report import View, fields
 from sabia.core.plan.output.table import Cell, columns, table_of, words
 from sabia.core.plan.request import PlanRequest
-from sabia.core.plan.serving.asked import (
-    GrpoStep,
-    ServingRequest,
-    evaluation,
-    generating_bytes,
-    grpo_step,
-    possible_loads,
-)
+from sabia.core.plan.serving import asked
+from sabia.core.plan.serving.asked import GrpoStep, ServingRequest
 from sabia.core.plan.serving.decode import cache_bytes, published_ratio
 from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
 
@@ -48,16 +42,16 @@ BILLS: dict[str, Cell] = {
 def serve(request: PlanRequest) -> View:
     """Serve the request's model on its chip. Raises UsageError, Infeasible."""
     serving, chips = ServingRequest(request), request.cluster.chips
-    possible = possible_loads(serving)
+    possible = asked.possible_loads(serving)
     best, usd = cheapest(possible), serving.usd_per_chip_hour
     replica, chosen, cluster = best.replica, load_report(best, usd), dict[str, Any]()
     replicas = [load_report(load, usd) for load in possible]
     report: dict[str, Any] = {"price_usd_per_chip_hour": usd, "replicas": replicas, "best": chosen}
-    asked, test_time = serving.settings, list[str]()
-    if asked.requests:
-        busy = math.ceil(asked.requests * best.request_chip_s / replica.chips * (1 - 1e-12))
+    settings, test_time = serving.settings, list[str]()
+    if settings.requests:
+        busy = math.ceil(settings.requests * best.request_chip_s / replica.chips * (1 - 1e-12))
         chips = busy * replica.chips
-    if asked.thinking_tokens or asked.samples:
+    if settings.thinking_tokens or settings.samples:
         test_time, report["test_time"] = _test_time(serving, best, usd)
     if chips:
         used = chips // replica.chips * replica.chips
@@ -86,7 +80,7 @@ def _test_time(
     """A request with thinking and samples, beside one answer without either."""
     plain = serving.settings.replace(thinking_tokens=None, samples=None)
     alone = ServingRequest(replace(serving.request, settings=plain))
-    once = cheapest(possible_loads(alone))
+    once = cheapest(asked.possible_loads(alone))
     each_usd, once_usd = (cost_usd(load.request_chip_s, usd) for load in (best, once))
     figures = {
         "samples": float(best.samples),
@@ -135,7 +129,7 @@ def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, object]:
 def evaluate(request: PlanRequest) -> View:
     """One evaluation of the request's model. Raises UsageError, Infeasible."""
     serving = ServingRequest(request)
-    suite, result = evaluation(serving)
+    suite, result = asked.evaluation(serving)
     usd, total_usd = serving.usd_per_chip_hour, result.cost_usd(serving.usd_per_chip_hour)
     parts = [
         {
@@ -162,13 +156,13 @@ def evaluate(request: PlanRequest) -> View:
 def grpo(request: PlanRequest) -> View:
     """Steps of GRPO on the request's model and chips. Raises UsageError, Infeasible."""
     serving = ServingRequest(request)
-    planned, usd = grpo_step(serving), serving.usd_per_chip_hour
+    planned, usd = asked.grpo_step(serving), serving.usd_per_chip_hour
     step, drawn, replica = planned.step, planned.sampling, planned.replica
     made, steps = step.generation, serving.value("steps")
     api_usd = planned.verdicts.api_usd if planned.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
-    generating = generating_bytes(replica, made.slots, context)
+    generating = asked.generating_bytes(replica, made.slots, context)
     apart, training = serving.settings.generation_chips or 0, planned.training_bytes
     report = {
         **fields(step, "step_s=seconds parts_s=parts shares bound=binding chips"),

@@ -17,17 +17,8 @@ from functools import cached_property
 from sabia.core.errors import Infeasible
 from sabia.core.plan.chips import Chip
 from sabia.core.plan.counting.architecture import Architecture
-from sabia.core.plan.serving.decode import (
-    ACTIVATION_BYTES,
-    Pass,
-    Replica,
-    cache_bytes,
-    decode_step,
-    factor,
-    find_format,
-    format_names,
-    prefill,
-)
+from sabia.core.plan.serving import decode
+from sabia.core.plan.serving.decode import Pass, Replica, cache_bytes
 
 PASS_TOKENS = 8192  # tokens of a prefill pass; longer prompts are split into chunks
 MOST_CHIPS = 1024  # of a replica
@@ -50,7 +41,7 @@ class ChipMemory:
 
 def chip_memory(replica: Replica) -> ChipMemory:
     """Each chip's memory: the replica's share of the usable bytes."""
-    share = factor("memory_share") if replica.memory_share is None else replica.memory_share
+    share = decode.factor("memory_share") if replica.memory_share is None else replica.memory_share
     model = replica.architecture
     inner = max(kind.mlp_width + kind.top_k * kind.expert_width for kind in model.layers)
     split = replica.chips if replica.attention == "tensor" else 1
@@ -58,7 +49,7 @@ def chip_memory(replica: Replica) -> ChipMemory:
     return ChipMemory(
         chip_bytes=replica.chip.usable_hbm_bytes * share,
         weights=replica.chip_weight_bytes,
-        workspace=PASS_TOKENS * widths * ACTIVATION_BYTES,
+        workspace=PASS_TOKENS * widths * decode.ACTIVATION_BYTES,
     )
 
 
@@ -87,8 +78,8 @@ def _what_fits(replica: Replica, context: float) -> str:
     larger = next((f"{n} chips" for n in sizes if holds(replace(replica, chips=n))), None)
     smaller = [
         f"--weights {name}"
-        for name in format_names()
-        if find_format(name).experts < replica.format.experts
+        for name in decode.format_names()
+        if decode.find_format(name).experts < replica.format.experts
         and holds(replace(replica, weights=name))
     ]
     ways = [way for way in (larger, *smaller[:2]) if way]
@@ -114,12 +105,12 @@ class Load:
     @cached_property
     def step(self) -> Pass:
         """A token of each running answer, at half of its length."""
-        return decode_step(self.replica, self.batch, self.prompt + self.output / 2)
+        return decode.decode_step(self.replica, self.batch, self.prompt + self.output / 2)
 
     @cached_property
     def first(self) -> Pass:
         """The prefill of one prompt."""
-        return prefill(self.replica, self.prompt)
+        return decode.prefill(self.replica, self.prompt)
 
     @property
     def prefill_chip_s(self) -> float:

@@ -10,15 +10,9 @@ from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.plan.catalogue import read_data
+from sabia.core.plan.counting import blocks
 from sabia.core.plan.counting.architecture import Architecture, LayerKind
-from sabia.core.plan.counting.blocks import (
-    LayerHalf,
-    feed_block,
-    layer,
-    merged,
-    mixer_block,
-    of_shapes,
-)
+from sabia.core.plan.counting.blocks import LayerHalf
 from sabia.core.spec.fields import Fields
 from sabia.core.spec.layers import Attention, Experts, GatedMlp, LatentAttention, Router
 from sabia.core.spec.rope import Rope
@@ -84,7 +78,7 @@ def grouped(
     mixer = Attention(
         heads, kv_heads, size, 1.0, None, qkv_bias, output_bias, window=window, **flags
     )
-    return mixer_block(mixer, hidden)
+    return blocks.mixer_block(mixer, hidden)
 
 
 def latent(fields: Fields) -> LatentAttention:
@@ -103,13 +97,13 @@ def latent(fields: Fields) -> LatentAttention:
 
 def gated(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
     """A gated MLP."""
-    return feed_block(GatedMlp(inner, bias=bias), hidden)
+    return blocks.feed_block(GatedMlp(inner, bias=bias), hidden)
 
 
 def plain(hidden: int, inner: int, *, bias: bool = False) -> LayerHalf:
     """An MLP of two matrices."""
     shapes = ((inner, hidden), (hidden, inner))
-    return of_shapes(shapes, vectors=bias * (inner + hidden), mlp_width=inner, matrices=2)
+    return blocks.of_shapes(shapes, vectors=bias * (inner + hidden), mlp_width=inner, matrices=2)
 
 
 def moe(
@@ -118,7 +112,7 @@ def moe(
 ) -> LayerHalf:  # fmt: skip
     """Gated experts of inner width `inner`, and shared experts of width `shared`."""
     router = Router(experts, chosen, expert_bias=correction)
-    return feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
+    return blocks.feed_block(Experts(router, inner, shared=shared, shared_gate=shared_gate), hidden)
 
 
 def routed(
@@ -150,7 +144,7 @@ def decoder(
         name=fields.family,
         hidden=hidden,
         vocab=vocab,
-        layers=merged(layers),
+        layers=blocks.merged(layers),
         embedding_params=(vocab + positions) * hidden,
         head_params=0 if tied else vocab * hidden,
         other_params=hidden if other is None else other,
@@ -163,7 +157,7 @@ def stacked(
     tied: bool = False,
 ) -> Architecture:  # fmt: skip
     """Layers of one of `mixers` and one of `feeds` each, with two RMS norms."""
-    kinds = [layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
+    kinds = [blocks.layer(*halves, 2 * fields.hidden) for halves in zip(mixers, feeds, strict=True)]
     return decoder(fields, kinds, tied=tied)
 
 
