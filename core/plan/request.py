@@ -90,12 +90,11 @@ def build(settings: PlanOptions, priced: bool = True, today: date | None = None)
         "price": f"prices seen {', '.join(price_days)}",
     }
     days = partial(parse_duration, what="--deadline")
-    given = set(settings.set_values()) | ({"hbm"} if settings.utilisation else set())
-    given |= {"chip"} if settings.machine else set()
+    instead = {"hbm": settings.utilisation, "chip": settings.machine, "tokens": settings.items}
+    given = {*settings.set_values(), *(name for name, value in instead.items() if value)}
     if settings.search or settings.fixed_layout:
         given |= {"hbm", "mfu", "batch_tokens"}  # the view of layouts shows them
     given |= set() if prices else {"price"}
-    given |= {"tokens"} if settings.items else set()
     return PlanRequest(
         settings=settings,
         run=run,
@@ -161,13 +160,10 @@ def _counted_exactly(run: Run, settings: PlanOptions, model: "Architecture") -> 
     from sabia.core.plan.counting import operations
 
     convention, rank = settings.value("convention"), settings.lora_rank
-    run = replace(run, convention=convention)
-    if rank is None:
-        per_token = operations.training_flops_per_token(model, run.sequence, convention)
-        return replace(run, flops_per_token=per_token)
-    per_token = operations.lora_flops_per_token(model, run.sequence, rank, convention)
-    adapters = operations.adapter_params(model, rank)
-    return replace(run, flops_per_token=per_token, adapter_params=adapters)
+    per_token = operations.training_flops_per_token(model, run.sequence, convention, rank)
+    adapters = None if rank is None else operations.adapter_params(model, rank)
+    counted = {"flops_per_token": per_token, "adapter_params": adapters}
+    return replace(run, convention=convention, **counted)
 
 
 def _stops(settings: PlanOptions, run: Run) -> "StopModel | None":
@@ -192,11 +188,9 @@ def _cluster(settings: PlanOptions, chip: Chip, prices: tuple[Price, ...]) -> Cl
             f"--hbm: {settings.hbm:,} bytes (expected a size such as 180GB; did you mean "
             f"{settings.hbm}GB?)"
         )
-    hbm_bytes = chip.hbm_bytes if settings.hbm is None else settings.hbm
-    share = 1.0 if settings.utilisation is None else settings.utilisation
     return Cluster(
         chip=chip,
-        hbm_bytes=hbm_bytes * share,
+        hbm_bytes=(settings.hbm or chip.hbm_bytes) * (settings.utilisation or 1.0),
         mfu=settings.value("mfu"),
         prices=prices,
         chips=settings.nodes * chip.node_chips if settings.nodes else settings.chips,

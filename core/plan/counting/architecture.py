@@ -86,8 +86,7 @@ class LayerKind:
         if self.sparse is None:
             return smaller(sequence, sides * (self.window or sequence))
         merged = sequence / self.sparse.pooled
-        attended = self.sparse.local + smaller(merged, self.sparse.chosen or merged)
-        return smaller(sequence, attended)
+        return smaller(sequence, self.sparse.local + smaller(merged, self.sparse.chosen or merged))
 
     def score_products(self, sequence: Number, sides: int = 1) -> Number:
         """Multiply-adds per token of attention with its `keys`, and of the indexer; no mask."""

@@ -36,16 +36,6 @@ class Shape:
     source: str
     date: date
 
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return self.config["num_hidden_layers"]
-
-    @property
-    def hidden(self) -> int:
-        """Width of its residual stream."""
-        return self.config["hidden_size"]
-
 
 def load_shapes() -> tuple[Shape, ...]:
     """All shapes on file."""
@@ -84,9 +74,7 @@ def assumed_architecture(
     return replace(base, layers=layers_of, name=f"assumed as {shape.name}", assumed=True)
 
 
-def _resized(
-    config: Mapping[str, Any], layers: int | None, hidden: int | None
-) -> Mapping[str, Any]:
+def _resized(config: Mapping[str, Any], layers: int | None, hidden: int | None) -> dict[str, Any]:
     """The configuration with another depth and width; heads keep their size."""
     resized = dict(config)
     if layers:
@@ -96,11 +84,9 @@ def _resized(
             resized["compress_ratios"] = [ratios[n % (len(ratios) - 1)] for n in range(layers)]
             resized["num_nextn_predict_layers"] = 0
         if "first_k_dense_replace" in config:
-            dense = config["first_k_dense_replace"]
-            resized["first_k_dense_replace"] = min(dense, layers - 1)
+            resized["first_k_dense_replace"] = min(config["first_k_dense_replace"], layers - 1)
     if hidden:
-        ratio = hidden / config["hidden_size"]
-        heads = max(1, round(config["num_attention_heads"] * ratio))
+        heads = max(1, round(config["num_attention_heads"] * (hidden / config["hidden_size"])))
         groups = config["num_key_value_heads"]
         if groups == config["num_attention_heads"]:
             groups = heads
@@ -118,14 +104,7 @@ def _dense(base: Architecture, params: float) -> tuple[LayerKind, ...]:
     feeds = sum(kind.count * kind.mlp_params for kind in base.layers)
     share = (params - (base.params - feeds)) / feeds
     _check(base, share, params)
-
-    def scaled(kind: LayerKind) -> LayerKind:
-        width = _divisible_width(kind.mlp_width * share)
-        edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
-        feed = round(kind.mlp_params * share)
-        return replace(kind, mlp_params=feed, mlp_width=width, adapter_edges=edges)
-
-    return tuple(map(scaled, base.layers))
+    return tuple(_with_feed(k, k.mlp_params * share, k.mlp_width * share) for k in base.layers)
 
 
 def _moe(base: Architecture, params: float, active: float) -> tuple[LayerKind, ...]:
@@ -136,8 +115,7 @@ def _moe(base: Architecture, params: float, active: float) -> tuple[LayerKind, .
     fixed = base.active_params - count * (routed.mlp_params + chosen * one)
     experts, idle = routed.experts, (params - active) / count
     for _ in range(3):  # the router's size depends a little on the number of experts
-        visited = (active - fixed) / count - base.hidden * experts
-        share = visited / (always + chosen * one)
+        share = ((active - fixed) / count - base.hidden * experts) / (always + chosen * one)
         _check(base, share, active)
         # rounded up (tolerance 0.1 %); large numbers are multiples of 16 for many ranks
         needed = chosen + idle / (share * one)
@@ -150,13 +128,18 @@ def _moe(base: Architecture, params: float, active: float) -> tuple[LayerKind, .
     def scaled(kind: LayerKind) -> LayerKind:
         if not kind.experts:
             return kind
-        width = kind.mlp_width and _divisible_width(max(1, kind.mlp_width + gained))
-        edges = kind.adapter_edges + kind.matrices * (width - kind.mlp_width)
-        resized = replace(kind, mlp_params=round(rest), mlp_width=width, adapter_edges=edges)
+        resized = _with_feed(kind, rest, max(1, kind.mlp_width + gained))
         inner = _divisible_width(kind.expert_width * held / experts / one)
         return replace(resized, expert_params=round(held), experts=experts, expert_width=inner)
 
     return tuple(map(scaled, base.layers))
+
+
+def _with_feed(kind: LayerKind, params: float, width: float) -> LayerKind:
+    """The layer with another MLP (or shared experts, where it has any) and its adapters."""
+    inner = kind.mlp_width and _divisible_width(width)
+    edges = kind.adapter_edges + kind.matrices * (inner - kind.mlp_width)
+    return replace(kind, mlp_params=round(params), mlp_width=inner, adapter_edges=edges)
 
 
 def _divisible_width(width: float) -> int:

@@ -48,11 +48,11 @@ def of_rows(rows: Iterable[TableRow], sizes: Mapping[str, Any]) -> LayerHalf:
     """The LayerHalf of tensors that core.spec declares."""
     rows = tuple(rows)
     inner = [row for row in rows if len(row.shape) > 1]
-    routed = [row for row in inner if row.axes[0] == "expert"]
+    experts = elements(row for row in inner if row.axes[0] == "expert")
     # as core.model.lora: matrices that are active for every token, without routers
     adapted = [row for row in inner if len(row.shape) == 2 and row.init == "normal"]
     edges = sum(sum(row.shape) for row in adapted if row.component in ("attention", "mlp"))
-    experts, matrices = elements(routed), elements(inner)
+    matrices = elements(inner)
     return LayerHalf(matrices - experts, elements(rows) - matrices, edges, experts, sizes)
 
 
@@ -94,10 +94,9 @@ def elements(rows: Iterable[TableRow]) -> int:
 
 def merged(kinds: Iterable[LayerKind]) -> tuple[LayerKind, ...]:
     """Equal kinds as one with their counts added, in the order of their first layers."""
-    counts: dict[LayerKind, int] = {}
+    counts: Counter[LayerKind] = Counter()
     for kind in kinds:
-        alike = replace(kind, count=1)
-        counts[alike] = counts.get(alike, 0) + kind.count
+        counts[replace(kind, count=1)] += kind.count
     return tuple(replace(kind, count=count) for kind, count in counts.items())
 
 
@@ -150,20 +149,16 @@ def feed_block(feed: parts.FeedForward, hidden: int) -> LayerHalf:
 
 def _attention_sizes(mixer: parts.Attention | parts.LatentAttention) -> dict[str, object]:
     cached = sum(heads * size for heads, size in mixer.cache_shapes().values())
-    sizes: dict[str, Any] = {"window": mixer.window}
-    sizes |= {"score_width": mixer.score_width(), "cache_width": cached}
+    sizes: dict[str, Any] = {"window": mixer.window, "cache_width": cached}
+    sizes["score_width"] = mixer.score_width()
     if isinstance(mixer, parts.LatentAttention):
         keys, values = mixer.heads * mixer.key_dim, mixer.heads * mixer.value_dim
-        latents = {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
-        made = mixer_sizes(mixer.heads, mixer.heads, keys, keys, values)
-        return {**sizes, **made, **latents}
+        sizes |= mixer_sizes(mixer.heads, mixer.heads, keys, keys, values)
+        return sizes | {"query_latent": mixer.q_rank or 0, "key_latent": mixer.kv_rank}
     queries, keys = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
     sizes |= mixer_sizes(mixer.heads, mixer.kv_heads, queries, keys, keys)
-    if mixer.sinks:
-        sizes["sinks"] = True
-    if mixer.qk_norm or mixer.qk_norm_whole:
-        sizes["head_normed"] = queries + keys
-    return sizes
+    normed = mixer.qk_norm or mixer.qk_norm_whole
+    return sizes | {"sinks": mixer.sinks, "head_normed": normed * (queries + keys)}
 
 
 def _delta_sizes(mixer: parts.GatedDeltaNet) -> dict[str, object]:

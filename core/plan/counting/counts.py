@@ -50,7 +50,7 @@ def given_counts(
     from sabia.core.plan.counting.assumed import nearest_shape
 
     shape = nearest_shape(params, active)
-    sizes = layers or shape.layers, hidden or shape.hidden
+    sizes = layers or shape.config["num_hidden_layers"], hidden or shape.config["hidden_size"]
     return ModelCounts(params, active, active, *sizes, f"assumed as {shape.name}")
 
 

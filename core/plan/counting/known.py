@@ -93,8 +93,9 @@ def positions_of(path: str | Path) -> int | None:
 def architecture_from(config: Mapping[str, Any]) -> Architecture:
     """The model of a configuration; UsageError as `architecture_of`."""
     config = texts(config)
-    inner = config.get("text_config")
-    for fields in (config, inner if isinstance(inner, dict) else {}):
+    nested = config.get("text_config")
+    inner: Mapping[str, Any] = nested if isinstance(nested, dict) else {}
+    for fields in (config, inner):
         for name in ("num_hidden_layers", "n_layer", "num_layers"):
             depth = fields.get(name)
             if isinstance(depth, int | float) and depth > MOST_LAYERS:
@@ -108,9 +109,9 @@ def architecture_from(config: Mapping[str, Any]) -> Architecture:
     alike = read_data("families.toml")["alike"].get(family, family)
     if alike not in families():
         return _counted(config)
-    counted = {name: value for name, value in config.items() if name not in _UNCOUNTED}
-    if isinstance(inner, dict):
-        text = {name: value for name, value in inner.items() if name not in _UNCOUNTED}
-        counted["text_config"] = text
-    architecture = from_spec(from_config(counted | {"model_type": alike}))
-    return replace(architecture, name=family, counted_only=alike != family)
+    counted, text = (
+        {name: value for name, value in fields.items() if name not in _UNCOUNTED}
+        for fields in (config, inner)
+    )
+    counted |= {"model_type": alike} | ({"text_config": text} if inner else {})
+    return replace(from_spec(from_config(counted)), name=family, counted_only=alike != family)

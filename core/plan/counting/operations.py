@@ -40,45 +40,41 @@ class Operations:
         return self.linear + self.mixing + self.head
 
 
-def operations(
-    architecture: Architecture, sequence: Number, convention: Convention = "causal"
-) -> Operations:
+def operations(model: Architecture, sequence: Number, convention: Convention) -> Operations:
     """FLOPs of a forward pass, per token of rows of `sequence` tokens; MTP layers are included.
 
     Raises UsageError for another convention.
     """
-    kinds = (*architecture.layers, *architecture.extra)
-    share, sides = attention_share(convention, architecture.causal)
+    share, sides = attention_share(convention, model.causal)
     linear, scores, states = 0.0, 0.0, 0.0
-    for kind in kinds:
+    for kind in (*model.layers, *model.extra):
         always = kind.count * (2.0 * (kind.mixer_params + kind.mlp_params))
         linear += always + kind.count * (2.0 * kind.active_expert_params)
         scores += kind.count * (2.0 * share * kind.score_products(sequence, sides))
         states += kind.count * (2.0 * kind.state_products if share else 0.0)
-    passes = 1 + sum(kind.count for kind in architecture.extra)
+    passes = 1 + sum(kind.count for kind in model.extra)
     return Operations(
-        linear=linear + 2.0 * architecture.extra_params,
+        linear=linear + 2.0 * model.extra_params,
         mixing=scores + states,
-        head=2.0 * passes * architecture.vocab * architecture.hidden,
+        head=2.0 * passes * model.vocab * model.hidden,
     )
 
 
 def training_flops_per_token(
-    architecture: Architecture, sequence: Number, convention: Convention = "6nd"
-) -> Number:
-    """The model's FLOPs, forward and backward, which MFU is measured against."""
-    return TRAINING * operations(architecture, sequence, convention).total
+    model: Architecture, sequence: Number, convention: Convention = "6nd",
+    rank: int | None = None,
+) -> Number:  # fmt: skip
+    """The model's FLOPs, forward and backward, which MFU is measured against.
 
-
-def lora_flops_per_token(
-    architecture: Architecture, sequence: Number, rank: int, convention: Convention
-) -> Number:
-    """FLOPs of training adapters of `rank`, without the gradients of frozen weights."""
-    forward = operations(architecture, sequence, convention)
-    weights, added = forward.linear + forward.head, 2.0 * adapter_params(architecture, rank)
+    rank: of LoRA adapters, where only these are trained, without the gradients of frozen weights.
+    """
+    forward = operations(model, sequence, convention)
+    if rank is None:
+        return TRAINING * forward.total
+    weights, added = forward.linear + forward.head, 2.0 * adapter_params(model, rank)
     return 2.0 * weights + TRAINING * (forward.mixing + added)
 
 
-def adapter_params(architecture: Architecture, rank: int) -> int:
+def adapter_params(model: Architecture, rank: int) -> int:
     """Elements of LoRA adapters of `rank` on every matrix of the layers that can have one."""
-    return rank * sum(kind.count * kind.adapter_edges for kind in architecture.layers)
+    return rank * sum(kind.count * kind.adapter_edges for kind in model.layers)

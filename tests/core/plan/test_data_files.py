@@ -137,7 +137,7 @@ def test_every_entry_has_its_keys_and_a_real_date(scheme):
 def test_shapes_are_of_possible_models():
     for shape in load_shapes():
         assert 0 < shape.active <= shape.params, shape.name
-        dense_part = 4 * shape.layers * shape.hidden**2
+        dense_part = 4 * shape.config["num_hidden_layers"] * shape.config["hidden_size"] ** 2
         assert dense_part < shape.params * 1.5, shape.name
 
 

@@ -35,8 +35,7 @@ def read(fields: CountFields) -> Architecture:
     by_score = by_table + LayerHalf(vectors=by_table.sizes["experts"])
 
     def kind(index: int) -> LayerKind:
-        feed = by_table if index < hashed else by_score
-        plain = layer(mixers[ratios[index]], feed, 2 * hidden)
+        plain = layer(mixers[ratios[index]], by_table if index < hashed else by_score, 2 * hidden)
         rows = (2 + streams) * streams  # of the hyper-connections of both halves
         return replace(
             plain,
@@ -46,13 +45,12 @@ def read(fields: CountFields) -> Architecture:
         )
 
     head = streams * streams * hidden + streams + 1
-    joined = 2 * hidden * hidden + 3 * hidden + head
     return reading.decoder(
         fields,
         map(kind, range(depth)),
         other=hidden + head,
         extra=tuple(kind(depth + n) for n in range(predicted)),
-        extra_params=predicted * joined,
+        extra_params=predicted * (2 * hidden * hidden + 3 * hidden + head),
     )
 
 
@@ -60,7 +58,7 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Lay
     heads, size = fields.size("num_attention_heads"), fields.size("head_dim")
     rank, groups = fields.size("q_lora_rank"), fields.size("o_groups")
     window, low = fields.size("sliding_window"), fields.size("o_lora_rank")
-    index = (fields.size("index_n_heads"), fields.size("index_head_dim"))
+    count, length = fields.size("index_n_heads"), fields.size("index_head_dim")
     most = fields.size("index_topk")
     base: list[Shape] = [(rank, hidden), (heads * size, rank), (size, hidden)]
     base += [(groups * low, heads * size // groups), (hidden, groups * low)]
@@ -74,7 +72,6 @@ def _mixers(fields: CountFields, hidden: int, ratios: set[int]) -> dict[int, Lay
         cached = size // ratio if ratio else 0
         seen: dict[str, object] = {"sparse": Sparse(window, ratio)} if ratio else {"window": window}
         if ratio == _CHOSEN:
-            count, length = index
             cached = (size + length) // ratio
             seen = {"sparse": Sparse(window, ratio, most, count * length)}
             shapes += [(2 * length, hidden)] * 2 + [(count * length, rank), (count, hidden)]

@@ -60,14 +60,11 @@ def described(fields: CountFields, **more: Any) -> Architecture:
     apart = own("normed_apart") * (sizes[0] + sizes[1]) * sizes[2]
     norms, norm = own("norms", 2), (1 + own("norm_bias")) * hidden
     around = norms * norm + own("vectors", 0) + apart
-    feeds = _feeds(own, every)
+    pairs = zip(windows, _feeds(own, every), strict=True)
     vocab = fields.size("vocab_size")
     return reading.decoder(
         fields,
-        [
-            layer(mixers[window], feed, around, norms=norms)
-            for window, feed in zip(windows, feeds, strict=True)
-        ],
+        [layer(mixers[window], feed, around, norms=norms) for window, feed in pairs],
         tied=own("tied"),
         vocab=vocab,
         other=own("outer_norms", 1) * norm + own("head_bias") * vocab,

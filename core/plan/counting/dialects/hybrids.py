@@ -13,6 +13,7 @@ from sabia.core.plan.counting.dialects.reading import CountFields
 from sabia.core.plan.counting.dialects.recurrent import mamba
 from sabia.core.spec.families.gemma2 import KINDS
 
+Block = dict[str, object]  # a half of a layer of `block_configs`
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -124,31 +125,28 @@ def nemotron_nas(fields: CountFields) -> Architecture:
     if len(blocks) != depth:
         raise UsageError(f"config.json: block_configs has {len(blocks)} (expected {depth})")
 
-    def mixer(block: dict[str, object]) -> LayerHalf:
-        _plain_block("attention", block)
-        if block.get("no_op"):
-            return LayerHalf()
+    def mixer(block: Block) -> LayerHalf:
         groups = block.get("n_heads_in_group")
         if not isinstance(groups, int):
             raise UsageError(f"config.json: n_heads_in_group is {groups!r} (expected a number)")
         return reading.grouped(hidden, heads, heads // groups, hidden // heads)
 
-    def feed(block: dict[str, object]) -> LayerHalf:
-        _plain_block("ffn", block)
-        if block.get("no_op"):
-            return LayerHalf()
+    def feed(block: Block) -> LayerHalf:
         inner = int(2 * float(str(block["ffn_mult"])) * hidden / 3)
         return reading.gated(hidden, -(-inner // 256) * 256)
 
-    def kind(block: dict[str, dict[str, object]]) -> LayerKind:
-        halves = mixer(block["attention"]), feed(block["ffn"])
+    def kind(block: dict[str, Block]) -> LayerKind:
+        halves = _half("attention", block, mixer), _half("ffn", block, feed)
         norms = sum(half != LayerHalf() for half in halves)
         return layer(*halves, norms * hidden, norms=norms)
 
     return reading.decoder(fields, map(kind, blocks))
 
 
-def _plain_block(name: str, block: dict[str, object]) -> None:
+def _half(name: str, block: dict[str, Block], make: Callable[[Block], LayerHalf]) -> LayerHalf:
+    """One half of a layer, which may be missing."""
+    own = block[name]
     for key in ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens"):
-        if block.get(key):
-            raise UsageError(f"config.json: {name} {key} is {block[key]!r} (expected none)")
+        if own.get(key):
+            raise UsageError(f"config.json: {name} {key} is {own[key]!r} (expected none)")
+    return LayerHalf() if own.get("no_op") else make(own)

