@@ -16,7 +16,7 @@ from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving import asked
 from sabia.core.plan.serving.asked import GrpoStep, ServingRequest
 from sabia.core.plan.serving.decode import cache_bytes, published_ratio
-from sabia.core.plan.serving.traffic import Load, cheapest, chip_memory
+from sabia.core.plan.serving.traffic import Load, cache_room, cheapest, workspace_bytes
 
 LOADS: dict[str, Cell] = {
     "CHIPS": "{replica_chips}",
@@ -110,13 +110,12 @@ def _view(serving: ServingRequest, kind: str, lines: list[str], report: dict[str
 def load_report(load: Load, usd_per_chip_hour: float) -> dict[str, object]:
     """A replica at full load as a JSON object."""
     return {
-        **fields(
-            load, "replica_chips=replica.chips replica.attention replica.weights replica.cache"
-        ),
-        **fields(load, "prompt_tokens=prompt output_tokens=output replica.weight_bytes"),
+        **fields(load, "replica_chips=replica.chips replica.attention replica.weights"),
+        **fields(load, "replica.cache prompt_tokens=prompt output_tokens=output"),
+        "weight_bytes": load.replica.weight_bytes,
         "weight_bytes_per_chip": load.replica.chip_weight_bytes,
         "cache_bytes_per_sequence": cache_bytes(load.replica, load.prompt + load.output),
-        "cache_room_bytes_per_chip": chip_memory(load.replica).cache,
+        "cache_room_bytes_per_chip": cache_room(load.replica),
         **fields(load, "batch step_s=step.seconds"),
         "step_parts_s": {part.name: part.seconds for part in load.step.parts},
         **fields(load, "prefill_s=first.seconds prefill_chip_share bound=step.binding"),
@@ -162,7 +161,8 @@ def grpo(request: PlanRequest) -> View:
     api_usd = planned.verdicts.api_usd if planned.verdicts else 0.0
     each = cost_usd(step.chip_s, usd) + api_usd
     context = drawn.prompt_tokens + drawn.lengths.mean
-    generating = asked.generating_bytes(replica, made.slots, context)
+    generating = replica.chip_weight_bytes + workspace_bytes(replica)
+    generating += made.slots * cache_bytes(replica, context, on_chip=True)
     apart, training = serving.settings.generation_chips or 0, planned.training_bytes
     report = {
         **fields(step, "step_s=seconds parts_s=parts shares bound=binding chips"),
@@ -189,20 +189,14 @@ def grpo(request: PlanRequest) -> View:
 
 def _grpo_lines(report: dict[str, Any], planned: GrpoStep) -> list[str]:
     step, drawn, made = planned.step, planned.sampling, planned.step.generation
-    lines = [
-        words("grpo", drawn=drawn, made=made),
-        words("engines", made=made, chips=planned.replica.chips),
-    ]
+    lines = [words("grpo", drawn=drawn, made=made)]
+    lines.append(words("engines", made=made, chips=planned.replica.chips))
     if planned.verdicts is not None:
         (bill,) = planned.verdicts.bills
         read, written = bill.input_tokens / bill.calls, bill.output_tokens / bill.calls
         usd = bill.cost_usd(report["price_usd_per_chip_hour"])
         lines.append(words("judge", bill=bill, read=read, written=written, usd=usd))
-    rows = [
-        [name, f"{seconds:.1f} s", f"{step.shares[name]:.0%}"]
-        for name, seconds in step.parts.items()
-        if seconds
-    ]
+    rows = [[name, f"{s:.1f} s", f"{step.shares[name]:.0%}"] for name, s in step.parts.items() if s]
     rows.append(["step", f"{step.seconds:.1f} s", "100%"])
     alternate = "; one after the other, so the larger counts"
     alternate = alternate if report["peak_bytes_per_chip"] else ""

@@ -24,8 +24,8 @@ from sabia.core.plan.compute import FLOPS_PER_PARAM_TOKEN, whole_chips, whole_no
 from sabia.core.plan.counting.assumed import assumed_architecture
 from sabia.core.plan.request import PlanRequest
 from sabia.core.plan.serving import rollout
-from sabia.core.plan.serving.decode import Replica, cache_bytes
-from sabia.core.plan.serving.traffic import MILLION, Load, cheapest, chip_memory, full_load, loads
+from sabia.core.plan.serving.decode import Replica
+from sabia.core.plan.serving.traffic import MILLION, Load, cheapest, full_load, loads
 from sabia.core.units import parse_count, parse_money
 
 # keys of a table besides the fields of Suite: for the model, and with prefix for the judge
@@ -320,8 +320,7 @@ def grpo_step(serving: ServingRequest) -> GrpoStep:
     for replica in replicas:
         parts = others | {"weights": rollout.hand_over_seconds(replica, bool(apart))}
         if apart:
-            behind = settings.value("off_policy")
-            step = rollout.split(replica, drawn, apart, chips, parts, behind)
+            step = rollout.split(replica, drawn, apart, chips, parts, settings.value("off_policy"))
         else:
             step = rollout.colocated(replica, drawn, chips, parts)
         steps.append((step, replica))
@@ -350,21 +349,13 @@ def judge_of_samples(serving: ServingRequest, drawn: rollout.Sampling) -> Evalua
     if not serving.settings.judge_calls:
         return None
     free = 0.0, 0.0  # the answers themselves count as generation
-    both = evaluate(suite_of(serving, drawn.samples, 1), free, judge(serving))
-    return Evaluation(both.bills[1:])
-
-
-def generating_bytes(replica: Replica, slots: int, context: float) -> float:
-    """Bytes on a chip while it generates."""
-    memory = chip_memory(replica)
-    return memory.weights + memory.workspace + slots * cache_bytes(replica, context, on_chip=True)
+    return Evaluation(evaluate(suite_of(serving, drawn.samples, 1), free, judge(serving)).bills[1:])
 
 
 def training_bytes(serving: ServingRequest, drawn: rollout.Sampling, chips: int) -> float:
     """A chip's share of the state, and activations of the longest sequence. Raises Infeasible."""
     run, chip = serving.request.run, serving.request.cluster.chip
-    longest = drawn.prompt_tokens + drawn.lengths.longest_of(drawn.samples)
-    live = run.live_bytes(longest)
+    live = run.live_bytes(drawn.prompt_tokens + drawn.lengths.longest_of(drawn.samples))
     held, usable_bytes = _state_bytes(serving) / chips + live, chip.usable_hbm_bytes
     if held > usable_bytes:
         fix = "use a shorter --output-limit"

@@ -164,11 +164,6 @@ class Replica:
         return find_format(self.weights)
 
     @property
-    def cache_element(self) -> float:
-        """Bytes of one element of the cache."""
-        return CACHE_BYTES[self.cache]
-
-    @property
     def spans_nodes(self) -> bool:
         """Whether its chips are in more than one scale-up domain."""
         return self.chips > max(self.chip.scale_up_domain, self.chip.node_chips)
@@ -185,6 +180,12 @@ class Replica:
             return self.weight_bytes / self.chips
         params = _each_layer(self.architecture, lambda kind: kind.expert_params)
         return self.weight_bytes - params * self.format.experts * (1 - 1 / self.chips)
+
+    @property
+    def engine_bytes(self) -> float:
+        """Bytes of each chip's memory that the engine takes."""
+        share = factor("memory_share") if self.memory_share is None else self.memory_share
+        return self.chip.usable_hbm_bytes * share
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -239,21 +240,10 @@ def cache_split(kind: LayerKind, chips: int) -> int:
     return 1 if kind.key_latent else math.gcd(chips, kind.kv_heads)
 
 
-def read_share(kind: LayerKind, context: float) -> float:
-    """The share of the cache that a step reads: all, or what sparse attention selects.
-
-    The keys of the indexer are read too, but neglected: their width is 128, that of keys 512 or
-    more.
-    """
-    if kind.sparse is None or kind.sparse.chosen is None:
-        return 1.0
-    return min(1.0, kind.sparse.chosen * kind.sparse.pooled / context)
-
-
 def state_bytes(kind: LayerKind, replica: Replica) -> float:
     """Bytes of one layer once per sequence: a recurrent state in FP32, or the keys of a window."""
     recurrent = kind.state_products > 0
-    return kind.state_width * (STATE_BYTES if recurrent else replica.cache_element)
+    return kind.state_width * (STATE_BYTES if recurrent else CACHE_BYTES[replica.cache])
 
 
 def cache_bytes(
@@ -262,19 +252,20 @@ def cache_bytes(
     """Cache and state of one sequence of `context` tokens.
 
     on_chip: the part on each chip (with attention by data, on average). read: only what a decoding
-    step reads.
+    step reads: all, or what sparse attention selects. The keys of its indexer are read too, but
+    neglected: their width is 128, that of keys 512 or more.
     """
     data, total = replica.attention == "data", 0.0
     for kind in replica.architecture.layers:
         seen = context if kind.window is None else min(context, kind.window)
-        cached = kind.cache_width * seen * replica.cache_element
-        if read:
-            cached *= read_share(kind, context)
+        cached = kind.cache_width * seen * CACHE_BYTES[replica.cache]
+        if read and kind.sparse and kind.sparse.chosen is not None:
+            cached *= min(1.0, kind.sparse.chosen * kind.sparse.pooled / context)
         split = replica.chips if data else cache_split(kind, replica.chips)
         state = state_bytes(kind, replica)
         if on_chip:
-            recurrent = kind.state_products > 0
-            cached, state = cached / split, state / (replica.chips if recurrent else split)
+            cached /= split
+            state /= replica.chips if kind.state_products > 0 else split
         total += kind.count * (cached + state)
     return total
 
@@ -299,8 +290,7 @@ def prefill(replica: Replica, tokens: float, sequences: float = 1) -> Pass:
     many prompts as chips.
     """
     model, t, batch = replica.architecture, replica.chips, tokens * sequences
-    head = sequences * model.vocab * model.hidden
-    products = 2 * (batch * _layer_products(model) + head)
+    products = 2 * (batch * _layer_products(model) + sequences * model.vocab * model.hidden)
     scores = 2 * batch * _each_layer(model, lambda kind: _mean_prefill_products(kind, tokens))
     written = sequences * cache_bytes(replica, tokens, on_chip=True)
     return _pass(replica, batch, products / t, written, scores / t)
@@ -316,8 +306,8 @@ def _pass(replica: Replica, tokens: float, products: float, cached: float, score
     )
     split = 1 if replica.attention == "data" else replica.chips
     read = shared / split + experts / replica.chips
-    multiply = _roofline("weights", replica, read, products)
-    attention = _roofline("attention", replica, cached, scores, "bf16")
+    multiply = _roofline("weights", replica, weights.rate, read, products)
+    attention = _roofline("attention", replica, "bf16", cached, scores)
     return Pass((multiply, attention, *_overheads(replica, tokens)))
 
 
@@ -345,12 +335,10 @@ def _mean_prefill_products(kind: LayerKind, tokens: float) -> float:
     return kind.score_width * window * (1 - window / (2 * tokens)) + kind.state_products
 
 
-def _roofline(
-    name: str, replica: Replica, read: float, operations: float, rate: str | None = None
-) -> PassPart:
+def _roofline(name: str, replica: Replica, rate: str, read: float, products: float) -> PassPart:
     """max(bytes / bandwidth, FLOPs / rate), both of one chip."""
     memory = read / replica.read_bytes_per_s
-    compute = operations / flops_per_s(replica.chip, rate or replica.format.rate)
+    compute = products / flops_per_s(replica.chip, rate)
     return PassPart(name, max(memory, compute), "memory" if memory >= compute else "compute")
 
 

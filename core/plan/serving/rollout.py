@@ -92,8 +92,7 @@ def _alive(t: float, scale: float) -> float:
 
 def _integral(f: Callable[[float], float], end: float) -> float:
     """∫ f from 0 to `end`, Simpson's rule on a grid that is fine near 0."""
-    nodes = [end * (i / STEPS) ** 2 for i in range(STEPS + 1)]
-    pairs = itertools.pairwise(nodes)
+    pairs = itertools.pairwise(end * (i / STEPS) ** 2 for i in range(STEPS + 1))
     return sum((b - a) / 6 * (f(a) + 4 * f((a + b) / 2) + f(b)) for a, b in pairs)
 
 
@@ -211,8 +210,7 @@ def play(
         end, start = heapq.heappop(running)
         active = len(running) + 1
         context = prompt + (now + end) / 2 - began / active
-        batch = min(active * weight, slots)
-        seconds = (end - now) * decode_step(replica, batch, context).seconds
+        seconds = (end - now) * decode_step(replica, min(active * weight, slots), context).seconds
         total_s += seconds
         tail_s += seconds if 2 * active < full else 0
         now, began = end, began - start

@@ -25,45 +25,31 @@ MOST_CHIPS = 1024  # of a replica
 LIVE_WIDTHS = 4  # tensors of the widest inner width that exist at the same time in a pass
 
 
-@dataclass(frozen=True)
-class ChipMemory:
-    """Bytes on each chip of a replica."""
-
-    chip_bytes: float
-    weights: float
-    workspace: float
-
-    @property
-    def cache(self) -> float:
-        """Available for the cache of sequences; negative if not even the weights fit."""
-        return self.chip_bytes - self.weights - self.workspace
-
-
-def chip_memory(replica: Replica) -> ChipMemory:
-    """Each chip's memory: the replica's share of the usable bytes."""
-    share = decode.factor("memory_share") if replica.memory_share is None else replica.memory_share
+def workspace_bytes(replica: Replica) -> float:
+    """Bytes of the largest pass on each chip: the residual stream, and inner tensors."""
     model = replica.architecture
     inner = max(kind.mlp_width + kind.top_k * kind.expert_width for kind in model.layers)
     split = replica.chips if replica.attention == "tensor" else 1
-    widths = LIVE_WIDTHS * (model.hidden + inner / split)  # residual stream, inner tensors
-    return ChipMemory(
-        chip_bytes=replica.chip.usable_hbm_bytes * share,
-        weights=replica.chip_weight_bytes,
-        workspace=PASS_TOKENS * widths * decode.ACTIVATION_BYTES,
-    )
+    widths = LIVE_WIDTHS * (model.hidden + inner / split)
+    return PASS_TOKENS * widths * decode.ACTIVATION_BYTES
+
+
+def cache_room(replica: Replica) -> float:
+    """Bytes on each chip for the cache of sequences; negative if not even the weights fit."""
+    return replica.engine_bytes - replica.chip_weight_bytes - workspace_bytes(replica)
 
 
 def largest_batch(replica: Replica, context: float) -> int:
     """Sequences of `context` tokens that run at the same time. Raises Infeasible if none fits."""
-    memory = chip_memory(replica)
-    each = cache_bytes(replica, context, on_chip=True)
-    batch = math.floor(memory.cache / each) if memory.cache > 0 else 0
+    free, each = cache_room(replica), cache_bytes(replica, context, on_chip=True)
+    batch = math.floor(free / each) if free > 0 else 0
     if batch < 1:
+        need = replica.chip_weight_bytes + workspace_bytes(replica) + each
+        where = f"{replica.chips} x {replica.chip.name}: {replica.architecture.name}"
         raise Infeasible(
-            f"{replica.chips} x {replica.chip.name}: {replica.architecture.name} in "
-            f"{replica.weights} needs {(memory.weights + memory.workspace + each) / 1e9:,.0f} GB "
-            f"per chip with one sequence of {context:,.0f} tokens (expected at most "
-            f"{memory.chip_bytes / 1e9:,.0f}); {_what_fits(replica, context)}"
+            f"{where} in {replica.weights} needs {need / 1e9:,.0f} GB per chip with one sequence "
+            f"of {context:,.0f} tokens (expected at most {replica.engine_bytes / 1e9:,.0f}); "
+            f"{_what_fits(replica, context)}"
         )
     return batch
 
@@ -72,7 +58,7 @@ def _what_fits(replica: Replica, context: float) -> str:
     """The next larger replica that holds one sequence, and formats with which this one does."""
 
     def holds(other: Replica) -> bool:
-        return chip_memory(other).cache >= cache_bytes(other, context, on_chip=True)
+        return cache_room(other) >= cache_bytes(other, context, on_chip=True)
 
     sizes = [replica.chips << i for i in range(1, 11) if replica.chips << i <= MOST_CHIPS]
     larger = next((f"{n} chips" for n in sizes if holds(replace(replica, chips=n))), None)
@@ -177,8 +163,7 @@ def loads(
         moe = chips > 1 and any(kind.experts >= chips for kind in architecture.layers)
         # "tensor" last: its error names the smallest change
         for attention in ("data", "tensor") if moe else ("tensor",):
-            formats = weights, cache
-            replica = Replica(architecture, chip, chips, *formats, attention, memory_share)
+            replica = Replica(architecture, chip, chips, weights, cache, attention, memory_share)
             try:
                 possible.append(full_load(replica, prompt, output, batch, samples))
             except Infeasible as error:

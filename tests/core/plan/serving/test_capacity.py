@@ -11,10 +11,10 @@ from sabia.core.plan.serving.decode import Replica, decode_step, prefill
 from sabia.core.plan.serving.traffic import (
     PASS_TOKENS,
     cheapest,
-    chip_memory,
     full_load,
     largest_batch,
     loads,
+    workspace_bytes,
 )
 
 SHAPES, _ = load()
@@ -23,11 +23,11 @@ LLAMA = architecture(SHAPES["llama-3-8b"])
 
 
 def test_room_is_memory_less_weights_and_workspace():
-    memory = chip_memory(Replica(LLAMA, H100))
-    assert memory.chip_bytes == pytest.approx(0.9 * 81_559 * 2**20)
-    assert memory.weights == pytest.approx(2 * 8_030_261_248)
-    assert memory.workspace == PASS_TOKENS * 4 * (4096 + 14336) * 2
-    left = memory.chip_bytes - memory.weights - memory.workspace
+    engine = Replica(LLAMA, H100)
+    assert engine.engine_bytes == pytest.approx(0.9 * 81_559 * 2**20)
+    assert engine.chip_weight_bytes == pytest.approx(2 * 8_030_261_248)
+    assert workspace_bytes(engine) == PASS_TOKENS * 4 * (4096 + 14336) * 2
+    left = engine.engine_bytes - engine.chip_weight_bytes - workspace_bytes(engine)
     assert largest_batch(Replica(LLAMA, H100), 8192) == int(left / (131_072 * 8192))
     half = Replica(LLAMA, H100, memory_share=0.5)
     assert largest_batch(half, 8192) < largest_batch(Replica(LLAMA, H100), 8192)
