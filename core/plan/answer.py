@@ -78,12 +78,10 @@ def _of_inputs(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
     return _of_several(settings, "RUN", several.listed(settings, rows, today), today)
 
 
-def _of_several(
-    settings: PlanOptions, first: str, priced: several.Priced, today: date
-) -> PlanOutput:
-    named, prices = priced
+def _of_several(settings: PlanOptions, head: str, both: several.Priced, today: date) -> PlanOutput:
+    named, prices = both
     return PlanOutput(
-        text=several.text(first, named, first == "RUN"),
+        text=several.text(head, named, head == "RUN"),
         report=several.report(settings, named),
         rows=several.flat_rows(named),
         warnings=[*several.rejected(named), *remarks.stale_lines(prices, today)],
@@ -105,7 +103,7 @@ def _of_run(settings: PlanOptions, today: date, beside: bool) -> PlanOutput:
         script = import_module("sabia.core.plan.output.launch").script(request, plan)
         body = script.rstrip("\n"), whole | {"script": script}
         return PlanOutput(*body, rows, warnings, notes=[table.verdict(plan)])
-    if beside and not plan.layouts:
+    if beside and not plan.problem:
         shown_views["search"] = search_beside(request, plan)
     texts = [table.render(request, plan), *(view.text for view in shown_views.values())]
     whole |= {name: view.report for name, view in shown_views.items()}
@@ -143,13 +141,10 @@ def search_beside(request: PlanRequest, plan: Plan) -> report.View:
         words = str(error)
         words = words if len(words) <= MOST_WORDS else words[: MOST_WORDS - 1] + "…"
         return report.View(f"{basis}\nsearch    finds none: {words}", {"error": str(error)})
-    best = plans.best
-    usd = [plans.cost_usd(price) for price in plans.cluster.prices]
     figures = {
-        **report.fields(best, "deadline_s chips work_s finishes_s mfu layout=layout_words"),
-        "costs_usd": usd,
+        **report.fields(plans.best, "deadline_s chips work_s finishes_s mfu layout=layout_words"),
+        "costs_usd": [plans.cost_usd(price) for price in plans.cluster.prices],
         "error": None,
     }
-    return report.View(
-        f"{basis}\nsearch    {table.verdict(plans)} --search shows the layouts.", figures
-    )
+    line = f"search    {table.verdict(plans)} --search shows the layouts."
+    return report.View(f"{basis}\n{line}", figures)

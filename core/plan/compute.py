@@ -26,8 +26,7 @@ MFU_RANGES = {"dense": MfuRange(0.50, 0.60), "sparse": MfuRange(0.20, 0.40)}
 
 def train_flops(active_params: float, tokens: float, lora: bool = False) -> float:
     """FLOPs of the whole run."""
-    per_token = LORA_FLOPS_PER_PARAM_TOKEN if lora else FLOPS_PER_PARAM_TOKEN
-    return per_token * active_params * tokens
+    return (LORA_FLOPS_PER_PARAM_TOKEN if lora else FLOPS_PER_PARAM_TOKEN) * active_params * tokens
 
 
 def whole_chips(chips: float) -> int:

@@ -17,7 +17,7 @@ from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.plan import planner
 from sabia.core.plan.device import search_rules
 from sabia.core.plan.device.layout import Workload, find_stack, stack_on
-from sabia.core.plan.device.search import PlannedLayouts, search
+from sabia.core.plan.device.search import SearchResult, search
 from sabia.core.plan.device.search_fixes import coarse
 from sabia.core.plan.device.search_rules import SearchProblem
 from sabia.core.plan.device.survey import TimedLayout, priced
@@ -34,23 +34,24 @@ def plan(request: PlanRequest) -> Plan:
     """The plan by predicted speed. Raises UsageError, Infeasible."""
     calm = replace(request.cluster, chips=None, stops=None)
     base = planner.by_mfu(request.run, calm, request.deadlines_s)
-    problem, search_result = question_of(request), None
+    problem, searched = question_of(request), None
     if request.settings.search:
-        counts = request.cluster.chips or _counts(request, problem)
-        search_result = search(problem, counts, request.settings.value("objective"))
-    layouts, cluster = PlannedLayouts(problem, search_result), request.cluster
+        given = request.cluster.chips
+        counts = [given] if given else _counts(request, problem)
+        searched = search(problem, counts, request.settings.value("objective"))
     # with the state of the software, and the batch in whole rows
     recipe, batch_tokens = problem.workload.recipe, problem.workload.batch_tokens
     run = replace(request.run, recipe=recipe, batch_tokens=batch_tokens)
-    chosen = zip(_chosen(request, run, layouts), request.deadlines_s, strict=True)
-    rows = tuple(row_of(run, cluster, layouts, *pair) for pair in chosen)
+    cluster, chosen = request.cluster, _chosen(request, run, problem, searched)
+    pairs = zip(chosen, request.deadlines_s, strict=True)
+    rows = tuple(row_of(run, cluster, searched, *pair) for pair in pairs)
     if not any(row.meets_deadline for row in rows):
         row = max(rows, key=lambda row: row.deadline_s)
-        more = ", or omit --chips" if search_result and cluster.chips else ""
+        more = ", or omit --chips" if searched and cluster.chips else ""
         raise planner.no_deadline_met(row, cluster.chip.name, more=more)
     least = rows[0].memory_min_chips
     held: dict[str, Any] = {"memory_min_chips": least, "accumulated_min_chips": least}
-    planned = replace(base, run=run, rows=rows, layouts=layouts, **held)
+    planned = replace(base, run=run, rows=rows, problem=problem, searched=searched, **held)
     cluster, best = replace(cluster, mfu=planned.best.mfu), planned.best
     return replace(planned, cluster=cluster, work_chip_s=best.chips * best.work_s)
 
@@ -61,9 +62,8 @@ def question_of(request: PlanRequest) -> SearchProblem:
     if settings.hbm is not None:
         chip = replace(chip, usable_hbm_bytes=float(settings.hbm))
     stack = stack_on(settings.value("stack"), chip)
-    return SearchProblem(
-        workload_of(request), chip, stack, pinned_of(settings), settings.utilisation
-    )
+    given = workload_of(request), chip, stack
+    return SearchProblem(*given, pinned_of(settings), settings.utilisation)
 
 
 def workload_of(request: PlanRequest) -> Workload:
@@ -117,11 +117,12 @@ def pinned_of(settings: PlanOptions) -> dict[str, object]:
     return pinned
 
 
-def _chosen(request: PlanRequest, run: planner.Run, layouts: PlannedLayouts) -> list[TimedLayout]:
+def _chosen(
+    request: PlanRequest, run: planner.Run, problem: SearchProblem, searched: SearchResult | None
+) -> list[TimedLayout]:
     """Per deadline: the fixed layout, the best on the given chips, or the cheapest in time."""
-    search_result, deadlines = layouts.search_result, request.deadlines_s
-    if search_result is None:
-        problem = layouts.problem
+    deadlines = request.deadlines_s
+    if searched is None:
         fixed = priced(problem, search_rules.fixed_layout(problem, request.cluster.chips))
         if fixed.memory.total > problem.memory_limit_bytes:
             largest = max(fixed.memory.terms, key=lambda term: term.bytes)
@@ -133,17 +134,8 @@ def _chosen(request: PlanRequest, run: planner.Run, layouts: PlannedLayouts) -> 
             )
         return [fixed] * len(deadlines)
     if request.cluster.chips:
-        return [search_result.best] * len(deadlines)
-    return in_time(run, request.cluster, layouts, deadlines)
-
-
-def in_time(
-    run: planner.Run, cluster: planner.Cluster, layouts: PlannedLayouts, deadlines_s: list[float]
-) -> list[TimedLayout]:
-    """The cheapest searched layout for each deadline; the first to end where none is in time."""
-    assert layouts.search_result is not None
-    end = partial(planner.end_in, run, cluster)
-    return layouts.search_result.cheapest_in_time(deadlines_s, end)
+        return [searched.best] * len(deadlines)
+    return searched.cheapest_in_time(deadlines, partial(planner.end_in, run, request.cluster))
 
 
 def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
@@ -158,17 +150,16 @@ def _counts(request: PlanRequest, problem: SearchProblem) -> list[int]:
 
 
 def row_of(
-    run: planner.Run, cluster: planner.Cluster, layouts: PlannedLayouts, chosen: TimedLayout,
+    run: planner.Run, cluster: planner.Cluster, searched: SearchResult | None, chosen: TimedLayout,
     deadline_s: float,
 ) -> DeadlineRow:  # fmt: skip
     """The row of a layout for a deadline."""
-    fitting = layouts.search_result.front if layouts.search_result else (chosen,)
     work_s, chips = run.optimizer_steps * chosen.step_s, chosen.chips
     expected = planner.expected_end(run, cluster, chips, work_s)
     return DeadlineRow(
         deadline_s=deadline_s,
         compute_min_chips=(expected.wall_s if expected else work_s) * chips / deadline_s,
-        memory_min_chips=min(row.chips for row in fitting),
+        memory_min_chips=min(row.chips for row in (searched.front if searched else (chosen,))),
         chips=chips,
         work_s=work_s,
         mfu=run.train_flops / (work_s * chips * cluster.chip.bf16_flops_per_s),

@@ -20,7 +20,8 @@ from sabia.core.plan.money.prices import DAY_S, HOUR_S, Price, cost_usd
 from sabia.core.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
-    from sabia.core.plan.device.search import PlannedLayouts
+    from sabia.core.plan.device.search import SearchResult
+    from sabia.core.plan.device.search_rules import SearchProblem
     from sabia.core.plan.device.survey import TimedLayout
     from sabia.core.plan.stops.failures import StopForecast, StopModel
 
@@ -137,9 +138,7 @@ class DeadlineRow:
     @property
     def chip_s(self) -> float:
         """Chip-seconds that are billed."""
-        if self.expected is None:
-            return self.chips * self.work_s
-        return self.expected.billed_chip_s
+        return self.chips * self.work_s if self.expected is None else self.expected.billed_chip_s
 
     @property
     def layout_words(self) -> str | None:
@@ -149,8 +148,7 @@ class DeadlineRow:
     @property
     def bound(self) -> str:
         """What needs the most chips: 'memory' or 'compute'."""
-        by_compute = compute.whole_chips(self.compute_min_chips)
-        return "memory" if self.memory_min_chips >= by_compute else "compute"
+        return "memory" if self.chips_needed == self.memory_min_chips else "compute"
 
     @property
     def chips_needed(self) -> int:
@@ -165,7 +163,10 @@ class DeadlineRow:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on a cluster, one row per deadline in the order of the caller."""
+    """A run on a cluster, one row per deadline in the order of the caller.
+
+    problem: where speed is predicted by layouts; searched: their search, None if one was fixed.
+    """
 
     run: Run
     cluster: Cluster
@@ -174,7 +175,8 @@ class Plan:
     accumulated_min_chips: int
     memory_min_chips: int
     rows: tuple[DeadlineRow, ...]
-    layouts: "PlannedLayouts | None" = None
+    problem: "SearchProblem | None" = None
+    searched: "SearchResult | None" = None
 
     @property
     def chip_hours(self) -> float:
@@ -198,11 +200,8 @@ def plan(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     hold the run.
     """
     planned = by_mfu(run, cluster, deadlines_s)
-    longest, least = (
-        max(planned.rows, key=lambda row: row.deadline_s),
-        planned.accumulated_min_chips,
-    )
-    chips, name = longest.chips, cluster.chip.name
+    longest = max(planned.rows, key=lambda row: row.deadline_s)
+    least, chips, name = planned.accumulated_min_chips, longest.chips, cluster.chip.name
     fix = max(least, compute.whole_chips(longest.compute_min_chips))
     if chips < least:
         need = format_bytes(run.state_bytes)
@@ -221,21 +220,21 @@ def by_mfu(run: Run, cluster: Cluster, deadlines_s: list[float]) -> Plan:
     """The plan, also where no deadline can be met. Raises UsageError."""
     check(run, cluster, deadlines_s)
     work_chip_s, rows = run.train_flops / cluster.flops_per_chip_s, []
-    state_chips, sequence_chips, memory_min_chips = (
-        compute.whole_chips((run.state_bytes + run.live_bytes(tokens)) / cluster.hbm_bytes)
-        for tokens in (0, run.sequence, run.batch_tokens)
-    )
+
+    def held(tokens: float) -> int:
+        return compute.whole_chips((run.state_bytes + run.live_bytes(tokens)) / cluster.hbm_bytes)
+
+    least = held(0), held(run.sequence), held(run.batch_tokens)
     for deadline_s in deadlines_s:
         exact = work_chip_s / deadline_s
         if cluster.stops:
             exact = fewest_chips(run, cluster, work_chip_s, deadline_s)
-        chips = cluster.chips or max(compute.whole_chips(exact), memory_min_chips)
+        chips = cluster.chips or max(compute.whole_chips(exact), least[-1])
         work_s = work_chip_s / chips
         expected = expected_end(run, cluster, chips, work_s)
-        figures = (deadline_s, exact, memory_min_chips, chips, work_s, cluster.mfu, expected)
+        figures = (deadline_s, exact, least[-1], chips, work_s, cluster.mfu, expected)
         rows.append(DeadlineRow(*figures))
-    least_chips = state_chips, sequence_chips, memory_min_chips
-    return Plan(run, cluster, work_chip_s, *least_chips, tuple(rows))
+    return Plan(run, cluster, work_chip_s, *least, tuple(rows))
 
 
 def expected_end(run: Run, cluster: Cluster, chips: int, work_s: float) -> "StopForecast | None":
@@ -247,8 +246,7 @@ def expected_end(run: Run, cluster: Cluster, chips: int, work_s: float) -> "Stop
         return None
     from sabia.core.plan.stops.failures import StoppedRun, forecast
 
-    size = run.checkpoint_bytes
-    return forecast(StoppedRun(cluster.stops, cluster.chip, chips, size, work_s))
+    return forecast(StoppedRun(cluster.stops, cluster.chip, chips, run.checkpoint_bytes, work_s))
 
 
 def end_on(run: Run, cluster: Cluster, chips: int, work_s: float) -> tuple[float, float]:
@@ -313,16 +311,16 @@ def check(run: Run, cluster: Cluster, deadlines_s: list[float]) -> None:
     for flag, value in positive.items():
         if not value > 0:
             raise UsageError(f"{flag}: {value:g} (expected more than 0)")
-    refused = {
-        f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
-        f"{format_count(run.tokens)} (expected many batches in a run)": (
-            run.batch_tokens > run.tokens
-        ),
-        f"--batch-tokens: {run.batch_tokens:g} is less than one sequence of {run.sequence} tokens "
-        "(expected at least --seq)": run.batch_tokens < run.sequence,
-    }
-    for words in (words for words, broken in refused.items() if broken):
-        raise UsageError(words)
+    if run.batch_tokens > run.tokens:
+        raise UsageError(
+            f"--batch-tokens: {format_count(run.batch_tokens)} is more than all --tokens "
+            f"{format_count(run.tokens)} (expected many batches in a run)"
+        )
+    if run.batch_tokens < run.sequence:
+        raise UsageError(
+            f"--batch-tokens: {run.batch_tokens:g} is less than one sequence of {run.sequence} "
+            "tokens (expected at least --seq)"
+        )
 
 
 def no_deadline_met(row: DeadlineRow, name: str, other: str = "", more: str = "") -> Infeasible:

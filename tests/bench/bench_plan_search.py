@@ -50,7 +50,7 @@ def main(repeats: int) -> None:
     ]
     for model, stack, counts in cases:
         job = Workload(model, 8192, 1024, RECIPES["fsdp-fp32"])
-        given = (SearchProblem(job, CHIP, find_stack(stack), {}), counts)
+        given = (SearchProblem(job, CHIP, find_stack(stack), {}), counts, "time")
         found = search(*given)
         seconds = statistics.median(
             cpu_s(lambda given=given: search(*given)) for _ in range(repeats)

@@ -12,7 +12,7 @@ least of a set is never dominated, so each one that is kept costs one pass over 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -59,16 +59,7 @@ def factorisations(number: int, parts: int) -> int:
     """Ordered ways to write `number` as a product of `parts` factors."""
     if parts == 0:
         return int(number == 1)
-    ways, prime = 1, 2
-    while number > 1:
-        if prime * prime > number:
-            prime = number
-        exponent = 0
-        while number % prime == 0:
-            number, exponent = number // prime, exponent + 1
-        ways *= math.comb(exponent + parts - 1, parts - 1)
-        prime += 1
-    return ways
+    return sum(factorisations(rest, parts - 1) for rest in _divisors(number))
 
 
 def _ways(left: Array, parts: int) -> int:
@@ -78,6 +69,7 @@ def _ways(left: Array, parts: int) -> int:
     return sum(factorisations(n, parts) * t for n, t in pairs)
 
 
+@lru_cache(maxsize=10_000)
 def _divisors(number: int) -> list[int]:
     low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*low, *(number // n for n in low)})
@@ -102,11 +94,6 @@ class Meshes:
         self.free = free
         self.rejected: dict[str, int] = {}
         self.total = _ways(self.left, len(free))
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return len(self.left)
 
     def keep(self, rule: LayoutRule, mask: Array) -> None:
         """Reject meshes by `rule`, and count them."""
@@ -151,7 +138,7 @@ class Meshes:
         if rules:
             self.count(rules[-1], before - _ways(self.left, parts))
 
-    def settle(self, rules: Sequence[LayoutRule]) -> list[LayoutRule]:
+    def settle(self, rules: Iterable[LayoutRule]) -> list[LayoutRule]:
         """Apply the rules whose unknown fields are none or exactly all free axes; return others."""
         waiting = []
         for rule in rules:
@@ -159,13 +146,12 @@ class Meshes:
             if unknown and unknown != {*self.free}:
                 waiting.append(rule)
                 continue
-            product = rule.product(self.fields) * (self.left if unknown else 1)
-            self.keep(rule, rule.fits(product))
+            self.keep(rule, rule.fits(rule.product(self.fields) * (self.left if unknown else 1)))
         return waiting
 
 
 def all_meshes(
-    counts: Sequence[int], rules: Sequence[LayoutRule], axes: Sequence[str], pinned: Pinned
+    counts: Sequence[int], rules: Iterable[LayoutRule], axes: Sequence[str], pinned: Pinned
 ) -> Meshes:
     """Every mesh over `axes` of each number of chips that passes the rules.
 
@@ -174,10 +160,9 @@ def all_meshes(
     """
     fixed = {axis: pinned[axis] for axis in AXES if axis in pinned}
     free = [axis for axis in ORDER if axis in axes and axis not in fixed]
-    ones = dict.fromkeys({*AXES} - {*axes} - {*fixed}, 1)
-    meshes = Meshes(counts, free, fixed | ones)
+    meshes = Meshes(counts, free, fixed | dict.fromkeys({*AXES} - {*axes} - {*fixed}, 1))
     for name in INNER:
-        meshes.fields[name] = np.full(meshes.size, pinned.get(name, 1), np.int64)
+        meshes.fields[name] = np.full(len(meshes.left), pinned.get(name, 1), np.int64)
     waiting = meshes.settle(rules)
     while meshes.free:
         alone = {meshes.free[0], *INNER}

@@ -78,7 +78,9 @@ class HostCase(StageCase):
 def host_terms(case: StageCase) -> Iterator[Term]:
     """Memory of a process; the names of the terms are always the same."""
     case = HostCase(**vars(case))
-    live, passing = activations(case), larger(loss(case), _layer(case))
+    live = activations(case)
+    # the layer whose backward pass needs most: recomputed tensors, unreduced gradients
+    passing = largest((loss(case), *(_one_layer(case, kind) for kind in case.model.layers)))
     copies = narrow_copies(case)
     alone = larger(case.stage.embedding * _exchanged(case, case.table, FP32), update(case))
     grads, own = FP32 if case.trained else 0, on_device(state.elements(case), case, 3)
@@ -236,11 +238,6 @@ def loss(case: HostCase) -> Number:
     total += (case.trained + copied) * table * FP32 + case.gathers * table * case.head_element
     # the scores are freed before the head's gradient is exchanged
     return case.stage.head * larger(total, _exchanged(case, table, case.head_element))
-
-
-def _layer(case: HostCase) -> Number:
-    """The layer whose backward pass needs most: recomputed tensors, unreduced gradients."""
-    return largest(_one_layer(case, kind) for kind in case.model.layers)
 
 
 def _one_layer(case: HostCase, kind: LayerKind) -> Number:

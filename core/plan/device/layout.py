@@ -310,8 +310,7 @@ class Setting:
     @property
     def input_element(self) -> float | None:
         """Bytes per element of kept inputs of products, where these are kept in the low format."""
-        narrow = PRODUCT_BYTES.get(self.workload.precision)
-        return narrow if self.stack.keeps_narrow else None
+        return PRODUCT_BYTES.get(self.workload.precision) if self.stack.keeps_narrow else None
 
     @property
     def token_split(self) -> Number:
@@ -360,8 +359,7 @@ def stages_of(workload: Workload, layout: Layout) -> Iterator[PipelineStage]:
     passes = larger(1, layout.accumulation(workload.batch_rows))
     longest = rounded_up(depth / pipe)
     shortest = depth // pipe
-    fits = (pipe - 2) * longest + 2 * shortest >= depth
-    ends = choose(fits, shortest, longest)
+    ends = choose((pipe - 2) * longest + 2 * shortest >= depth, shortest, longest)
     only = choose(pipe == 1, 1, 0)
     name = choose(pipe == 1, "only", "first")
     leading = smaller(ends, sum(kind.count for kind in leading_kinds(workload.architecture)))
@@ -384,5 +382,4 @@ def leading_kinds(model: Architecture) -> tuple[LayerKind, ...]:
 def _in_flight(layout: Layout, stage: Number, passes: Number) -> Number:
     pipe, virtual = layout.pipe, layout.virtual
     runs = 2 * (pipe - 1 - stage) + (virtual - 1) * pipe + 1
-    held = choose(virtual > 1, runs / virtual, pipe - stage)
-    return smaller(passes, larger(1, held))
+    return smaller(passes, larger(1, choose(virtual > 1, runs / virtual, pipe - stage)))

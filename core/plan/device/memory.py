@@ -71,8 +71,7 @@ class Memory:
 
 def device_memory(workload: Workload, layout: Layout, stack: Stack) -> Memory:
     """Memory of the fullest device; with arrays in `layout`, of each candidate's."""
-    setting = Setting(workload, layout, stack)
-    layers = state.layer_figures(setting)
+    layers = state.layer_figures(Setting(workload, layout, stack))
     states: list[State] = []
     for stage in stages_of(workload, layout):
         case = StageCase(workload, layout, stack, stage, layers)

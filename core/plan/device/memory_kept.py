@@ -126,8 +126,7 @@ def layer_tensors(
         "attention_matrix": stack.attention_matrix,
         "dropout": stack.dropout,
     }
-    tensors = _listed("device", kind, given)
-    return tuple(one for one in tensors if one.name not in stack.drops)
+    return tuple(one for one in _listed("device", kind, given) if one.name not in stack.drops)
 
 
 @dataclass(frozen=True)
@@ -165,5 +164,4 @@ def host_tensors(
         "widened": given.attention > given.stream,
         "padded": bool(kind.key_latent) and kind.attended_width < kind.query_width,
     }
-    which = "host" if recompute == "none" else f"host_{recompute}"
-    return tuple(_listed(which, kind, figures))
+    return tuple(_listed("host" if recompute == "none" else f"host_{recompute}", kind, figures))

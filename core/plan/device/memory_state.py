@@ -116,7 +116,6 @@ def elements(case: StageCase) -> Elements:
     model, stage = case.model, case.stage
     outer = stage.embedding * model.embedding_params + stage.head * head_params(case)
     extra = sum(kind.count * (kind.params - kind.expert_params) for kind in model.extra)
-    after = extra + model.extra_params + model.other_params
 
     def to_latents(kind: LayerKind) -> int:
         return model.hidden * (kind.query_latent + kind.cache_width if kind.key_latent else 0)
@@ -125,7 +124,7 @@ def elements(case: StageCase) -> Elements:
     dense = over_layers(case, lambda kind: kind.params - kind.expert_params)
     experts = sum(kind.count * kind.expert_params for kind in model.extra)
     return Elements(
-        dense=dense - down + outer + stage.head * after,
+        dense=dense - down + outer + stage.head * (extra + model.extra_params + model.other_params),
         experts=over_layers(case, lambda kind: kind.expert_params) + stage.head * experts,
         down=down,
     )
@@ -383,8 +382,7 @@ def unreduced(case: StageCase, instant: str) -> Term:
     size = max(case.workload.recipe.gradients, case.element)
     if not case.trained or instant == "update":
         size = 0
-    units = {"loss": head, "backward": layer, "end": embedding}
-    count = units.get(instant, 0)
+    count = {"loss": head, "backward": layer, "end": embedding}.get(instant, 0)
     kept: Number = 0
     if case.stack.stream_pools:
         count, kept = larger(layer, embedding + head), head
@@ -428,5 +426,4 @@ def _is_split(case: StageCase, level: int) -> Number:
 def _outer(case: StageCase) -> tuple[Number, Number]:
     """Elements of embedding and head on one device of the stage, before fsdp splits them."""
     embedding = case.stage.embedding * case.model.embedding_params
-    head = case.stage.head * head_params(case)
-    return embedding / case.layout.tensor, head / case.layout.tensor
+    return embedding / case.layout.tensor, case.stage.head * head_params(case) / case.layout.tensor

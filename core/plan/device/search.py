@@ -35,6 +35,17 @@ class SearchResult:
     front: tuple[TimedLayout, ...]
     ranked: tuple[TimedLayout, ...]
 
+    @property
+    def sizes(self) -> int:
+        """Different numbers of chips on the Pareto front."""
+        return len({row.chips for row in self.front})
+
+    def shown(self, chosen: Sequence[TimedLayout]) -> list[TimedLayout]:
+        """The layouts to show: the chosen ones, and alternatives."""
+        others = self.ranked if self.sizes == 1 else _thinned(self.front)
+        rows = {row.layout.described: row for row in (*chosen, *others[:SHOWN])}
+        return sorted(rows.values(), key=lambda row: row.step_s)
+
     def cheapest_in_time(
         self, limits_s: Sequence[float], end: Callable[[TimedLayout], tuple[float, float]]
     ) -> list[TimedLayout]:
@@ -53,15 +64,13 @@ class SearchResult:
         return chosen
 
 
-def search(
-    problem: SearchProblem, chips: int | Sequence[int], objective: Objective = "time"
-) -> SearchResult:
-    """The best layouts on `chips` devices, or on each number of `chips`.
+def search(problem: SearchProblem, counts: Sequence[int], objective: Objective) -> SearchResult:
+    """The best layouts on each of some numbers of chips.
 
     Raises UsageError on values that no layout has, Infeasible naming the smallest change that makes
     the run fit.
     """
-    counts = [chips] if isinstance(chips, int) else sorted(set(chips))
+    counts = sorted(set(counts))
     check_pinned(problem.workload, problem.chip, problem.can, problem.pinned)
     survey = Survey(problem, counts)
     if not survey.fitting:
@@ -78,28 +87,6 @@ def search(
     ranked = [survey.row(n) for n in order[np.sort(first_of_mesh)[:RANKED]].tolist()]
     kept = order[front(seconds[order], sizes[order])].tolist()
     return SearchResult(survey, ranked[0], tuple(survey.row(n) for n in kept), tuple(ranked))
-
-
-@dataclass(frozen=True)
-class PlannedLayouts:
-    """The layouts of a plan that predicts its speed; search_result: None if one was fixed."""
-
-    problem: SearchProblem
-    search_result: SearchResult | None
-
-    @property
-    def sizes(self) -> int:
-        """Different numbers of chips on the Pareto front."""
-        return len({row.chips for row in self.search_result.front}) if self.search_result else 1
-
-    def shown(self, chosen: tuple[TimedLayout, ...]) -> list[TimedLayout]:
-        """The layouts to show: the chosen ones, and after a search alternatives."""
-        outcome = self.search_result
-        if outcome is None:
-            return list(chosen[:1])
-        others = outcome.ranked if self.sizes == 1 else _thinned(outcome.front)
-        rows = {row.layout.described: row for row in (*chosen, *others[:SHOWN])}
-        return sorted(rows.values(), key=lambda row: row.step_s)
 
 
 def _thinned(front: tuple[TimedLayout, ...]) -> list[TimedLayout]:

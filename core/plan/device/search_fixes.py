@@ -36,8 +36,7 @@ def rentable(chip: Chip, limit: int, start: int = 1) -> Iterator[int]:
     """Numbers of chips from `start` to `limit` that can be rented, ascending."""
     unit, parts = _unit(chip), {2: FLAT_SLICES, 3: CUBE_PARTS}.get(chip.torus_axes, ())
     yield from (n for n in parts if start <= n <= min(limit, unit - 1))
-    first = max(1, -(-start // unit))
-    yield from range(first * unit, limit + 1, unit)
+    yield from range(max(1, -(-start // unit)) * unit, limit + 1, unit)
 
 
 def _unit(chip: Chip) -> int:
@@ -66,13 +65,12 @@ OWN_FLAGS = ("micro_batch", "recompute")
 def infeasible(problem: SearchProblem, counts: Sequence[int], survey: Survey) -> Infeasible:
     """The error for a search without any layout that fits."""
     advice = "; no change of one option makes it fit, so use a smaller model"
+    free = replace(problem, pinned={})
     if fixes := list(islice(changes(problem, counts), NAMED)):
         advice = f"; use {', or '.join(fixes)}"
-    elif problem.pinned:
-        free = replace(problem, pinned={})
-        if more := list(islice(changes(free, counts), NAMED)):
-            fields = ", ".join(field.replace("_", "-") for field in problem.pinned)
-            advice = f"; do not fix {fields} and use {', or '.join(more)}"
+    elif problem.pinned and (more := list(islice(changes(free, counts), NAMED))):
+        fields = ", ".join(field.replace("_", "-") for field in problem.pinned)
+        advice = f"; do not fix {fields} and use {', or '.join(more)}"
     return Infeasible(_what(problem, counts, survey) + advice)
 
 
@@ -140,8 +138,7 @@ def _leaner(problem: SearchProblem) -> _Others:
     workload = problem.workload
     if problem.can.recipes or workload.adapter_params is not None:
         return  # the software has its own recipe; the state of adapters is small
-    now = workload.recipe.bytes_per_param
-    leaner = [r for r in RECIPES.values() if r.bytes_per_param < now]
+    leaner = [r for r in RECIPES.values() if r.bytes_per_param < workload.recipe.bytes_per_param]
     for recipe in sorted(leaner, key=lambda recipe: -recipe.bytes_per_param):
         yield f"--state-recipe {recipe.name}", _with(problem, recipe=recipe)
 
@@ -183,6 +180,5 @@ def _other_batch(problem: SearchProblem, chips: int) -> _Others:
 def _larger_chip(problem: SearchProblem) -> _Others:
     now = problem.chip
     larger = [c for c in load_chips().values() if c.usable_hbm_bytes > now.usable_hbm_bytes]
-    alike = sorted(larger, key=lambda chip: (chip.family != now.family, chip.usable_hbm_bytes))
-    for chip in alike:
+    for chip in sorted(larger, key=lambda chip: (chip.family != now.family, chip.usable_hbm_bytes)):
         yield f"--chip {chip.name}", replace(problem, chip=chip)

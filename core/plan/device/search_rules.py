@@ -142,14 +142,13 @@ def check_pinned(workload: Workload, chip: Chip, can: Abilities, values: Mapping
                 f"layout: {field}={value} is not supported by this software (only "
                 f"{', '.join(can.axes)} may be above 1)"
             )
-    if values.get("virtual", 1) > 1 and not can.interleaved:
-        raise UsageError(
-            f"layout: virtual={values['virtual']} (expected 1: this software has no interleaving)"
-        )
-    if values.get("expert", 1) > 1 and not has_experts(workload.architecture):
-        raise UsageError(
-            f"layout: expert={values['expert']} (expected 1: the model has no experts)"
-        )
+    needed = {
+        "virtual": (can.interleaved, "this software has no interleaving"),
+        "expert": (has_experts(workload.architecture), "the model has no experts"),
+    }
+    for field, (possible, why) in needed.items():
+        if values.get(field, 1) > 1 and not possible:
+            raise UsageError(f"layout: {field}={values[field]} (expected 1: {why})")
     rules = [r for r in rules_of(workload, chip, can) if not r.advice]
     for rule in rules:
         if rule.mesh_fields <= {*values} and not rule.fits(rule.product(values)):
@@ -175,15 +174,12 @@ def _nearest(value: int, rules: list[LayoutRule]) -> Iterator[int]:
         yield from next(([n] for n in numbers if all(rule.fits(n) for rule in rules)), [])
 
 
-def rules_of(workload: Workload, chip: Chip, can: Abilities) -> tuple[LayoutRule, ...]:
+def rules_of(workload: Workload, chip: Chip, can: Abilities) -> Iterator[LayoutRule]:
     """Every rule for layouts of this workload on this chip with this software.
 
     Rules of one field come first, the most restrictive of each field first.
     """
-    return (*_tensor_rules(workload.architecture, chip, can), *_other_rules(workload, can))
-
-
-def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[LayoutRule]:
+    model, sequence = workload.architecture, workload.sequence
     yield at_most("tensor", chip.scale_up_domain, "chips of the fast domain", advice=True)
     split = {"heads": "heads", "kv_heads": "key-value heads"}
     split["mlp_width"] = "units of a feed-forward layer"
@@ -193,10 +189,6 @@ def _tensor_rules(model: Architecture, chip: Chip, can: Abilities) -> Iterator[L
         for count in _sizes(model, field):
             copied = can.copied_heads and field == "kv_heads"
             yield (copies if copied else divides)(("tensor",), count, what)
-
-
-def _other_rules(workload: Workload, can: Abilities) -> Iterator[LayoutRule]:
-    model, sequence = workload.architecture, workload.sequence
     pieces = (sequence // 2, "pairs of tokens of a row") if can.halves else (sequence, ROW)
     yield divides(("context",), *pieces)
     depth = model.depth

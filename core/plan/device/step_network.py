@@ -153,8 +153,7 @@ def context_s(at: Timed, kind: LayerKind, attention: Number) -> Number:
     """Exposed time of the ring of keys and values, which overlaps with attention."""
     who = group(at.layout, "context")
     whole = who.ranks * at.tokens * (kind.key_width + kind.value_width) * at.element
-    seconds = 3 * _ring(at, whole / at.layout.tensor, who)
-    return _exposed(at, seconds, attention, hidden=True)
+    return _exposed(at, 3 * _ring(at, whole / at.layout.tensor, who), attention, hidden=True)
 
 
 def expert_s(at: Timed, kind: LayerKind) -> Number:
@@ -267,8 +266,7 @@ def _trained(at: Timed, params: Number) -> Number:
 
 
 def _ring(at: Timed, size: Number, who: RankGroup) -> Number:
-    nominal = gather_s(size, who, at.layout.chips, at.chip, at.stack)
-    return nominal / at.constants.collective
+    return gather_s(size, who, at.layout.chips, at.chip, at.stack) / at.constants.collective
 
 
 def _exposed(at: Timed, seconds: Number, beside: Number, *, hidden: bool) -> Number:

@@ -134,7 +134,6 @@ def step_time(
     stage = stage + waiting
     slowest = stage + head
     shards = network.shard_s(at, slowest)
-    last_backward = slowest * 2 / 3
     parts = {name: passes * layers[name] for name in ("matmul", "attention", "elementwise")}
     parts["head"] = passes * head
     parts |= {name: passes * layers[name] for name in ("tensor", "expert", "context")}
@@ -143,17 +142,15 @@ def step_time(
         "launches": passes * waiting,
         "bubble": (layout.pipe - 1) / layout.virtual * (stage + shards),
         "shards": passes * shards,
-        "replicas": network.replica_s(at, last_backward),
+        "replicas": network.replica_s(at, slowest * 2 / 3),  # beside the last backward pass
         "optimizer": network.optimizer_s(at),
     }
-    band = Band(1, 1) if constants else load_bands()[band_kind(workload, chip)]
-    return StepTime(parts, band)
+    return StepTime(parts, Band(1, 1) if constants else load_bands()[band_kind(workload, chip)])
 
 
 def _longest(at: Timed) -> Number:
     """Layers of the longest stage."""
-    runs = at.layout.pipe * at.layout.virtual
-    return at.layout.virtual * rounded_up(at.model.depth / runs)
+    return at.layout.virtual * rounded_up(at.model.depth / (at.layout.pipe * at.layout.virtual))
 
 
 def _share(at: Timed) -> Number:

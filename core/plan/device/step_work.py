@@ -289,8 +289,7 @@ def head_s(at: Timed) -> Number:
     model, tensor = at.model, at.layout.tensor
     passes = 1 + sum(kind.count for kind in model.extra)
     one = Product(LAST, passes * model.vocab * model.hidden + model.extra_params, model.vocab)
-    rows = larger(1, at.tokens)
-    sides = 1 / rows + 1 / model.hidden + tensor / one.inner
+    sides = 1 / larger(1, at.tokens) + 1 / model.hidden + tensor / one.inner
     flops = (2 + at.trained) * 2 * one.params * at.tokens / tensor
     slowed = _slowed(at, "bf16", at.constants.shape * sides)
     moved = LOGIT_BYTES * at.tokens * passes * model.vocab / tensor

@@ -48,8 +48,7 @@ class TimedLayout:
 def priced(problem: SearchProblem, layout: Layout) -> TimedLayout:
     """Memory and step time of one layout in plain numbers."""
     time = step_time(problem.workload, layout, problem.chip, problem.stack)
-    memory = device_memory(problem.workload, layout, problem.stack)
-    return TimedLayout(layout, memory, time)
+    return TimedLayout(layout, device_memory(problem.workload, layout, problem.stack), time)
 
 
 class Survey:
@@ -71,8 +70,8 @@ class Survey:
         self.parts: list[tuple[Candidates, Any, Any]] = []
         self._measured, self._fitting = list[Any](), list[Any]()  # numbers of meshes
         workload, can, pinned = problem.workload, problem.can, problem.pinned
-        rules = rules_of(workload, problem.chip, can)
-        rules = tuple(r for r in rules if not (r.advice and r.mesh_fields <= {*pinned}))
+        every = rules_of(workload, problem.chip, can)
+        rules = [r for r in every if not (r.advice and r.mesh_fields <= {*pinned})]
         routed = has_experts(workload.architecture)
         axes = [axis for axis in AXES if axis in can.axes and (routed or axis != "expert")]
         self.meshes = all_meshes(counts, rules, axes, pinned)
@@ -107,17 +106,14 @@ class Survey:
     def rejected(self) -> dict[str, int]:
         """Number of meshes without any layout, by the reason."""
         measured, fitting = _different(self._measured), _different(self._fitting)
-        more = {NOT_PLACED: self.meshes.size - measured, TOO_LARGE: measured - fitting}
+        more = {NOT_PLACED: len(self.meshes.left) - measured, TOO_LARGE: measured - fitting}
         return self.meshes.rejected | {reason: count for reason, count in more.items() if count}
 
     def gathered(self) -> tuple[Any, ...]:
         """(seconds, chips, bytes, mesh) of all that fits, an array each."""
         import numpy as np
 
-        parts = (
-            (seconds, fitting.layout.chips, total, fitting.mesh)
-            for fitting, total, seconds in self.parts
-        )
+        parts = ((s, some.layout.chips, total, some.mesh) for some, total, s in self.parts)
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))
 
     def row(self, number: int) -> TimedLayout:

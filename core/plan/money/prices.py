@@ -221,19 +221,14 @@ def stale(
     return tuple(p for p in prices if (p.age_days(today) or 0) > days)
 
 
-def refused(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
-    """Those last seen more than 365 days before `today`, which are not used."""
-    return stale(prices, today, REFUSED_DAYS)
-
-
 def current(prices: tuple[Price, ...], today: datetime.date) -> tuple[Price, ...]:
     """Those that may be used `today`."""
-    return tuple(p for p in prices if p not in refused(prices, today))
+    return tuple(p for p in prices if p not in stale(prices, today, REFUSED_DAYS))
 
 
 def refused_words(prices: tuple[Price, ...], today: datetime.date) -> str:
     """Why too old prices are not used, in one line; empty if there are none."""
-    old = refused(prices, today)
+    old = stale(prices, today, REFUSED_DAYS)
     if not old:
         return ""
     offers = ", ".join(f"{p.label} ({p.source}, {p.date})" for p in old)

@@ -127,15 +127,6 @@ class Defaults:
     goodput: float
 
 
-@dataclass(frozen=True)
-class ItemForm:
-    """Further keys of a form, its default kind, and the function for the resources of a run."""
-
-    keys: frozenset[str]
-    kind: str
-    resources: Callable[[str, Mapping[str, Any], Defaults], Resources]
-
-
 def count(label: str, table: Mapping[str, Any], key: str) -> float:
     """The number of `key`. Raises BadData if it is missing."""
     if key not in table:
@@ -159,8 +150,7 @@ def _training(label: str, table: Mapping[str, Any], default: Defaults) -> Resour
     params, tokens = count(label, table, "params"), count(label, table, "tokens")
     active = parse_count(table.get("active", params), f"{label} active")
     rate = default.chip.bf16_flops_per_s * default.mfu * default.goodput
-    flops = compute.train_flops(active, tokens, default.lora)
-    return flops / rate / HOUR_S, 0.0
+    return compute.train_flops(active, tokens, default.lora) / rate / HOUR_S, 0.0
 
 
 def _generation(label: str, table: Mapping[str, Any], default: Defaults) -> Resources:
@@ -195,13 +185,15 @@ def _storage(label: str, table: Mapping[str, Any], _default: Defaults) -> Resour
     return 0.0, size / 1e9 * months * positive_usd(label, table, "usd_per_gb_month")
 
 
-FORMS = {
-    "chip_hours": ItemForm(frozenset(), "training", _known_hours),
-    "params": ItemForm(frozenset({"active", "tokens"}), "training", _training),
-    "tokens_per_chip_s": ItemForm(frozenset({"tokens"}), "rollout", _generation),
-    "usd_per_million": ItemForm(frozenset({"input_tokens", "output_tokens"}), "judge", _api),
-    "evaluation": ItemForm(frozenset(), "evaluation", _evaluation),
-    "storage": ItemForm(frozenset({"keep", "usd_per_gb_month"}), "storage", _storage),
+# default kind of work, the function for the resources of a run, further keys
+Form = tuple[str, Callable[[str, Mapping[str, Any], Defaults], Resources], set[str]]
+FORMS: dict[str, Form] = {  # by the leading key
+    "chip_hours": ("training", _known_hours, set()),
+    "params": ("training", _training, {"active", "tokens"}),
+    "tokens_per_chip_s": ("rollout", _generation, {"tokens"}),
+    "usd_per_million": ("judge", _api, {"input_tokens", "output_tokens"}),
+    "evaluation": ("evaluation", _evaluation, set()),
+    "storage": ("storage", _storage, {"keep", "usd_per_gb_month"}),
 }
 
 
@@ -258,13 +250,13 @@ def _item(source: BudgetFile, table: Any) -> BudgetItem:
     if len(names) != 1:
         what = f"has {' and '.join(names)}" if names else "has no resources of a run"
         raise BadData(f"{label} {what} (expected one of {', '.join(FORMS)})")
-    form = FORMS[names[0]]
-    _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | form.keys | set(names))
-    kind = str(table.get("kind", form.kind))
+    usual, resources, keys = FORMS[names[0]]
+    _refuse_unknown(source.path, f"item {name!r}", table, ITEM_KEYS | keys | set(names))
+    kind = str(table.get("kind", usual))
     if kind not in KINDS:
         raise BadData(f"{label} kind {kind!r} (expected one of {', '.join(KINDS)})")
     default = _defaults(label, {**source.common, **table})
-    hours, usd = form.resources(label, table, default)
+    hours, usd = resources(label, table, default)
     runs, runs_text = _runs(label, table.get("runs", 1))
     price = _price(source, label, table, default.chip) if hours else None
     provider = table.get("provider") or (price.provider if price else None)

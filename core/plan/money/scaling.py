@@ -104,13 +104,13 @@ def cheapest_pair(law: ScalingLaw, loss: float, inference_tokens: float = 0.0) -
             f"loss {loss:.3f} is below the irreducible loss {law.e:.3f} of {law.name} (expected a "
             "higher loss)"
         )
-    smallest = (law.a / (loss - law.e)) ** (1 / law.alpha)
 
     def cost(log_params: float) -> float:
         params = math.exp(log_params)
         return Pair(params, law.tokens_for(params, loss)).life_flops(inference_tokens)
 
-    low = math.log(smallest) + 1e-9
+    # from the smallest model that reaches the loss at all
+    low = math.log((law.a / (loss - law.e)) ** (1 / law.alpha)) + 1e-9
     high, share = low + math.log(1e4), (math.sqrt(5) - 1) / 2
     inner = [high - share * (high - low), low + share * (high - low)]
     costs = [cost(x) for x in inner]

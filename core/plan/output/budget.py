@@ -26,7 +26,6 @@ def text(budget: Budget) -> str:
     """The budget as a table, with kinds and providers if there are several."""
     rates = {price.usd_per_chip_hour for price in budget.prices}
     cost = f"COST {format_rate(rates.pop())}" if len(rates) == 1 else "COST"
-    head = ["ITEM", "RUNS", "HOURS EACH", "CHIP-HOURS", cost, "SHARE"]
     rows = []
     for item in budget.items:
         hours = ["-", "-"]
@@ -42,7 +41,7 @@ def text(budget: Budget) -> str:
         rows.append([*contingency, f"{budget.contingency:.1%}"])
         total_usd = budget.cost_usd + budget.contingency_usd
         rows.append(["= with contingency", "", "", "", short_money(total_usd), ""])
-    lines = columns(head, rows)
+    lines = columns(["ITEM", "RUNS", "HOURS EACH", "CHIP-HOURS", cost, "SHARE"], rows)
     for name, sums in (("kinds", budget.parts("kind")), ("paid to", budget.parts("provider"))):
         if len(sums) > 1:
             parts = (

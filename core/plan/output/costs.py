@@ -113,28 +113,24 @@ def carbon(request: PlanRequest, plan: Plan) -> View:
 
 def offers(request: PlanRequest, plan: Plan) -> View:
     """The cost at every offer of the plan's chip, of the requested provider and region."""
-    preemptible_s = steady_s = plan.best.chip_s
+    billed_s = dict.fromkeys((True, False), plan.best.chip_s)  # preemptible or not
     if plan.cluster.stops:
         on_demand = replace(plan.cluster.stops, preemption_s=None, capacity_wait_s=0.0)
         steady = replace(plan.cluster, stops=on_demand)
-        steady_s = planner.end_on(plan.run, steady, plan.best.chips, plan.best.work_s)[1]
-    costs = [
-        (cost_usd(preemptible_s if price.spot else steady_s, price.usd_per_chip_hour), price)
-        for price in offers_on_file(request, plan)
-    ]
-    costs.sort(key=lambda pair: pair[0])
-    if not costs:
-        return View(f"offers    none of {plan.cluster.chip.name} on file may be used", {"rows": []})
+        billed_s[False] = planner.end_on(plan.run, steady, plan.best.chips, plan.best.work_s)[1]
     figures = [
         {
             **fields(price, "provider tier region spot commitment"),
             "price_usd_per_chip_hour": price.usd_per_chip_hour,
-            "cost_usd": usd,
+            "cost_usd": cost_usd(billed_s[price.spot], price.usd_per_chip_hour),
             "cost_usd_per_day": prices.cost_usd_per_day(plan.best.chips, price.usd_per_chip_hour),
             **fields(price, "source date=seen"),
         }
-        for usd, price in costs
+        for price in offers_on_file(request, plan)
     ]
+    if not figures:
+        return View(f"offers    none of {plan.cluster.chip.name} on file may be used", {"rows": []})
+    figures.sort(key=lambda offer: offer["cost_usd"])
     return View("\n".join(table_of(OFFERS, figures)), {"rows": figures})
 
 
@@ -171,12 +167,12 @@ PAIRS: dict[str, Cell] = {
 
 def scaling(request: PlanRequest, plan: Plan) -> View:
     """The plan and better pairs of size and tokens by a scaling law (of active parameters)."""
-    inference_tokens = request.settings.serve_tokens or 0.0
+    served_tokens = request.settings.serve_tokens or 0.0
     law = request.own_law.law if request.own_law else BESIROGLU
     planned = Pair(plan.run.active_params, plan.run.tokens)
     loss, same_flops = planned.loss(law), law.optimal(planned.train_flops)
-    same_loss = cheapest_pair(law, loss, inference_tokens)
-    saving = 1 - same_loss.life_flops(inference_tokens) / planned.life_flops(inference_tokens)
+    same_loss = cheapest_pair(law, loss, served_tokens)
+    saving = 1 - same_loss.life_flops(served_tokens) / planned.life_flops(served_tokens)
     pairs = {
         "as planned": planned,
         "least loss for the same FLOPs": same_flops,
@@ -188,28 +184,22 @@ def scaling(request: PlanRequest, plan: Plan) -> View:
         flops = limit_usd / rate * HOUR_S * (plan.run.train_flops / plan.best.chip_s)
         pairs[f"least loss for {short_money(limit_usd)}"] = law.optimal(flops)
     rows = [
-        {
-            "name": name,
-            "pair": pair,
-            "loss": pair.loss(law),
-            "life": pair.life_flops(inference_tokens),
-        }
+        {"name": name, "pair": pair, "loss": pair.loss(law), "life": pair.life_flops(served_tokens)}
         for name, pair in pairs.items()
     ]
     figures: dict[str, Any] = {
         "law": law.name,
         "loss": loss,
-        "served_tokens": inference_tokens,
+        "served_tokens": served_tokens,
         **fields(planned, "tokens_per_param over_training"),
         "saving_share": saving,
-        "same_flops": _pair_figures(same_flops, inference_tokens),
-        "same_loss": _pair_figures(same_loss, inference_tokens),
+        "same_flops": _pair_figures(same_flops, served_tokens),
+        "same_loss": _pair_figures(same_loss, served_tokens),
     }
     rest = words("advice_right" if saving < 0.01 else "advice_other", best=same_loss, saving=saving)
-    advice = words("advice", planned=planned, inference_tokens=inference_tokens, rest=rest)
-    return View(
-        "\n".join([*table_of({f"SIZE, {law.name}": "{name}", **PAIRS}, rows), advice]), figures
-    )
+    advice = words("advice", planned=planned, inference_tokens=served_tokens, rest=rest)
+    lines = table_of({f"SIZE, {law.name}": "{name}", **PAIRS}, rows)
+    return View("\n".join([*lines, advice]), figures)
 
 
 def _pair_figures(pair: Pair, inference_tokens: float) -> dict[str, float]:

@@ -219,19 +219,17 @@ def script(request: PlanRequest, plan: Plan) -> str:
 
     Raises UsageError.
     """
-    best, layouts = plan.best, plan.layouts
-    assert layouts is not None and best.layout is not None  # --emit is only with a layout
+    best, problem = plan.best, plan.problem
+    assert problem is not None  # --emit is only with a layout
     flags = flags_of(request, plan)
-    architecture = layouts.problem.workload.architecture
+    architecture = problem.workload.architecture
     if architecture.counted_only:
         raise UsageError(
             f"--emit: sabia pretrain cannot train {architecture.name} (expected a family that it "
             "trains)"
         )
     if not flags:
-        raise UsageError(
-            f"--emit: starts sabia pretrain, not {layouts.problem.stack.name}; omit --stack"
-        )
+        raise UsageError(f"--emit: starts sabia pretrain, not {problem.stack.name}; omit --stack")
     chip, size = plan.cluster.chip, plan.run.checkpoint_bytes
     run = StoppedRun(plan.cluster.stops or StopModel(), chip, best.chips, size, best.work_s)
     try:

@@ -63,12 +63,11 @@ COLUMNS = {"dp": "data", "fsdp": "fsdp", "tp": "tensor", "pp": "pipe", "cp": "co
 
 def layout(request: PlanRequest, plan: Plan) -> View:
     """The layouts of a plan, with every term if `--explain` is given."""
-    assert plan.layouts is not None and plan.best.layout is not None
-    best, layouts = plan.best.layout, plan.layouts
-    problem, flags = layouts.problem, flags_of(request, plan)
+    assert plan.problem is not None and plan.best.layout is not None
+    best, problem, flags = plan.best.layout, plan.problem, flags_of(request, plan)
     workload, limit, binding = problem.workload, problem.memory_limit_bytes, best.time.binding
     chosen = tuple(row.layout for row in plan.rows if row.layout is not None)
-    shown = layouts.shown(chosen)
+    shown = plan.searched.shown(chosen) if plan.searched else chosen[:1]
     lines = [
         *_table(plan, shown, {one.layout.described for one in chosen}),
         words("software", stack=problem.stack, workload=workload),
@@ -83,11 +82,11 @@ def layout(request: PlanRequest, plan: Plan) -> View:
         "layouts": [laid_report(plan, row) for row in shown],
         **({"pretrain_flags": flags} if flags else {}),
     }
-    if layouts.search_result is not None:
-        survey = layouts.search_result.survey
+    if plan.searched is not None:
+        survey = plan.searched.survey
         lines.append(words("searched", survey=survey))
         figures |= {
-            "pareto": [laid_report(plan, row) for row in layouts.search_result.front],
+            "pareto": [laid_report(plan, row) for row in plan.searched.front],
             "meshes": survey.meshes.total,
             "meshes_fallen": survey.rejected,
             "candidates": survey.candidates,
@@ -164,8 +163,8 @@ def mfu_of(plan: Plan, row: TimedLayout, step_s: float) -> float:
 
 def flags_of(request: PlanRequest, plan: Plan) -> str:
     """The `sabia pretrain` command of the layout; empty for other software or models."""
-    assert plan.layouts is not None and plan.best.layout is not None
-    problem, layout = plan.layouts.problem, plan.best.layout.layout
+    assert plan.problem is not None and plan.best.layout is not None
+    problem, layout = plan.problem, plan.best.layout.layout
     trained_here = problem.stack.name in ("sabia", "sabia-cpu")
     if problem.workload.architecture.counted_only or not trained_here:
         return ""

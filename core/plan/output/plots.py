@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from sabia.core import page, svg
 from sabia.core.errors import UsageError
@@ -38,10 +39,10 @@ def check_form(path: str) -> None:
 def of_plan(request: PlanRequest, plan: Plan) -> list[str]:
     """Charts of one plan, as SVG elements."""
     charts = []
-    if not (plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None)):
+    if not (plan.cluster.chips or (plan.problem and not plan.searched)):
         charts += _by_deadline(request, plan)
     charts.append(_memory_by_term(plan))
-    return charts + ([_pareto(plan)] if plan.layouts and plan.layouts.search_result else [])
+    return charts + ([_pareto(plan)] if plan.searched else [])
 
 
 def _by_deadline(request: PlanRequest, plan: Plan) -> list[str]:
@@ -64,12 +65,12 @@ def _spread(days: list[float]) -> list[float]:
 
 def _replanned(plan: Plan, days: list[float]) -> list[DeadlineRow]:
     """The plan's rows for other deadlines."""
-    deadlines_s, layouts = [day * DAY_S for day in days], plan.layouts
-    if layouts is None:
-        return list(planner.by_mfu(plan.run, plan.cluster, deadlines_s).rows)
-    given = plan.run, plan.cluster, layouts
-    chosen = zip(placed.in_time(*given, deadlines_s), deadlines_s, strict=True)
-    return [placed.row_of(*given, *pair) for pair in chosen]
+    deadlines_s, given = [day * DAY_S for day in days], (plan.run, plan.cluster)
+    if plan.searched is None:
+        return list(planner.by_mfu(*given, deadlines_s).rows)
+    chosen = plan.searched.cheapest_in_time(deadlines_s, partial(planner.end_in, *given))
+    pairs = zip(chosen, deadlines_s, strict=True)
+    return [placed.row_of(*given, plan.searched, *pair) for pair in pairs]
 
 
 def _chip_lines(rows: list[DeadlineRow]) -> list[Series]:
@@ -77,10 +78,10 @@ def _chip_lines(rows: list[DeadlineRow]) -> list[Series]:
     if rows[0].layout:
         used = [(day, float(r.chips) if r.meets_deadline else math.nan) for day, r in by_day]
         return [Series("cheapest layout in time", used)]
+    lines = {"by compute": "compute_min_chips", "by memory": "memory_min_chips", "used": "chips"}
     return [
-        Series("by compute", [(day, row.compute_min_chips) for day, row in by_day]),
-        Series("by memory", [(day, row.memory_min_chips) for day, row in by_day]),
-        Series("used", [(day, row.chips) for day, row in by_day]),
+        Series(name, [(day, getattr(row, field)) for day, row in by_day])
+        for name, field in lines.items()
     ]
 
 
@@ -109,8 +110,7 @@ def _memory_by_term(plan: Plan) -> str:
 
 def _pareto(plan: Plan) -> str:
     """Pareto-optimal layouts in time and cost, up to twice the longest deadline."""
-    layouts = plan.layouts
-    assert layouts is not None and layouts.search_result is not None
+    assert plan.searched is not None
     longest = 2 * max(row.deadline_s for row in plan.rows)
     rates = [price.usd_per_chip_hour for price in plan.cluster.prices]
     unit = "US dollars, lowest price" if rates else "chip-hours"
@@ -119,8 +119,7 @@ def _pareto(plan: Plan) -> str:
         return end_s / DAY_S, cost_usd(billed_s, min(rates, default=1.0))
 
     given, shown = (plan.run, plan.cluster), list[tuple[float, float]]()
-    front = layouts.search_result.front
-    for end in sorted(planner.end_in(*given, row) for row in front):
+    for end in sorted(planner.end_in(*given, row) for row in plan.searched.front):
         if not shown or end[1] < shown[-1][1]:
             shown.append(end)
     near = [end for end in shown if end[0] <= longest] or shown[:1]
@@ -151,8 +150,7 @@ def document(path: str, title: str, text: str, charts: Sequence[str]) -> str:
     if not charts:
         raise UsageError("--plot: this output has no charts (expected without --plot)")
     if path.endswith(".html"):
-        parts = [page.preformatted(text), *map(page.figure, charts)]
-        return page.page(title, parts)
+        return page.page(title, [page.preformatted(text), *map(page.figure, charts)])
     return _one_svg(charts)
 
 

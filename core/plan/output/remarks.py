@@ -25,14 +25,14 @@ def notes(request: PlanRequest, plan: Plan) -> list[str]:
         seen.append(f"the highest is {max(rates) / min(rates):.2f} times the lowest")
     lines += ["; ".join(seen)] if seen else []
     usual = plan.run.usual_mfu
-    if not (plan.layouts or usual.low <= mfu <= usual.high):
+    if not (plan.problem or usual.low <= mfu <= usual.high):
         counted = " (active parameters only)" if plan.run.kind == "sparse" else ""
         lines.append(words("unusual", mfu=mfu, run=plan.run, counted=counted))
-    if plan.layouts:
-        why = outside(plan.layouts.problem.workload, plan.cluster.chip, best.chips)
+    if plan.problem:
+        why = outside(plan.problem.workload, plan.cluster.chip, best.chips)
         lines += [f"predicted outside of what was compared: {why}"] if why else []
     share = request.run.attention_share
-    if share is not None and not plan.layouts and plan.run.convention == "6nd":
+    if share is not None and not plan.problem and plan.run.convention == "6nd":
         lines.append(words("attention", run=request.run, share=share))
     return lines
 

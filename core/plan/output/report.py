@@ -65,9 +65,8 @@ def _row(plan: Plan, row: DeadlineRow) -> dict[str, object]:
         "compute_min_chips_in_nodes": whole_nodes(row.compute_min_chips, size),
         **fields(row, "memory_min_chips chips"),
         "chips_in_nodes": whole_nodes(row.chips, size),
-        **fields(
-            row, "chips_needed work_s finishes_s meets_deadline bound mfu layout=layout_words"
-        ),
+        "chips_needed": row.chips_needed,
+        **fields(row, "work_s finishes_s meets_deadline bound mfu layout=layout_words"),
         "costs": [
             {
                 "price_usd_per_chip_hour": price.usd_per_chip_hour,

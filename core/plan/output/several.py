@@ -35,9 +35,7 @@ def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
     requested views are objects of their own, by name.
     """
     best, run = plan.best, plan.run
-    view_reports = {
-        name: view.report for name, view in views(request, plan, without=("layout",)).items()
-    }
+    requested = views(request, plan, without=("layout",))
     spot = cheapest(plan.cluster.chip.name, request.today, spot=True)
     return {
         **fields(plan, "run.params run.active_params run.tokens sequence_tokens=run.sequence"),
@@ -50,7 +48,7 @@ def summary(request: PlanRequest, plan: Plan) -> SummaryRow:
         "spot_cost_usd": plan.cost_usd(spot) if spot else None,
         "assumed": list(request.assumed),
         "error": None,
-        **view_reports,
+        **{name: view.report for name, view in requested.items()},
     }
 
 
@@ -121,8 +119,7 @@ def compared(settings: PlanOptions, today: date) -> Priced:
     names = [find_chip(name, "--compare").name for name in listed]
     if len(set(names)) < len(names):
         raise UsageError(f"--compare: {settings.compare} (expected each chip once)")
-    on_chips = ((name, {"chip": name, "compare": None}) for name in names)
-    return _summaries(settings, on_chips, today)
+    return _summaries(settings, ((name, {"chip": name, "compare": None}) for name in names), today)
 
 
 def listed(settings: PlanOptions, rows: Iterable[Changes], today: date) -> Priced:
@@ -155,8 +152,7 @@ def _summaries(settings: PlanOptions, runs: Iterable[Changes], today: date) -> P
             stage = changes.get("stage", settings.stage)
             if not TRAINING.holds({"stage": stage}):
                 raise UsageError(f"--stage: {stage} is not possible in a table (expected alone)")
-            own = settings.changed(**changes)
-            request, plan = plan_of(own, priced=False, today=today)
+            request, plan = plan_of(settings.changed(**changes), priced=False, today=today)
             prices |= dict.fromkeys(plan.cluster.prices)
             rows.append((name, summary(request, plan)))
         except (UsageError, Infeasible, BadData) as error:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict
-from typing import Any
 
 from sabia.core.plan.money.prices import DAY_S, cheapest, short_money
 from sabia.core.plan.output.report import View, fields
@@ -19,8 +18,7 @@ def stops(request: PlanRequest, plan: Plan) -> View:
     cluster, best = plan.cluster, plan.best
     model, expected = cluster.stops, best.expected
     assert model is not None and expected is not None
-    size = plan.run.checkpoint_bytes
-    run = StoppedRun(model, cluster.chip, best.chips, size, best.work_s)
+    run = StoppedRun(model, cluster.chip, best.chips, plan.run.checkpoint_bytes, best.work_s)
     lines = _lines(model, expected, plan)
     figures = asdict(model) | asdict(expected) | fields(expected, "wall_s billed_s goodput")
     figures["wall_over_work"] = expected.wall_s / expected.work_s
@@ -31,9 +29,9 @@ def stops(request: PlanRequest, plan: Plan) -> View:
         lines.append(words("simulated", vars(simulated)))
         figures["simulated"] = asdict(simulated)
     if request.settings.spot and model.preemption_s and cluster.prices:
-        line, comparison = _against_on_demand(request, run, plan)
-        lines.append(line)
-        figures["spot"] = comparison
+        compared = _against_on_demand(request, run, plan)
+        lines.append(compared.text)
+        figures["spot"] = compared.report
     return View("\n".join(lines), figures)
 
 
@@ -56,27 +54,22 @@ def _lines(model: StopModel, expected: StopForecast, plan: Plan) -> list[str]:
         f"in the queue after {expected.cuts:.0f} job limits": expected.waited_queue_s,
     }
     waiting = ", ".join(f"{span(s)} of waiting {why}" for why, s in waits.items() if s)
-    bills = "".join(
-        f", {short_money(plan.cost_usd(price))} {price.label}" for price in plan.cluster.prices
-    )
+    bills = "".join(f", {short_money(plan.cost_usd(p))} {p.label}" for p in plan.cluster.prices)
     after = {"waiting": f", with {waiting}" if waiting else "", "bills": bills}
-    more = expected.wall_s / expected.work_s - 1
     return [
         words("failures", both, rate=rate, preempted=preempted),
         words("save", both, how=save, interval=interval),
         *losses,
-        words("expected", both | after, more=more),
+        words("expected", both | after, more=expected.wall_s / expected.work_s - 1),
     ]
 
 
-def _against_on_demand(
-    request: PlanRequest, run: StoppedRun, plan: Plan
-) -> tuple[str, dict[str, Any]]:
+def _against_on_demand(request: PlanRequest, run: StoppedRun, plan: Plan) -> View:
     """Preemptible and on-demand chips, each at its lowest price on file."""
     spot = min(plan.cluster.prices, key=lambda price: price.usd_per_chip_hour)
     on_demand = cheapest(plan.cluster.chip.name, request.today)
     if on_demand is None:
-        return words("spot_alone"), {}
+        return View(words("spot_alone"))
     compared = failures.compare(run, spot.usd_per_chip_hour, on_demand.usd_per_chip_hour)
     even = compared.break_even_preemption_s
     when = "never" if even is None else f"with preemptions more than {span(even)} apart"
@@ -88,4 +81,4 @@ def _against_on_demand(
         less="less" if compared.saving > 0 else "more",
         when=when if even != 0 else "at any rate of preemptions",
     )
-    return line, asdict(compared) | {"saving_share": compared.saving}
+    return View(line, asdict(compared) | {"saving_share": compared.saving})

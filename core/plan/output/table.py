@@ -48,7 +48,7 @@ def render(request: PlanRequest, plan: Plan) -> str:
         lines.append(f"per day   {best.chips} {chip.name.upper()}: {costs}")
     elif request.refused_price:
         lines.append(f"price     none: {request.refused_price}")
-    if not plan.layouts:
+    if not plan.problem:
         size, exact = chip.node_chips, [row.compute_min_chips for row in plan.rows]
         figures = {
             "exact": " / ".join(f"{chips:.2f}" for chips in exact),
@@ -188,15 +188,14 @@ def _header(request: PlanRequest, plan: Plan) -> list[str]:
     counted, active = format_count(run.matmul_params, 2), format_count(run.active_params, 2)
     if counted != active and run.flops_per_token is None:
         convention += f", N = {counted} without the input lookup"
-    assumed = "assumed " if run.origin.startswith("assumed") else ""
-    model = words("counts", run=run, assumed=assumed)
+    model = words("counts", run=run, assumed="assumed " * run.origin.startswith("assumed"))
     peak, sustained = cluster.chip.bf16_flops_per_s / 1e15, cluster.flops_per_chip_s / 1e15
-    mfu = f"{cluster.mfu:.0%} predicted" if plan.layouts else percent(cluster.mfu)
+    mfu = f"{cluster.mfu:.0%} predicted" if plan.problem else percent(cluster.mfu)
     speed = words("rate", chip=cluster.chip, peak=peak, sustained=sustained, mfu=mfu)
     # memory of the cluster with the activations of the whole batch, or of the fullest chip
     held, name = words("state", run=run), cluster.chip.name.upper()
-    if plan.layouts and plan.best.layout:
-        each, limit = plan.best.layout.memory.total, plan.layouts.problem.memory_limit_bytes
+    if plan.problem and plan.best.layout:
+        each, limit = plan.best.layout.memory.total, plan.problem.memory_limit_bytes
         given = {"best": plan.best, "chip": name, "each": each, "limit": limit}
         memory_line = words("memory_layout", given, state=held)
     else:
@@ -233,22 +232,20 @@ def verdict(plan: Plan) -> str:
     done = f"finishes in {took}{with_stops}{bill}."
     least = plan.accumulated_min_chips
     hold = f"With gradient accumulation {least} hold{'' if least > 1 else 's'} the state."
-    if plan.layouts:
-        hold = f"No layout fits on fewer than {least}." if plan.layouts.sizes > 1 else ""
-    if plan.cluster.chips or (plan.layouts and plan.layouts.search_result is None):
+    if plan.problem:
+        several = plan.searched and plan.searched.sizes > 1
+        hold = f"No layout fits on fewer than {least}." if several else ""
+    if plan.cluster.chips or (plan.problem and not plan.searched):
         # the deadlines that it does not meet, and how it uses its memory
         late = [row for row in plan.rows if not row.meets_deadline]
-        needed = (
-            f"{format_duration(row.deadline_s)} would need {row.chips_needed}." for row in late
-        )
-        sentences = [f"given {best.chips} {name}: {done}", *needed]
+        needed = (f"{format_duration(r.deadline_s)} would need {r.chips_needed}." for r in late)
         if best.chips < plan.memory_min_chips:
             run, cluster = plan.run, plan.cluster
             free = best.chips * cluster.hbm_bytes - run.state_bytes
             live = max(0, int(free // run.live_bytes(1)))
             passes = -(-run.batch_tokens // live)
             hold = words("accumulate", most=plan.memory_min_chips, live=live, passes=passes)
-        return " ".join([*sentences, hold]).rstrip()
+        return " ".join([f"given {best.chips} {name}: {done}", *needed, hold]).rstrip()
     if best.bound == "memory":
         return f"memory-bound: {best.chips} {name}, {done} {hold}"
     within = format_duration(best.deadline_s)

@@ -174,11 +174,9 @@ def failure_probability(mean_s: float, window_s: float) -> float:
 def saving(run: StoppedRun) -> Saving:
     """D, U and the best interval. Raises UsageError on unknown bandwidths of the chip."""
     model, chip, mean_s = run.model, run.chip, run.mean_time_between_stops_s
-    if model.stall_s is None:
-        each = run.checkpoint_bytes / run.chips
+    each, offload_s = run.checkpoint_bytes / run.chips, model.stall_s
+    if offload_s is None:
         offload_s = each / known(chip, "host_bytes_per_s") + each / FILE_BYTES_PER_S
-    else:
-        offload_s = model.stall_s
     network = run.chips * known(chip, "network_bytes_per_s")
     upload_s = run.checkpoint_bytes / min(network, model.bucket_bytes_per_s)
     if model.synchronous:
@@ -198,9 +196,8 @@ def saving(run: StoppedRun) -> Saving:
 def process_of(run: StoppedRun, saved: Saving) -> Process:
     """The random process of a run. Raises Infeasible on a short job limit."""
     model, lead_s = run.model, run.model.restart_s + saved.upload_s
-    segments, segment_s = divided(
-        run.work_s, saved.interval_s, saved.offload_s, lead_s, model.job_limit_s
-    )
+    lengths = run.work_s, saved.interval_s, saved.offload_s, lead_s
+    segments, segment_s = divided(*lengths, model.job_limit_s)
     waits: dict[str, Any] = {each.name: getattr(model, each.name) for each in fields(Waits)}
     return Process(
         segments=segments,
@@ -232,8 +229,8 @@ def forecast(run: StoppedRun) -> StopForecast:
             f"interruptions: waits for machines are {expected.wall_s / work_s - 1:.0f} times the "
             "work; use --spare-nodes, a shorter --capacity-wait or a longer --job-limit"
         )
-    failures_s = mean_time_between(chips, model.failures_per_chip_day, None)
-    copies = copies_held(saved.upload_s, saved.interval_s)
+    per_day, copies = model.failures_per_chip_day, copies_held(saved.upload_s, saved.interval_s)
+    failures_s = mean_time_between(chips, per_day, None)
     # an interruption loses half an interval and the time of the newest save
     lag_s = saved.upload_s or saved.offload_s
     if model.peer_copies:
@@ -245,9 +242,7 @@ def forecast(run: StoppedRun) -> StopForecast:
         failure_probability=failure_probability(failures_s, WINDOW_S),
         checkpoint_bytes=run.checkpoint_bytes,
         work_s=work_s,
-        node_mean_time_between_failures_s=mean_time_between(
-            run.chip.node_chips, model.failures_per_chip_day, None
-        ),
+        node_mean_time_between_failures_s=mean_time_between(run.chip.node_chips, per_day, None),
         host_copies=copies,
         host_bytes_per_chip=copies * (1 + model.peer_copies) * run.checkpoint_bytes / chips,
         lost_per_stop_s=saved.interval_s / 2 + lag_s,
@@ -284,25 +279,23 @@ def without_waits(run: StoppedRun, preemption_s: float | None) -> StoppedRun:
     return replace(run, model=replace(run.model, preemption_s=preemption_s, capacity_wait_s=0.0))
 
 
-def compare(
-    run: StoppedRun, spot_usd_per_hour: float, on_demand_usd_per_hour: float
-) -> SpotComparison:
+def compare(run: StoppedRun, spot_rate: float, on_demand_rate: float) -> SpotComparison:
     """Both costs of a run, and the break-even time between preemptions.
 
     run.model has the preemptions of the preemptible cluster; the on-demand one has none. Raises
     Infeasible if the preemptible run makes no progress.
     """
     steady = forecast(without_waits(run, None))
-    on_demand_usd = cost_usd(steady.billed_chip_s, on_demand_usd_per_hour)
+    on_demand_usd = cost_usd(steady.billed_chip_s, on_demand_rate)
 
     def excess(preemption_s: float) -> float:
         try:
             expected = forecast(without_waits(run, preemption_s))
         except Infeasible:
             return math.inf
-        return cost_usd(expected.billed_chip_s, spot_usd_per_hour) - on_demand_usd
+        return cost_usd(expected.billed_chip_s, spot_rate) - on_demand_usd
 
-    spot_usd = cost_usd(forecast(run).billed_chip_s, spot_usd_per_hour)
+    spot_usd = cost_usd(forecast(run).billed_chip_s, spot_rate)
     if excess(LONGEST_S) >= 0:
         return SpotComparison(spot_usd, on_demand_usd, None)
     if excess(SHORTEST_S) < 0:

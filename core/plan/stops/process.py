@@ -274,14 +274,13 @@ def expectation(process: Process) -> Expectation:
     else:
         sizes = process.segments, process.segment_s
         exposed_s = exposed(*sizes, upload_s, process.restart_s, mean_s)
-    failures = exposed_s * process.failure_rate
     preemptions = exposed_s * process.preemption_rate
     return Expectation(
         exposed_s=exposed_s,
         waited_capacity_s=preemptions * process.capacity_wait_s,
         waited_repair_s=repair_wait(process, exposed_s),
         waited_queue_s=cuts * process.queue_s,
-        failures=failures,
+        failures=exposed_s * process.failure_rate,
         preemptions=preemptions,
         cuts=cuts,
     )
@@ -310,8 +309,7 @@ def _limited(process: Process, mean_s: float) -> tuple[float, float]:
     beyond = ratio**full
     restart_s = process.restart_s
     first = exposed(1, s + restart_s, upload_s, 0.0, mean_s)
-    both = exposed(2, s, upload_s, restart_s, mean_s)
-    each = both - exposed(1, s, upload_s, restart_s, mean_s)
+    each = exposed(2, s, upload_s, restart_s, mean_s) - exposed(1, s, upload_s, restart_s, mean_s)
     times, cuts = [0.0], [0.0]
     time_sum = cut_sum = 0.0
     for left in range(1, process.segments + 1):

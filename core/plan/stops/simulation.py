@@ -76,12 +76,8 @@ def spread(values: list[float]) -> Spread:
     ordered, count = sorted(values), len(values)
     mean = math.fsum(values) / count
     variance = math.fsum((value - mean) ** 2 for value in values) / max(1, count - 1)
-    return Spread(
-        mean=mean,
-        p50=ordered[math.ceil(0.50 * count) - 1],
-        p95=ordered[math.ceil(0.95 * count) - 1],
-        error=math.sqrt(variance / count),
-    )
+    p50, p95 = (ordered[math.ceil(share * count) - 1] for share in (0.50, 0.95))
+    return Spread(mean, p50, p95, error=math.sqrt(variance / count))
 
 
 def course(process: Process, rng: Random) -> Course:

@@ -33,9 +33,9 @@ def test_batches_are_rounded_to_what_chips_can_share(rows, rounded):
 
 def test_a_fixed_layout_keeps_a_whole_batch_and_a_search_rounds_it():
     rough = {"batch_tokens": 15625 * 4096, "seq": 4096}
-    fixed = plan(**rough, fixed_layout="fsdp=25", stack="fsdp", deadline="200d").layouts
+    fixed = plan(**rough, fixed_layout="fsdp=25", stack="fsdp", deadline="200d")
     assert fixed.problem.workload.batch_rows == 15625
-    assert plan(**rough, search=True, chips=64).layouts.problem.workload.batch_rows == 16384
+    assert plan(**rough, search=True, chips=64).problem.workload.batch_rows == 16384
 
 
 def test_each_row_follows_from_its_layout(over_counts):
@@ -56,7 +56,7 @@ def test_a_shorter_deadline_takes_more_chips_and_is_met(over_counts):
 
 
 def test_no_searched_number_in_time_is_much_cheaper(over_counts):
-    search_result = over_counts.layouts.search_result
+    search_result = over_counts.searched
     for row in over_counts.rows:
         limit = row.deadline_s / over_counts.run.optimizer_steps
         in_time = [other for other in search_result.front if other.step_s <= limit]

@@ -34,7 +34,8 @@ def work(model, sequence=8192, rows=512, recipe="fsdp-fp32"):
 
 
 def search(job, chip, stack, chips, objective="time", pinned=None, **more):
-    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), chips, objective)
+    counts = [chips] if isinstance(chips, int) else chips
+    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), counts, objective)
 
 
 def agrees_with_loops(stack, seed, rows, counts):

@@ -27,7 +27,8 @@ FSDP = find_stack("fsdp")
 
 
 def search(job, chip, stack, chips, objective="time", pinned=None, **more):
-    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), chips, objective)
+    counts = [chips] if isinstance(chips, int) else chips
+    return by_question(SearchProblem(job, chip, stack, pinned or {}, **more), counts, objective)
 
 
 def refusal(job, chip, stack, chips, **more):

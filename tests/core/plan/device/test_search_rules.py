@@ -84,7 +84,7 @@ def test_meshes_fall_by_a_reason_or_survive(stack):
     counts = [1, 7, 48, 96]
     meshes = all_meshes(counts, rules_of(job, H100, can), can.axes, {})
     assert meshes.total == sum(factorisations(n, len(can.axes)) for n in counts)
-    assert meshes.size + sum(meshes.rejected.values()) == meshes.total
+    assert len(meshes.left) + sum(meshes.rejected.values()) == meshes.total
     chips = np.prod([meshes.fields[axis] for axis in AXES], axis=0)
     assert {*chips.tolist()} <= {*counts}
     rows = list(zip(*(meshes.fields[axis].tolist() for axis in AXES), strict=True))
@@ -98,7 +98,7 @@ def test_a_pinned_axis_keeps_its_value():
     for pinned in ({"tensor": 2}, {"data": 3, "fsdp": 4}, dict.fromkeys(AXES, 1) | {"fsdp": 48}):
         held = all_meshes([48], rules_of(job, H100, can), can.axes, pinned)
         mask = np.all([free.fields[axis] == n for axis, n in pinned.items()], axis=0)
-        assert held.size == mask.sum() > 0
+        assert len(held.left) == mask.sum() > 0
     assert all_meshes([48], rules_of(job, H100, can), can.axes, {"tensor": 5}).total == 0
 
 

@@ -76,7 +76,7 @@ def days_later(days):
 def test_prices_of_more_than_a_year_are_refused(days, too_old):
     offers = prices.load_prices({"offer": [row(), row(provider="B")]})["b200"]
     today = days_later(days)
-    assert bool(prices.refused(offers, today)) == too_old
+    assert bool(prices.stale(offers, today, prices.REFUSED_DAYS)) == too_old
     assert (prices.current(offers, today) == ()) == too_old
     assert bool(prices.refused_words(offers, today)) == too_old
 
