@@ -184,15 +184,17 @@ def _row_functions() -> None:
 def _decoder_layer() -> None:
     none, zero = np.zeros((1, 0), np.float32), np.zeros(1, np.int64)
     q = np.zeros((1, 1, 1, 1), np.float32)
-    for dtype in (np.float32, np.uint16):
+    wide, narrow = np.zeros(0, np.float32), np.zeros(0, np.uint16)
+    for norm, dtype in ((wide, np.float32), (narrow, np.uint16), (wide, np.uint16)):
         x, made, cache = (np.zeros(shape, dtype) for shape in ((1, 1), (1, 3), (1, 1, 1, 1)))
         cached = Cached(cache, cache, zero, zero, zero)
-        weights = LayerWeights((x,) * 8, (x[0, :0],) * 14, (1e-6, 0.0, 0.0, 1.0, 1.0))
+        factors = 1e-6, 0.0, 0.0, 1.0, 1.0
+        weights = LayerWeights((x,) * 8, (x[0, :0],) * 8, (norm,) * 6, factors)
         decoder_layer(x, weights, none, none, cached, _N)
-        normed(x, x[0, :0], 0.0, 1e-6, x, _N)
-        added(x, x, x[0, :0], 0.0, 1e-6, 1.0, _N)
+        normed(x, norm, 0.0, 1e-6, x, _N)
+        added(x, x, norm, 0.0, 1e-6, 1.0, _N)
         gated(made[:, :2].copy(), x, _N)
-        heads(made, (x[0, :0], x[0, :0]), (0.0, 1e-6, 1.0), none, none, cached, q, _N)
+        heads(made, (norm, norm), (0.0, 1e-6, 1.0), none, none, cached, q, _N)
         attend(q, cached, zero, q, q, _N)
 
 

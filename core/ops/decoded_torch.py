@@ -45,7 +45,7 @@ class _Weights(NamedTuple):
     products: tuple[Joined, ...]
 
 
-_OTHER = _Weights(LayerWeights((), (), (0, 0, 0, 0, 0)), 0, ())
+_OTHER = _Weights(LayerWeights((), (), (), (0, 0, 0, 0, 0)), 0, ())
 
 
 def decoded_rows(ops: Ops, context: Any, x: Tensor) -> "DecodedRows | None":
@@ -104,8 +104,8 @@ class DecodedRows:
     ) -> None:  # fmt: skip
         """A layer of several rows."""
         eps, offset, of_heads, factor, scale = weights.arrays.numbers
-        vectors, (of_qkv, of_o, of_inner, of_down) = weights.arrays.vectors, weights.products
-        of_norms = dict(zip(NORMS, vectors[len(MATRICES) :], strict=True))
+        of_qkv, of_o, of_inner, of_down = weights.products
+        of_norms = dict(zip(NORMS, weights.arrays.norms, strict=True))
         x, y = self._rows, torch.empty_like(self._stream[:, 0])
 
         def part(name: str, product: Joined) -> Tensor:
@@ -164,21 +164,26 @@ def _weights(
     eps: float,
 ) -> _Weights:  # fmt: skip
     """What is computed with; none if it is another layer, or where its matrices are not `Packed` or
-    its tensors of several dtypes."""
+    its tensors of several dtypes (norms may be float32, as those of a policy in training)."""
     mlp, first = layer.mlp, weights[MATRICES[0]]
     if not isinstance(mlp, GatedMlp) or mlp.activation != "silu":
         return _OTHER
     if part.softcap is not None or part.sinks:
         return _OTHER
     matrices = [weights.get(name, first[:0]) for name in MATRICES]
-    vectors = [weights.get(name, first[0, :0])
-               for name in (*(f"{name}_bias" for name in MATRICES), *NORMS)]  # fmt: skip
-    alike = all(x.dtype == first.dtype and x.is_contiguous() for x in (*matrices, *vectors))
+    biases = [weights.get(f"{name}_bias", first[0, :0]) for name in MATRICES]
+    wide = next((weights[name] for name in NORMS if name in weights), first[0])
+    norms = [weights.get(name, wide[:0]) for name in NORMS]
+    alike = wide.dtype in (first.dtype, torch.float32) and all(
+        x.dtype == like.dtype and x.is_contiguous()
+        for some, like in ((matrices, first), (biases, first), (norms, wide))
+        for x in some
+    )
     if not alike or any(type(x) is not Packed for x in matrices if len(x)):
         return _OTHER
     factors = eps, layer.norms.offset, part.norm_offset, layer.residual_scale, part.scale
-    arrays = [tuple(numbers(x) for x in some) for some in (matrices, vectors)]
-    made = LayerWeights(arrays[0], arrays[1], factors)
+    arrays = [tuple(numbers(x) for x in some) for some in (matrices, biases, norms)]
+    made = LayerWeights(arrays[0], arrays[1], arrays[2], factors)
     products = (
         joined([Matrix(names[n], weights[n], weights.get(f"{n}_bias")) for n in some])
         for some in _PRODUCTS

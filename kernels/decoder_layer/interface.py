@@ -5,7 +5,7 @@ few thousand numbers of a row. Calling as many operations for these can take lon
 weights (tests/bench/RESULTS.md), so all that lies between two products is one call here, and for
 one row the whole layer. Numbers are float32, or bfloat16 as uint16 (their bits), all of a call
 alike; results are rounded where each operation by itself rounds them, and computed in float32
-between.
+between. Norms may be float32 in any call.
 """
 
 import functools
@@ -25,14 +25,15 @@ NORMS = (
 class LayerWeights(NamedTuple):
     """Of one layer; what it lacks is an empty array, a matrix with no rows.
 
-    vectors: the biases of MATRICES, then NORMS: RMSNorm before and after each part, and of queries
-    and keys, of each head [N] or of all. numbers: epsilon of the norms, what is added to the first
-    four of them and to the others, the factor of what a part adds to the stream, and that of the
-    scores of attention.
+    biases: of MATRICES. norms: NORMS, RMSNorm before and after each part, and of queries and keys,
+    of each head [N] or of all. numbers: epsilon of the norms, what is added to the first four of
+    them and to the others, the factor of what a part adds to the stream, and that of the scores of
+    attention.
     """
 
     matrices: tuple[np.ndarray, ...]
-    vectors: tuple[np.ndarray, ...]
+    biases: tuple[np.ndarray, ...]
+    norms: tuple[np.ndarray, ...]
     numbers: tuple[float, float, float, float, float]
 
 

@@ -139,19 +139,19 @@ def _times(weight, bias, x, out):
 
 
 @jit
-def decoder_layer(x, matrices, vectors, numbers, cos, sin, keys, values, at, first, last):
+def decoder_layer(x, matrices, biases, norms, numbers, cos, sin, keys, values, at, first, last):
     """See the interface."""
     eps, offset, of_heads, factor, scale = numbers
     y, size, groups = np.empty_like(x), keys.shape[3], keys.shape[2]
-    normed(x, vectors[8], offset, eps, y)
+    normed(x, norms[0], offset, eps, y)
     inputs, end = _wide_row(y[0]), 0
     made = np.empty((1, matrices[0].shape[0] + 2 * groups * size), x.dtype)
     for n in range(3):
         begin, end = end, end + matrices[n].shape[0]
-        _times(matrices[n], vectors[n], inputs, made[0, begin:end])
+        _times(matrices[n], biases[n], inputs, made[0, begin:end])
     total = matrices[0].shape[0]
     q = np.empty((1, groups, total // (groups * size), size), np.float32)
-    heads(made, vectors[12], vectors[13], of_heads, eps, scale, cos, sin, keys, values, at, q)
+    heads(made, norms[4], norms[5], of_heads, eps, scale, cos, sin, keys, values, at, q)
     weights = np.empty((1, groups, q.shape[2], last[0] + 1), np.float32)
     out = np.empty_like(q)
     attend(q, keys, values, first, last, first, weights, out)
@@ -161,17 +161,17 @@ def decoder_layer(x, matrices, vectors, numbers, cos, sin, keys, values, at, fir
         mixed[i] = wide(rounded(mixed[i], like))
     gate = np.empty(matrices[3].shape[0], x.dtype)
     if gate.shape[0]:
-        _times(matrices[3], vectors[3], inputs, gate)
+        _times(matrices[3], biases[3], inputs, gate)
         for i in range(total):
             share = wide(rounded(logistic(wide(gate[i])), like))
             mixed[i] = wide(rounded(mixed[i] * share, like))
-    _times(matrices[4], vectors[4], mixed, y[0])
-    added(x, y, vectors[9], offset, eps, factor)
-    normed(x, vectors[10], offset, eps, y)
+    _times(matrices[4], biases[4], mixed, y[0])
+    added(x, y, norms[1], offset, eps, factor)
+    normed(x, norms[2], offset, eps, y)
     inputs, inner = _wide_row(y[0]), matrices[5].shape[0]
     both, mid = np.empty((1, 2 * inner), x.dtype), np.empty((1, inner), x.dtype)
-    _times(matrices[5], vectors[5], inputs, both[0, :inner])
-    _times(matrices[6], vectors[6], inputs, both[0, inner:])
+    _times(matrices[5], biases[5], inputs, both[0, :inner])
+    _times(matrices[6], biases[6], inputs, both[0, inner:])
     gated(both, mid)
-    _times(matrices[7], vectors[7], _wide_row(mid[0]), y[0])
-    added(x, y, vectors[11], offset, eps, factor)
+    _times(matrices[7], biases[7], _wide_row(mid[0]), y[0])
+    added(x, y, norms[3], offset, eps, factor)

@@ -90,12 +90,12 @@ def attend(
 
 
 def decoder_layer(
-    x: np.ndarray, matrices: Any, vectors: Any, numbers: Any, cos: np.ndarray, sin: np.ndarray,
-    keys: np.ndarray, values: np.ndarray, at: np.ndarray, first: np.ndarray, last: np.ndarray,
+    x: np.ndarray, matrices: Any, biases: Any, norms: Any, numbers: Any, cos: np.ndarray,
+    sin: np.ndarray, keys: np.ndarray, values: np.ndarray, at: np.ndarray, first: np.ndarray,
+    last: np.ndarray,
 ) -> None:  # fmt: skip
     """See the interface."""
-    biases = dict(zip(MATRICES, vectors, strict=False))
-    norms = dict(zip(NORMS, vectors[len(MATRICES) :], strict=True))
+    biases, norms = dict(zip(MATRICES, biases, strict=True)), dict(zip(NORMS, norms, strict=True))
     weights = dict(zip(MATRICES, matrices, strict=True))
     eps, offset, of_heads, factor, scale = numbers
     y, (_, _, groups, size) = np.empty_like(x), keys.shape

@@ -21,6 +21,7 @@ from sabia.kernels.row_products.torch_arrays import numbers
 
 D, INNER, N = 24, 40, 8
 BARE = {"heads": 4, "groups": 4, "rotated": 0, "biased": False, "normed": "pre", "of_heads": 0}
+WIDE = {"groups": 2, "of_heads": "each", "wide": True}  # norms in float32
 
 
 def layer(dtype: torch.dtype, more: dict[str, Any]) -> tuple[Any, ...]:
@@ -33,15 +34,17 @@ def layer(dtype: torch.dtype, more: dict[str, Any]) -> tuple[Any, ...]:
     def drawn(*shape: int) -> Any:
         return numbers((torch.randn(shape, generator=draw) * shape[-1] ** -0.5).to(dtype))
 
-    def vector(size: int, wanted: Any) -> Any:
+    def vector(size: int, wanted: Any, dtype: torch.dtype = dtype) -> Any:
         return numbers((1 + torch.randn(size * bool(wanted), generator=draw) / 3).to(dtype))
 
     biases = [vector(rows, rows and is_["biased"]) for rows, _ in shapes]
-    norms = [vector(D, kind in is_["normed"]) for kind in ("pre", "post") * 2]
-    norms += [vector(size, is_["of_heads"]) for size in (
+    of_norms = torch.float32 if more.get("wide") else dtype
+    norms = [vector(D, kind in is_["normed"], of_norms) for kind in ("pre", "post") * 2]
+    norms += [vector(size, is_["of_heads"], of_norms) for size in (
         (q, k) if is_["of_heads"] == "whole" else (N, N))]  # fmt: skip
     settings = 1e-6, is_.get("offset", 0.0), is_.get("offset", 0.0), is_.get("factor", 1.0), 0.3
-    weights = LayerWeights(tuple(drawn(*shape) for shape in shapes), (*biases, *norms), settings)
+    matrices = tuple(drawn(*shape) for shape in shapes)
+    weights = LayerWeights(matrices, tuple(biases), tuple(norms), settings)
     angles = torch.rand(is_["rotated"], generator=draw)
     cache = drawn(2, 1, 9, is_["groups"], N)
     cos, sin = angles.cos()[None].numpy(), angles.sin()[None].numpy()
@@ -57,6 +60,7 @@ def layer(dtype: torch.dtype, more: dict[str, Any]) -> tuple[Any, ...]:
         ({"groups": 1, "rotated": 4, "of_heads": "each", "gated": True, "biased": True}, (8, 3, 8)),
         ({"normed": "post", "of_heads": "whole", "rotated": N, "offset": 1.0}, (2, 0, 8)),
         ({"normed": "pre, post", "factor": 0.22, "gated": True}, (5, 0, 5)),
+        (WIDE, (5, 0, 5)),
     ],
 )
 def test_engines_agree(
@@ -77,7 +81,7 @@ def test_engines_agree(
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound)
 
 
-def product(x: np.ndarray, matrices: Any, vectors: Any) -> np.ndarray:
+def product(x: np.ndarray, matrices: Any, biases: Any) -> np.ndarray:
     """x[B, in] by several matrices with biases, in the dtype of x."""
     dtype = torch.float32 if x.dtype == np.float32 else torch.bfloat16
     made = [
@@ -86,7 +90,7 @@ def product(x: np.ndarray, matrices: Any, vectors: Any) -> np.ndarray:
     ]
     both = [
         one.to(dtype) + (torch.from_numpy(b).view(dtype) if len(b) else 0)
-        for one, b in zip(made, vectors, strict=True)
+        for one, b in zip(made, biases, strict=True)
     ]
     return numbers(torch.cat(both, -1).contiguous())
 
@@ -100,6 +104,7 @@ def product(x: np.ndarray, matrices: Any, vectors: Any) -> np.ndarray:
         ({"groups": 1, "rotated": 4, "of_heads": "each", "biased": True}, 3),
         ({"normed": "post", "of_heads": "whole", "rotated": N, "offset": 1.0}, 20),
         ({"normed": "pre, post", "factor": 0.22}, 5),
+        (WIDE, 5),
     ],
 )
 def test_rows_between_products_are_each_row_alone(
@@ -122,14 +127,14 @@ def test_rows_between_products_are_each_row_alone(
         decoder_layer(alone[0][one], weights, cos[one], sin[one], of_row, "reference")
 
     eps, offset, of_heads, factor, scale = weights.numbers
-    matrices, vectors = weights.matrices, weights.vectors
+    matrices, biases, norms = weights.matrices, weights.biases, weights.norms
     y = np.empty_like(x)
-    normed(x, vectors[8], offset, eps, y, engine)
-    made = product(y, matrices[:3], vectors[:3])
+    normed(x, norms[0], offset, eps, y, engine)
+    made = product(y, matrices[:3], biases[:3])
     groups, size = keys.shape[2:]
     q = np.empty((rows, groups, matrices[0].shape[0] // (groups * size), size), np.float32)
     settings = (of_heads, eps, scale)
-    heads(made, (vectors[12], vectors[13]), settings, cos, sin, cached, q, engine)
+    heads(made, norms[4:], settings, cos, sin, cached, q, engine)
     parts, out = np.full((*q.shape[:3], 12), np.nan, np.float32), np.empty_like(q)
     known = np.array([4, 4, 0, 0])
     wide = torch.from_numpy(keys).view(dtype).float().numpy()
@@ -138,12 +143,12 @@ def test_rows_between_products_are_each_row_alone(
     wide = torch.from_numpy(values).view(dtype).float().numpy()
     out[:2] += np.einsum("bkgs,bskn->bkgn", parts[:2, ..., :4], wide[:2, :4])
     mixed = numbers(torch.from_numpy(out.reshape(rows, -1)).to(dtype))
-    z = product(mixed, matrices[4:5], vectors[4:5])
-    added(x, z, vectors[9], offset, eps, factor, engine)
-    normed(x, vectors[10], offset, eps, y, engine)
+    z = product(mixed, matrices[4:5], biases[4:5])
+    added(x, z, norms[1], offset, eps, factor, engine)
+    normed(x, norms[2], offset, eps, y, engine)
     inner = np.empty((rows, INNER), x.dtype)
-    gated(product(y, matrices[5:7], vectors[5:7]), inner, engine)
-    added(x, product(inner, matrices[7:], vectors[7:8]), vectors[11], offset, eps, factor, engine)
+    gated(product(y, matrices[5:7], biases[5:7]), inner, engine)
+    added(x, product(inner, matrices[7:], biases[7:]), norms[3], offset, eps, factor, engine)
     bound = 3e-6 if dtype == torch.float32 else 0.03
     for mine, theirs in zip((x, keys, values), alone, strict=True):
         both = (torch.from_numpy(part).view(dtype) for part in (mine, theirs))
