@@ -134,8 +134,9 @@ def attention_mask(
     if segments is not None:
         # an empty interval for padding: first = S, until = 0
         begin, end = torch.where(segments == 0, keys, begin), torch.where(segments == 0, 0, end)
-    # not a symbol under torch.compile
-    free = bool(segments is None and (window is None or window >= keys) and queries == keys)
+    free = False  # or True: a constant, where torch.compile has a symbol for the condition
+    if segments is None and (window is None or window >= keys) and queries == keys:
+        free = True
     begin, end = begin.int(), end.int().contiguous()
     first = begin[:, start : start + queries].contiguous()  # [B or 1, T]
     if causal:

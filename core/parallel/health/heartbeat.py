@@ -8,7 +8,7 @@ that is two steps behind the others is named even while they make progress.
 
 Limit = the larger of the time-out and three times the longest pause so far (a compilation or an
 evaluation may be long), twice that before the second step, plus the extra time that a process has
-asked for (`patience_s`, for an upload).
+asked for (`patience_s`, for an upload) and that still sends heartbeats.
 
 A straggler is a process whose own work per step (without the phases in which it waits for others,
 `WAITING_PHASES`) takes at least 1.5 times the median.
@@ -79,20 +79,26 @@ class HeartbeatTable:
         """Remove a process that has ended; returns its last heartbeat."""
         return self.newest.pop(rank, (Heartbeat(), 0.0))[0]
 
-    def limit_s(self) -> float:
+    def _silent(self, now: float) -> list[int]:
+        """The ranks that send no heartbeats any more."""
+        silence_s = SILENT_INTERVALS * self.interval_s
+        return [rank for rank, (_, at) in self.newest.items() if now - at > silence_s]
+
+    def limit_s(self, now: float) -> float:
         """How long all processes may be without progress."""
         heartbeats = [heartbeat for heartbeat, _ in self.newest.values()]
         pause_s = max(heartbeat.longest_pause_s for heartbeat in heartbeats)
         limit_s = max(self.hang_s, LONGEST_PAUSES * pause_s)
         if max(heartbeat.step for heartbeat in heartbeats) < 2:  # compiling, filling caches
             limit_s *= 2
-        return limit_s + max(heartbeat.patience_s for heartbeat in heartbeats)
+        waited_for = self.newest.keys() - self._silent(now)
+        return limit_s + max((self.newest[r][0].patience_s for r in waited_for), default=0.0)
 
     def hung(self, now: float) -> str:
         """The line that names the ranks that hang; '' if none do, or no phase was ever entered."""
         if not any(heartbeat.phases for heartbeat, _ in self.newest.values()):
             return ""
-        limit_s = self.limit_s()
+        limit_s = self.limit_s(now)
         # time passes after a heartbeat was sent, too: a rank that sends none stays idle
         idle_s = {rank: newest.idle_s + now - at for rank, (newest, at) in self.newest.items()}
         front = max(heartbeat.step for heartbeat, _ in self.newest.values())
@@ -114,9 +120,7 @@ class HeartbeatTable:
 
     def _ranks_behind(self, now: float) -> list[int]:
         """The ranks that the others wait for; all ranks if nothing tells them apart."""
-        silence_s = SILENT_INTERVALS * self.interval_s
-        silent = [rank for rank, (_, at) in self.newest.items() if now - at > silence_s]
-        if silent:
+        if silent := self._silent(now):
             return silent
         positions = {rank: heartbeat.position for rank, (heartbeat, _) in self.newest.items()}
         last = [rank for rank, at in positions.items() if at == min(positions.values())]

@@ -152,6 +152,7 @@ class Sampler:
         samples = [sample for sample, _ in asked.values()]
         every = iter(self.grader.collect([case for _, cases in asked.values() for case in cases]))
         by_sample = [[next(every) for _ in cases] for _, cases in asked.values()]
+        watchdog.enter_phase(step + 1, "graded")  # other processes are waited for as usual
         grades = [parts[-1] for parts in by_sample]
         if delimiter := self.options.step_delimiter:
             ends = [token_ends(sample, delimiter, self.engine.tokenizer) for sample in samples]

@@ -69,10 +69,22 @@ def test_two_steps_behind_while_others_make_progress() -> None:
 
 
 def test_the_limit_grows() -> None:
-    assert table_of({0: Heartbeat(5)}).limit_s() == 100
-    assert table_of({0: Heartbeat(1)}).limit_s() == 200  # compiling
-    assert table_of({0: Heartbeat(5, longest_pause_s=90)}).limit_s() == 270
-    assert table_of({0: Heartbeat(5, patience_s=1000), 1: Heartbeat(5)}).limit_s() == 1100
+    assert table_of({0: Heartbeat(5)}).limit_s(0.0) == 100
+    assert table_of({0: Heartbeat(1)}).limit_s(0.0) == 200  # compiling
+    assert table_of({0: Heartbeat(5, longest_pause_s=90)}).limit_s(0.0) == 270
+    assert table_of({0: Heartbeat(5, patience_s=1000), 1: Heartbeat(5)}).limit_s(0.0) == 1100
+
+
+def test_a_silent_rank_gets_no_extra_time() -> None:
+    waiting, stopped = Heartbeat(9, "reduce", 3, idle_s=101), Heartbeat(9, "grading", 2, 3, 0, 3600)
+    table = table_of({0: waiting}, at=98.0)
+    table.update(1, stopped, 98.0)
+    assert table.limit_s(98.0) == 3700 and table.hung(98.0) == ""
+    table.update(0, waiting, 119.0)
+    assert table.hung(119.0) == ""  # it is idle for less than the limit
+    table.update(0, waiting, 197.0)
+    line = table.hung(197.0)
+    assert line.startswith("rank 1 (h1) has made no progress for 102 s at step 9 (grading)")
 
 
 def test_straggler_and_figures() -> None:
