@@ -56,6 +56,7 @@ from sabia.kernels.panel_products.interface import fill, panels_for, product
 from sabia.kernels.quality.interface import measure
 from sabia.kernels.row_functions.interface import (
     attention_gradient,
+    attention_weights,
     log_sums,
     rms_norm,
     rms_norm_gradient,
@@ -179,6 +180,7 @@ def _row_functions() -> None:
     made = np.zeros(cos.shape, np.uint16)
     given = cos, cos, cos[0], made, made, cos[0], 0, True, 1.0, made, made
     attention_gradient(*given, _N)
+    attention_weights(cos, cos[0], 0, True, 1.0, made, cos[0], _N)
 
 
 def _decoder_layer() -> None:

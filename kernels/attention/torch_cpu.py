@@ -18,7 +18,8 @@ torch's fused one divides fewer than 768 queries into blocks of 32 or 64, whose 
 reach a twentieth of what AMX or AVX512-BF16 can do; here a product is that of all queries and keys
 of a head, and the weights are made in one pass over memory. Scores are computed and products summed
 in fp32, as there: for scores, oneDNN multiplies fp32 matrices, whose numbers are those of BF16, in
-BF16. Measurements: tests/bench/RESULTS.md.
+BF16. Without AMX the forward pass is computed so too (`whole_forward`). Measurements:
+tests/bench/RESULTS.md.
 """
 
 import contextlib
@@ -31,10 +32,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.row_functions.interface import attention_gradient
+from sabia.kernels.row_functions.interface import attention_gradient, attention_weights
 from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.autograd_context import Context
-from sabia.kernels.runtime.torch_fp32 import HAS_BF16_UNITS
+from sabia.kernels.runtime.torch_fp32 import HAS_AMX, HAS_BF16_UNITS
 
 Tensor = torch.Tensor
 
@@ -44,7 +45,7 @@ SCORES = 1 << 21  # of a batch of pieces
 
 
 def in_whole_products(q: Tensor) -> bool:
-    """Whether the backward pass of q[n, H, T, N] is computed here."""
+    """Whether q[n, H, T, N] is of those rows."""
     return (
         HAS_BF16_UNITS
         and q.dtype == torch.bfloat16
@@ -69,6 +70,40 @@ def _fp32_rounded_to_bf16() -> Iterator[None]:
 def _ordered(x: Tensor) -> Tensor:
     """A copy in the order of the axes."""
     return torch.empty(x.shape, dtype=x.dtype).copy_(x)
+
+
+def whole_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """out[n, H, T, N] and lse[n, H, T]; see `whole_backward`."""
+    (count, heads, queries, size), (shared, keys) = q.shape, k.shape[1:3]
+    block = min(queries, BLOCK)
+    step = min(count, max(1, SCORES // (heads * block * keys)))
+    numel = step * heads * block * keys
+    wide, narrow = torch.empty(numel), torch.empty(numel, dtype=q.dtype)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    for first in range(0, count, step):
+        pieces = slice(first, first + step)
+        query = _ordered(q[pieces])
+        key, value = (_ordered(x[pieces]).flatten(0, 1) for x in (k, v))
+        mask = query.new_empty(0, 0, 0).float() if bias is None else bias[pieces, 0].contiguous()
+        for start in range(0, queries, block):
+            rows = slice(start, min(start + block, queries))
+            seen = rows.stop if causal else keys
+            shape = len(key), heads // shared * (rows.stop - start), seen
+            by_head = len(query), heads, rows.stop - start, seen
+            left = query[:, :, rows].reshape(*shape[:2], size)
+            scores, weights = (x[: math.prod(shape)].view(shape) for x in (wide, narrow))
+            with _fp32_rounded_to_bf16():
+                torch.bmm(left.float(), key[:, :seen].float().transpose(1, 2), out=scores)
+            sums = torch.empty(by_head[:3])
+            s, p, total, hidden = (
+                numbers(x) for x in (scores.view(by_head), weights.view(by_head), sums, mask)
+            )
+            attention_weights(s, hidden, start, causal, scale, p, total)
+            out[pieces, :, rows] = torch.bmm(weights, value[:, :seen]).view(*by_head[:3], size)
+            lse[pieces, :, rows] = sums
+    return out, lse
 
 
 def whole_backward(
@@ -258,6 +293,8 @@ def _piece(
     q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """(out[n, H, T, N], log-sum-exp[n, H, T] in fp32) of one group; a query without keys: 0, 0."""
+    if cap is None and in_whole_products(q) and not HAS_AMX:
+        return whole_forward(q, k, v, group.causal, group.bias, scale)
     if cap is None:
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, group.causal, attn_mask=group.bias, scale=scale

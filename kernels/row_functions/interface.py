@@ -71,6 +71,16 @@ def softmax_gradient(
     _engine(engine).softmax_gradient(scores, targets, cap, lse)
 
 
+def attention_weights(
+    scores: np.ndarray, bias: np.ndarray, start: int, causal: bool, scale: float,
+    weights: np.ndarray, lse: np.ndarray, engine: str = "numba",
+) -> None:  # fmt: skip
+    """The weights of attention = softmax(scale · scores) and their float32 lse[B, H, t], for
+    queries that begin at `start`; float32 scores, which are overwritten, and weights are
+    [B, H, t, S]. Hidden keys are those of `attention_gradient`; without any other, all are 0."""
+    _engine(engine).attention_weights(scores, bias, start, causal, scale, weights, lse)
+
+
 def attention_gradient(
     scores: np.ndarray, products: np.ndarray, lse: np.ndarray, grad: np.ndarray, out: np.ndarray,
     bias: np.ndarray, start: int, causal: bool, scale: float, weights: np.ndarray,

@@ -187,6 +187,37 @@ def softmax_gradient(scores, targets, cap, lse):
 
 
 @jit
+def attention_weights(scores, bias, start, causal, scale, weights, lse):
+    """See the interface."""
+    scale, masked, keys = F(scale), bias.shape[0] > 0, scores.shape[3]
+    for b in range(scores.shape[0]):
+        for h in range(scores.shape[1]):
+            for t in range(scores.shape[2]):
+                seen = min(keys, start + t + 1) if causal else keys
+                s, p, top, total = scores[b, h, t], weights[b, h, t], F(-np.inf), F(0)
+                if masked:
+                    hidden = bias[b, start + t]
+                    for j in range(seen):
+                        s[j] = s[j] if hidden[j] == F(0) else F(-np.inf)
+                for j in range(seen):
+                    top = max(top, s[j])
+                if top == F(-np.inf):
+                    p[:] = 0
+                    lse[b, h, t] = 0
+                    continue
+                top *= scale
+                for j in range(seen):
+                    s[j] = exp(s[j] * scale - top)
+                for j in range(seen):
+                    total += s[j]
+                inverse = F(1) / total
+                for j in range(seen):
+                    p[j] = rounded(s[j] * inverse, p[j])
+                p[seen:] = 0
+                lse[b, h, t] = top + np.log(total)
+
+
+@jit
 def attention_gradient(
     scores, products, lse, grad, out, bias, start, causal, scale, weights, d_scores
 ):

@@ -83,18 +83,37 @@ def softmax_gradient(scores: np.ndarray, targets: np.ndarray, cap: float, lse: n
     _put(scores, dz * (1 - share * share))
 
 
+def _visible(scores: np.ndarray, bias: np.ndarray, start: int, causal: bool) -> np.ndarray:
+    """Which keys a query sees: [t, S] or [B, 1, t, S]."""
+    rows = np.arange(start, start + scores.shape[2])
+    visible = np.ones(scores.shape[2:], bool)
+    if causal:
+        visible = np.arange(scores.shape[3]) <= rows[:, None]
+    return (visible & (bias[:, rows] == 0))[:, None] if len(bias) else visible
+
+
+def attention_weights(
+    scores: np.ndarray, bias: np.ndarray, start: int, causal: bool, scale: float,
+    weights: np.ndarray, lse: np.ndarray,
+) -> None:  # fmt: skip
+    """See the interface."""
+    visible = _visible(scores, bias, start, causal)
+    z = np.where(visible, scores * np.float32(scale), np.float32(-np.inf))
+    top = z.max(-1, initial=np.float32(-1e38))
+    p = np.where(visible, np.exp(z - top[..., None]), np.float32(0))
+    total = p.sum(-1)
+    some = total > 0
+    lse[:] = np.where(some, top + np.log(np.where(some, total, 1)), 0)
+    _put(weights, p / np.where(some, total, 1)[..., None])
+
+
 def attention_gradient(
     scores: np.ndarray, products: np.ndarray, lse: np.ndarray, grad: np.ndarray, out: np.ndarray,
     bias: np.ndarray, start: int, causal: bool, scale: float, weights: np.ndarray,
     d_scores: np.ndarray,
 ) -> None:  # fmt: skip
     """See the interface."""
-    rows = slice(start, start + scores.shape[2])
-    visible = np.ones(scores.shape[2:], bool)
-    if causal:
-        visible = np.arange(scores.shape[3]) <= np.arange(rows.start, rows.stop)[:, None]
-    if len(bias):
-        visible = (visible & (bias[:, rows] == 0))[:, None]
+    rows, visible = slice(start, start + scores.shape[2]), _visible(scores, bias, start, causal)
     inner = (_wide(grad) * _wide(out)).sum(-1).transpose(0, 2, 1)[:, :, rows, None]
     p = np.exp(np.minimum(scores * np.float32(scale) - lse[:, :, rows, None], 0))
     p = np.where(visible, p, np.float32(0))

@@ -92,11 +92,27 @@ def test_weights_of_attention_and_their_gradients(start: int, causal: bool, mask
     right = [x[:, :, part] for x in (p.detach(), 0.7 * gradient)]
     for engine in ("numba", "reference"):
         for dtype in DTYPES:
+            near = {"rtol": NEAR[dtype], "atol": 1e-6}
+            weights, sums = torch.empty(2, 3, 5, 11, dtype=dtype), torch.empty(2, 3, 5)
+            mask = bias.clone()
+            if masked:
+                mask[1, start + 2] = -torch.inf  # a query that sees no key
+            settings = mask.numpy(), start, causal, 0.7
+            interface.attention_weights(
+                given[0].copy(), *settings, numbers(weights), sums.numpy(), engine
+            )
+            wanted, whole = (
+                p.detach()[:, :, part].clone(),
+                torch.from_numpy(lse)[:, :, part].clone(),
+            )
+            if masked:
+                wanted[1, :, 2], whole[1, :, 2] = 0, 0
+            torch.testing.assert_close(weights.double(), wanted, **near)
+            torch.testing.assert_close(sums, whole, rtol=1e-6, atol=2e-6)
             made = torch.empty(2, 2, 3, 5, 11, dtype=dtype)
             arrays = lse, grad.numpy(), out, bias.numpy(), start, causal, 0.7
             interface.attention_gradient(*given, *arrays, *(numbers(x) for x in made), engine)
             for one, other in zip(made, right, strict=True):
-                near = {"rtol": NEAR[dtype], "atol": 1e-6}
                 torch.testing.assert_close(one.double(), other, **near)
 
 
