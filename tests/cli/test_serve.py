@@ -347,8 +347,9 @@ def test_processes_that_hold_the_model_together_give_the_same_replies(
             equal += choice["text"] == theirs["text"]
             logs, others = (one["logprobs"]["token_logprobs"] for one in (choice, theirs))
             if choice["text"] == theirs["text"]:
+                pairs = [both for both in zip(logs, others, strict=True) if None not in both]
                 # scores of this model are large, and so is their rounding (1.2e-5 of them)
-                assert logs == pytest.approx(others, abs=2e-4)
+                assert all(a == pytest.approx(b, rel=2e-5, abs=1e-4) for a, b in pairs), pairs
     assert equal >= 0.98 * sum(len(reply["choices"]) for _, reply in given)  # others: near ties
     split.url = split.url.removesuffix("/v1")
     assert split.post("/update_weights", {"path": "little", "model": None}) == (200, {"version": 1})

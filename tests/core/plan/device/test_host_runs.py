@@ -40,5 +40,5 @@ def test_recorded_peaks(use, mean, worst):
 def test_a_runs_peak_is_as_predicted(run, most):
     words = [sys.executable, str(BENCH / "bench_plan_memory.py"), "--only", run]
     printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    error = re.search(r"worst ([\d.]+)%, . of 1 within", printed)
-    assert error and float(error[1]) <= most, printed
+    error = re.search(r"([+-][\d.]+)%", printed)  # of the forecast: never much too little
+    assert error and -10 <= float(error[1]) <= most, printed
