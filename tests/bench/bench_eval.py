@@ -1,12 +1,14 @@
 """`sabia eval` beside lm-evaluation-harness on the same YAML tasks: items a CPU second and memory.
 
     python tests/bench/bench_eval.py CHECKS --peer DIR [--work DIR] [--rounds 3] [--shots 5]
-        [--workloads choice,generate] [--sizes 60,240] [--backend torch]
+        [--workloads choice,generate,together] [--sizes 60,240] [--backend torch]
 
 CHECKS is a folder with `tiny_models.py` (the model of 15.7 M parameters), `lmeval_tasks.py` (items
 of ENEM 2022 and GSM8K as YAML tasks) and `measuring.py`; DIR holds lm_eval 0.4.13, installed with
 `pip install --target`. Both programs run in turns on one thread, with each of the sizes: the slope
-between them is items a CPU second without the start-up. Where more items are asked than there are,
+between them is items a CPU second without the start-up. `together` is one run of the four tasks of
+`lmeval_peer.py`: so many questions with five options and with letters, two fifths as many answers,
+and one piece of a novel for seven questions. Where more items are asked than there are,
 they are repeated with a number before the question, so that no two are equal. Our cache is new in
 every run. The result is one JSON object a workload: medians over the rounds, the ratios of which
 are medians of the ratios of each round, and the largest differences of what was computed.
@@ -27,11 +29,17 @@ from typing import Any
 
 TASKS = {"choice": ("enem2022_options", "enem2022"), "generate": ("gsm8k_generate", "gsm8k")}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+TOGETHER = "together"
 FIGURES = ("cpu_s", "peak_rss_tree_mib")
 
 
 def write_task(folder: Path, workload: str, shots: int, items: int, checks: Any) -> Path:
-    """A YAML task of so many items, and its data."""
+    """A YAML task of so many items, and its data; a folder of four if they run together."""
+    if workload == TOGETHER:
+        counts = {"enem": items, "gsm8k": items * 2 // 5, "pieces": -(-items // 7)}
+        rest = {"data": checks.DATA, "shots": shots, "piece_characters": 12_000}
+        checks.write_tasks(folder, argparse.Namespace(**counts, **rest))
+        return folder
     name, file = TASKS[workload]
     folder.mkdir(parents=True, exist_ok=True)
     every = list(getattr(checks, f"{file.removesuffix('2022')}_items")(checks.DATA))
@@ -49,9 +57,11 @@ def write_task(folder: Path, workload: str, shots: int, items: int, checks: Any)
 
 def commands(model: Path, task: Path, work: Path, backend: str) -> dict[str, list[str]]:
     """The commands of both programs."""
+    names = task.stem if task.is_file() else ",".join(path.stem for path in task.glob("*.yaml"))
+    folder = task.parent if task.is_file() else task
     peer = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--model_args",
-            f"pretrained={model},dtype=float32", "--include_path", str(task.parent), "--tasks",
-            task.stem, "--device", "cpu", "--batch_size", "8", "--log_samples", "--output_path",
+            f"pretrained={model},dtype=float32", "--include_path", str(folder), "--tasks",
+            names, "--device", "cpu", "--batch_size", "8", "--log_samples", "--output_path",
             str(work / "peer")]  # fmt: skip
     ours = [sys.executable, "-m", "sabia.cli.main", "eval", "--task", str(task), "--model",
             str(model), "--backend", backend, "-o", str(work / "ours.parquet"), "--judge-cache",
@@ -145,7 +155,10 @@ def main() -> None:
         )
         memory = (a[-1]["peak_rss_tree_mib"] / b[-1]["peak_rss_tree_mib"] for a, b in pairs)
         report["ratio_of_memory"] = statistics.median(memory)
-        report |= differences(work / f"{workload}-{sizes[-1]}" / str(options.rounds - 1), workload)
+        if workload in TASKS:
+            report |= differences(
+                work / f"{workload}-{sizes[-1]}" / str(options.rounds - 1), workload
+            )
         print(
             json.dumps(
                 {
