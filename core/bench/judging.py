@@ -92,7 +92,7 @@ def _graded(case: Case, grade: Grade) -> JudgedAnswer:
     return JudgedAnswer(values, detail, entries_of(grade))
 
 
-def items_grader(judge: Judge | Panel | None, max_unknown: float = 0.0) -> Grader:
+def items_grader(judge: Panel | None, max_unknown: float = 0.0) -> Grader:
     """The grader for `judge_items`."""
     return Grader({RUBRIC: 1.0}, judge, max_unknown)
 

@@ -59,18 +59,12 @@ class Question:
 
 @dataclass(frozen=True)
 class AskedCall:
-    """A call that has been started; lookups: those that its model has made."""
+    """A call that has been started; lookups: those that its model has made; items: of a question
+    that it is about."""
 
     response: Future[ChatResponse]
     lookups: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class AskedItems:
-    """A call about some items of a question."""
-
-    items: tuple[Item, ...]
-    call: AskedCall
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class AskedQuestion:
     """A question and its calls that have been started."""
 
     question: Question
-    calls: Sequence[AskedItems]
+    calls: Sequence[AskedCall]
 
 
 @dataclass(frozen=True)
@@ -97,46 +91,43 @@ class Judge:
     ) -> None:
         self.client, self.options, self.table = client, options or RubricJudge(), table
 
-    def verdicts(self, questions: Sequence[Question]) -> list[Mapping[str, Verdict]]:
-        """For each question, a verdict by id of the items asked about (UNKNOWN without one).
-
-        Raises the client's errors: server down, all requests refused, or a cost limit reached.
-        """
-        return [one.verdicts for one in self.collect([self.submit(q) for q in questions])]
-
     def submit(self, question: Question) -> AskedQuestion:
         """Start the calls about the items of a question that have no condition."""
         return self._asked(question, {})
 
     def collect(self, asked: Sequence[AskedQuestion]) -> list[Judgement]:
-        """Wait for the calls of `submit`, and make those about items whose conditions are met."""
+        """Wait for the calls of `submit`, and make those about items whose conditions are met; for
+        each question, a verdict by id of the items asked about (UNKNOWN without one).
+
+        Raises the client's errors: server down, all requests refused, or a cost limit reached.
+        """
         verdicts: list[dict[str, Verdict]] = [{} for _ in asked]
         lookups: list[list[Mapping[str, Any]]] = [[] for _ in asked]
         wait = self.client.answers
         while any(one.calls for one in asked):
-            futures = [item.call.response for one in asked for item in one.calls]
+            futures = [call.response for one in asked for call in one.calls]
             with self._explained():
                 responses = iter(wait(futures))
             wait = self.client.wait  # one refused call among the later ones does not end the run
             for one, own, made in zip(asked, verdicts, lookups, strict=True):
                 own |= self._verdicts(one.calls, responses)
-                for part in one.calls:
-                    ids = [item.id for item in part.items]
-                    made += [{"items": ids, **lookup} for lookup in part.call.lookups]
+                for call in one.calls:
+                    ids = [item.id for item in call.items]
+                    made += [{"items": ids, **lookup} for lookup in call.lookups]
             asked = [
                 self._asked(one.question, own) if one.calls else one
                 for one, own in zip(asked, verdicts, strict=True)
             ]
         return [Judgement(*pair) for pair in zip(verdicts, lookups, strict=True)]
 
-    def ask(self, request: ChatRequest, reader: Reader) -> AskedCall:
-        """Start a call, with the tool of the table if there is one."""
+    def ask(self, request: ChatRequest, reader: Reader, items: tuple[Item, ...] = ()) -> AskedCall:
+        """Start a call about items, with the tool of the table if there is one."""
         if self.table is None:
-            return AskedCall(self.client.submit(request, reader))
+            return AskedCall(self.client.submit(request, reader), items=items)
         consultation = Consultation(self.table, request)
         with self._explained():
             future = self.client.submit(consultation.request, reader, consultation.follow)
-        return AskedCall(future, consultation.made)
+        return AskedCall(future, consultation.made, items)
 
     def responses(self, calls: Sequence[AskedCall]) -> list[ChatResponse]:
         """Wait for calls of `ask`."""
@@ -158,10 +149,8 @@ class Judge:
     def _asked(self, question: Question, verdicts: Mapping[str, Verdict]) -> AskedQuestion:
         """The calls about the items that are ready."""
         parts = self._parts(question, question.ready(verdicts))
-        return AskedQuestion(
-            question,
-            [AskedItems(part, self.ask(one, partial(has_all, part))) for part, one in parts],
-        )
+        calls = [self.ask(one, partial(has_all, part), part) for part, one in parts]
+        return AskedQuestion(question, calls)
 
     def requests(self, question: Question) -> Iterator[ChatRequest]:
         """The calls about a question if all conditions of items are met, without lookups."""
@@ -184,7 +173,7 @@ class Judge:
 
     @staticmethod
     def _verdicts(
-        calls: Sequence[AskedItems], responses: Iterator[ChatResponse]
+        calls: Sequence[AskedCall], responses: Iterator[ChatResponse]
     ) -> dict[str, Verdict]:
         votes: dict[str, list[Verdict]] = {}
         for call in calls:

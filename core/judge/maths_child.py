@@ -216,7 +216,7 @@ class _Reader:
         token = self.take()
         if token[0].isdigit() or (token[0] == "." and len(token) > 1):
             value = sp.Rational(token.rstrip("."))
-            return value + self.part() if value.is_Integer and self.mixed() else value
+            return value + self.atom() if value.is_Integer and self.mixed() else value
         if token in _CLOSING:
             return self.bracketed(token)
         name = token.removeprefix("\\")
@@ -254,10 +254,6 @@ class _Reader:
             return False
         top, bottom = (int(part) for part in matched.groups() if part is not None)
         return top < bottom
-
-    def part(self) -> Any:
-        self.take(r"\frac")
-        return self.argument() / self.argument()
 
     def root(self) -> Any:
         degree: Any = sp.Integer(2)

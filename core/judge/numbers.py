@@ -56,8 +56,7 @@ def _plain_forms(token: str) -> list[str]:
 def final_number(text: str) -> str | None:
     """The final number of a text: in its last \\boxed{}, after its last ####, else the last one."""
     text = plain_fractions(text)
-    marked = _marked_number(text)
-    return marked or _last_number(text)
+    return _marked_number(text) or _last_number(text)
 
 
 def plain_fractions(text: str) -> str:

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.client import Client
 from sabia.core.generate.opened import open_client
@@ -22,10 +21,9 @@ def judge_servers(options: RubricJudge) -> list[JudgeServer]:
     """The judges of --judge, or that of --judge-url; none without either. Raises UsageError."""
     if options.judge:
         servers = load_judges(options.judge)
-        if "audit_judge" in options.given and not any(server.audit for server in servers):
-            raise UsageError(
-                f"--audit-judge: no table of {options.judge} has audit = true (expected one)"
-            )
+        if not any(server.audit for server in servers):
+            why = f"no table of {options.judge} has audit = true (expected one)"
+            options.refuse(("audit_judge",), why)
         return servers
     if not options.judge_url:
         return []

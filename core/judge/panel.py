@@ -42,11 +42,10 @@ def weighted_majority(opinions: Sequence[Opinion]) -> dict[str, Verdict]:
 
 def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
     """The weighted mean; None if one value is missing, or there is none."""
-    pairs = list(zip(values, weights, strict=True))
-    known = [(value, weight) for value, weight in pairs if value is not None]
-    if not known or len(known) < len(pairs):
-        return None
-    return sum(value * weight for value, weight in known) / sum(weights)
+    pairs = zip(values, weights, strict=True)
+    products = [value * weight for value, weight in pairs if value is not None]
+    whole = products and len(products) == len(values)
+    return sum(products) / sum(weights) if whole else None
 
 
 def weighted_median(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
@@ -81,11 +80,6 @@ class Panel:
         self.judges = [pair for pair in judges if not pair[0].audit]
         self.auditors = [pair for pair in judges if pair[0].audit]
         self.mean, self.audit, self.agreement = mean, audit, Agreement()
-
-    @classmethod
-    def of(cls, judge: Judge) -> "Panel":
-        """A panel of one judge."""
-        return cls([(JudgeServer("judge", (), ""), judge)])
 
     @property
     def stats(self) -> ClientStats:

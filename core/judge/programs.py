@@ -14,6 +14,7 @@ program with the name of one of Python's own replaces it in the tests only as `e
 
 import ast
 import builtins
+import contextlib
 import functools
 import json
 import re
@@ -55,19 +56,12 @@ def passes(text: str, reference: str) -> Tested:
 @functools.lru_cache(1024)
 def tests_of(reference: str) -> Tests:
     """The tests of a reference. Raises BadData."""
-    value: Any = None
+    keys: dict[str, Any] = {"test": reference}
     if reference.lstrip()[:1] in ("{", "["):
-        try:
+        # what is no JSON is Python that begins with a bracket
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(reference)
-        except (ValueError, RecursionError):
-            value = None  # Python that begins with a bracket
-    match value:
-        case None:
-            keys: dict[str, Any] = {"test": reference}
-        case list():
-            keys = {"test_list": value}
-        case _:
-            keys = value
+            keys = {"test_list": value} if isinstance(value, list) else value
     given = {name: _text(keys, name) for name in _KEYS}
     tests = "\n".join(part for part in (given["test"], given["test_list"]) if part)
     prompt, entry = given["prompt"] if given["entry_point"] else "", given["entry_point"]

@@ -181,9 +181,6 @@ class Traits:
         return lines
 
 
-NUMBERS = len(Traits(dict.fromkeys(TRAITS, RankSums())).numbers)
-
-
 @dataclass
 class RewardChecks:
     """The checks of a run's last steps; each kind of warning comes once."""

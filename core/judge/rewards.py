@@ -13,7 +13,7 @@ from typing import Any
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.client import ClientStats
-from sabia.core.judge.llm import Judge, Question
+from sabia.core.judge.llm import Question
 from sabia.core.judge.panel import AskedPanel, Panel, weighted_majority, weighted_mean
 from sabia.core.judge.rubric import Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Opinion, Verdict
@@ -78,13 +78,13 @@ class Grader:
     def __init__(
         self,
         weights: Mapping[str, float],
-        judge: Judge | Panel | None = None,
+        judge: Panel | None = None,
         max_unknown: float = 0.0,
         scores: Scores | None = None,
     ) -> None:
         self.weights, self.max_unknown, self.scores = dict(weights), max_unknown, scores
         self.verifiers = [kind for kind in self.weights if kind not in (RUBRIC, MODEL)]
-        self.judge = Panel.of(judge) if isinstance(judge, Judge) else judge
+        self.judge = judge
         if "code" in self.weights:
             with boxes.one() as box:
                 box.check()
@@ -199,12 +199,10 @@ class NullGuard:
 
     def __init__(self, max_share: float) -> None:
         self.max_share, self.recent = max_share, list[bool]()
-        self.seen = self.missing = 0
 
     def add(self, grades: Sequence[Grade]) -> None:
         """Count the grades; raises Failed if the share is exceeded."""
         missing = [grade.score is None for grade in grades]
-        self.seen, self.missing = self.seen + len(missing), self.missing + sum(missing)
         self.recent = (self.recent + missing)[-max(GUARD_WINDOW, len(missing)) :]
         share = sum(self.recent) / max(len(self.recent), 1)
         if share > self.max_share:

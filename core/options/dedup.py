@@ -109,42 +109,39 @@ class BenchmarkItems(Options, group="Benchmark items"):
     length is 5 or more, or 0."""
 
 
-class IndexOptions(Options, group="Index"):
+class IndexOptions(Options, group="Index", recorded=False):
     """Documents that earlier runs kept. Fingerprints include the state of an index, not its
     path."""
 
-    against: str = text("Drop documents that are duplicates of a document in this index", "DIR",
-                        recorded=False)  # fmt: skip
+    against: str = text("Drop documents that are duplicates of a document in this index", "DIR")
     """The indexed document is kept regardless of `--keep`. Threshold, permutations, n-grams, seed,
     verification and `--keep` must be those with which the index was created. The index contains
     only kept documents, so a document that is similar only to one that an earlier run removed is
     kept; a single run over all documents would remove it (in a test 2 or 3 of 8,500 documents)."""
     replaced: str = text("Let better documents replace indexed ones; list the replaced ones here",
-                         "FILE.parquet", recorded=False, only=needs("against"))  # fmt: skip
+                         "FILE.parquet", only=needs("against"))  # fmt: skip
     """A new document is kept if it is better according to `--keep` than all indexed documents that
     it duplicates. The file lists the replaced documents: `id`, `replaced_by` and
     `similarity`."""
-    index: str = text("Add the kept documents to this index", "DIR", recorded=False)
+    index: str = text("Add the kept documents to this index", "DIR")
     """The index is created if it does not exist. If `--against` names the same directory, replaced
     documents are removed from it."""
     redis: str = text("Use a datasketch index in Redis for --against and --index",
-                      "redis://HOST:PORT/DB?name=NAME", recorded=False,
-                      only=needs(signatures="datasketch"),
+                      "redis://HOST:PORT/DB?name=NAME", only=needs(signatures="datasketch"),
                       excludes=("against", "index"))  # fmt: skip
     """Drops documents that are duplicates of a document in the index, and adds the kept documents
     to it. About 20 times slower than `--against` and `--index`."""
 
 
-class Phases(Options, group="Parallelism"):
+class Phases(Options, group="Parallelism", recorded=False):
     """The work divided into phases."""
 
-    scratch: str = text("Directory for intermediate results, to resume and for --phase", "DIR",
-                        recorded=False)  # fmt: skip
+    scratch: str = text("Directory for intermediate results, to resume and for --phase", "DIR")
     """It gets a file or directory for each input shard: signatures, hashes, units or vectors,
     depending on `--method`. An interrupted run continues from them. Delete the directory when the
     run is complete."""
     phase: str = choice("Run only this phase, over a shared --scratch directory", "sketch",
-                        "compare", "write", default="", unset="all three", recorded=False,
+                        "compare", "write", default="", unset="all three",
                         only=needs("scratch"))  # fmt: skip
     """`sketch` and `write` can be divided into slices of the shards, for example as Slurm arrays.
     `compare` runs between them as one job over all shards and also writes `--removed`. All phases

@@ -214,13 +214,11 @@ class EvalOptions(
         super().check()
         check_ending(self.out, "--out")
         endpoints = [bool(ENDPOINT.match(model)) for model in self.model]
-        calls = self.judge_url or self.judge or any(endpoints)
-        for name in self.table.keys() & self.given:
-            flag = self.table[name].flag
-            if name in ApiCalls.table and not calls:
-                raise UsageError(f"{flag}: only with --judge-url or an endpoint as --model")
-            if name in ("backend", "dtype", *Drafting.table) and all(endpoints):
-                raise UsageError(f"{flag}: only with a model directory as --model")
+        if not (self.judge_url or self.judge or any(endpoints)):
+            self.refuse(ApiCalls.table, "only with --judge-url or an endpoint as --model")
+        if all(endpoints):
+            of_directories = ("backend", "dtype", *Drafting.table)
+            self.refuse(of_directories, "only with a model directory as --model")
         if not (self.task or self.inputs):
             raise UsageError("--task: is missing (expected it, or score rows as INPUT)")
         if self.task and not (self.model or self.answers or self.index):

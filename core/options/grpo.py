@@ -415,25 +415,18 @@ class GrpoOptions(
     def check(self) -> None:
         """A judge needs a rubric as the reward."""
         super().check()
+        nothing = "--reward none", self.reward == "none"
+        masked = "--sequence-mask", self.sequence_mask
         if self.advantage == "gae":
-            for flag, given in (
-                ("--reward none", self.reward == "none"),
-                ("--refill", self.refill),
-                ("--sequence-mask", self.sequence_mask),
-            ):
-                if given:
-                    raise UsageError(f"{flag}: not together with --advantage gae")
+            _refuse_beside("--advantage gae", nothing, ("--refill", self.refill), masked)
         if self.step_delimiter:
             if re.search(self.step_delimiter, ""):
                 raise UsageError(
                     f"--step-delimiter: {self.step_delimiter!r} matches nothing at all (expected "
                     "such as \\n\\n)"
                 )
-            for flag, given in (("--reward none", self.reward == "none"),
-                                ("--overlong-buffer", self.overlong_buffer),
-                                ("--sequence-mask", self.sequence_mask)):  # fmt: skip
-                if given:
-                    raise UsageError(f"{flag}: not together with --step-delimiter")
+            buffered = "--overlong-buffer", self.overlong_buffer
+            _refuse_beside("--step-delimiter", nothing, buffered, masked)
         if self.group < 2 and self.advantage != "gae":
             raise UsageError(f"--group: {self.group} (expected 2 or more, or --advantage gae)")
         if self.reward == "none" and not self.teacher:
@@ -460,3 +453,10 @@ class GrpoOptions(
         for name in ("judge_url", "judge"):
             if getattr(self, name) and "rubric" not in self.reward:
                 raise UsageError(f"{self.table[name].flag}: only with --reward rubric")
+
+
+def _refuse_beside(flag: str, *others: tuple[str, object]) -> None:
+    """Raise UsageError for the first of the other flags whose value is given."""
+    for other, given in others:
+        if given:
+            raise UsageError(f"{other}: not together with {flag}")

@@ -8,37 +8,35 @@ JUDGED = needs("judge_url", "judge")
 SEVERAL_JUDGES = needs("judge")
 
 
-class ApiCalls(Options, group="Endpoint"):
+class ApiCalls(Options, group="Endpoint", recorded=False):
     """How calls are sent and what they may cost. None of these options affects a result."""
 
-    api_key_env: str = text("Environment variable that holds the API key", "VARIABLE",
-                            default="SABIA_API_KEY", recorded=False)  # fmt: skip
+    api_key_env: str = text(
+        "Environment variable that holds the API key", "VARIABLE", default="SABIA_API_KEY"
+    )
     """If the variable is not set, requests are sent without a key."""
-    concurrency: int = integer("Maximum number of concurrent requests", 16, least=1, recorded=False)
+    concurrency: int = integer("Maximum number of concurrent requests", 16, least=1)
     """The number is reduced automatically while the server is overloaded."""
-    max_usd: float | None = quantity("money",
-                                     "Stop before the requests cost more than this in total",
-                                     only=needs("prices"), recorded=False)  # fmt: skip
-    max_requests: int | None = quantity("whole", "Stop before sending more requests than this",
-                                        recorded=False)  # fmt: skip
+    max_usd: float | None = quantity(
+        "money", "Stop before the requests cost more than this in total", only=needs("prices")
+    )
+    max_requests: int | None = quantity("whole", "Stop before sending more requests than this")
     """Retries are counted. Limits hold for all processes, array tasks and starts with the same
     output together: what they have spent is recorded in `.NAME.spending` beside the output NAME
     (for a remote output, in the default cache; for stdout, nowhere). If a limit is reached, the
     command exits with code 3. Completed requests are kept in the cache."""
-    prices: str = text("Price list: US dollars per million tokens, by model", "FILE.toml",
-                       recorded=False)  # fmt: skip
+    prices: str = text("Price list: US dollars per million tokens, by model", "FILE.toml")
     """The file has a table for each model, with the keys `prompt` and `completion`."""
 
 
-class EndpointOptions(ApiCalls, group="Endpoint"):
+class EndpointOptions(ApiCalls, group="Endpoint", recorded=False):
     """An OpenAI-compatible server and the cache of its replies."""
 
-    url: tuple[str, ...] = several(
-        "URL of an OpenAI-compatible server, up to /v1", "URL", recorded=False
-    )
+    url: tuple[str, ...] = several("URL of an OpenAI-compatible server, up to /v1", "URL")
     """Servers that have the same model share the requests and `--concurrency`."""
-    cache: str = text("Directory that caches completed requests", "DIR", recorded=False,
-                      unset="~/.cache/sabia/calls")  # fmt: skip
+    cache: str = text(
+        "Directory that caches completed requests", "DIR", unset="~/.cache/sabia/calls"
+    )
     """A request that is in the cache is not sent again. Several processes may share a cache."""
 
 

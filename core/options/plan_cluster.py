@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from sabia.core.errors import UsageError
 from sabia.core.options.option import changed, needs, quantity, switch
-from sabia.core.options.planning.generation import (
+from sabia.core.options.planning import (
     GRPO,
     JUDGED,
     LAYOUT,
@@ -19,6 +19,8 @@ from sabia.core.options.planning.generation import (
     PlanGeneration,
     PlanGrpo,
     PlanJudge,
+    PlanSize,
+    PlanTerms,
     choice_of,
     count,
     duration,
@@ -26,7 +28,6 @@ from sabia.core.options.planning.generation import (
     text_of,
     whole,
 )  # fmt: skip
-from sabia.core.options.planning.questions import PlanSize, PlanTerms
 from sabia.core.options.shared import Call, InputOptions, Output, Seeded
 from sabia.core.options.table import Options
 from sabia.core.plan.memory import RECIPES

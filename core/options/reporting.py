@@ -72,10 +72,9 @@ class ReportOptions(Question, InputOptions, TextColumn, Call):
     def check(self) -> None:
         """The graph is read from records, not from rows."""
         super().check()
-        for name in () if self.asks else ("tokenizer", "text_column"):
-            if name in self.given:
-                asked = listed(f"--{one}" for one in QUESTIONS)
-                raise UsageError(f"{self.table[name].flag}: only with {asked}")
+        if not self.asks:
+            asked = listed(f"--{one}" for one in QUESTIONS)
+            self.refuse(("tokenizer", "text_column"), f"only with {asked}")
 
 
 class Selection(Seeded, group="Selection"):
@@ -98,7 +97,9 @@ class Selection(Seeded, group="Selection"):
     seed: int = changed(Seeded.seed, group="Selection", help="Random seed of the sample")
 
 
-class ShowOptions(Selection, InputOptions, TextColumn, Call, group="Input and output"):
+class ShowOptions(
+    Selection, InputOptions, TextColumn, Call, group="Input and output", recorded=False
+):
     """Options of `sabia show`."""
 
     stdin: ClassVar[bool] = True
@@ -111,31 +112,29 @@ class ShowOptions(Selection, InputOptions, TextColumn, Call, group="Input and ou
     conversations, samples, scores, metrics, run directories), and other Parquet, Arrow and JSON
     files. Of a run directory, the samples of `grpo`, the token rows of `sft` or the metrics of
     `pretrain` are shown."""
-    out: str | None = text("Write one HTML page, which needs no network, to this file",
-                           "FILE.html", default=None, short="-o", common=True,
-                           recorded=False)  # fmt: skip
-    to: str = choice("Format on stdout: text to read, or the rows as JSON lines", "text", "jsonl",
-                     recorded=False)  # fmt: skip
+    out: str | None = text("Write one HTML page, which needs no network, to this file", "FILE.html",
+                           default=None, short="-o", common=True)  # fmt: skip
+    to: str = choice("Format on stdout: text to read, or the rows as JSON lines", "text", "jsonl")
     """A terminal gets the text page by page, by the program in `SABIA_PAGER` or `PAGER`, or by
     `less`."""
-    chars: int = integer("Show at most so many characters of a text; 0: all of them", 2_000,
-                         least=0, recorded=False)  # fmt: skip
+    chars: int = integer(
+        "Show at most so many characters of a text; 0: all of them", 2_000, least=0
+    )
     with_: tuple[str, ...] = several("Where the rows that rows refer to are looked up by id",
-                                     "PATH", common=True, recorded=False,
+                                     "PATH", common=True,
                                      unset="the recorded outputs and inputs")  # fmt: skip
     """These are the document that was kept for a removed one, the prompt of a sample, the text
     before a rewrite and the text of a decision of `dedup`. May be repeated. Without this option the
     paths that the rows record are searched, a million rows at most."""
     tokenizer: str = text("Tokenizer of token rows; renders conversations by its chat template",
-                          "DIR", recorded=False, unset="next to the rows")  # fmt: skip
+                          "DIR", unset="next to the rows")  # fmt: skip
     diff: bool = switch("Show what differs between two PATHs, BEFORE and AFTER", common=True,
-                        excludes=("sample", "judge"), recorded=False)  # fmt: skip
+                        excludes=("sample", "judge"))  # fmt: skip
     """Rows are compared by id, or by text where they have none. Files with the same name in both
     directories are compared with each other if all names of AFTER are in BEFORE, else all rows with
     all; the ids of what is compared are held in memory."""
     judge: bool = switch("Ask whether removed rows were rightly removed; print the rate of errors",
-                         common=True, recorded=False, only=needs(to="text"),
-                         excludes=("out",))  # fmt: skip
+                         common=True, only=needs(to="text"), excludes=("out",))  # fmt: skip
     """The rows are a sample of 50, or of `--sample` rows. The answers are `y` (rightly removed),
     `n` (wrongly removed), `s` (skip) and `q` (stop), one in a line, from standard input, or from
     the terminal if the rows come from there. The interval is Wilson's, of 95 %. With `--json` the

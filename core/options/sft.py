@@ -44,13 +44,12 @@ BETA = {"dpo": 0.1, "ipo": 0.1, "kto": 0.1, "orpo": 0.1, "simpo": 2.0}
 LR, PAIRS_LR, PAIRS_LORA_LR = 2e-5, 1e-6, 1e-5
 
 
-class PreferenceOptions(Options, group="Loss"):
+class PreferenceOptions(Options, group="Loss", recorded=False):
     """What is learned: conversations, or which of two answers is better."""
 
     loss: str = choice(
-        "Loss: of the assistant's tokens, or of preferences", *TOKENS, *PAIRS, common=True,
-        recorded=False,
-    )  # fmt: skip
+        "Loss: of the assistant's tokens, or of preferences", *TOKENS, *PAIRS, common=True
+    )
     """`next-token` imitates conversations. `distill` reads distillation records, which `sabia sft
     teacher` makes: the loss of a token is KL(teacher ‖ model) over the teacher's likeliest tokens
     and one more outcome, all other tokens together. The others read preference records: a prompt
@@ -65,35 +64,34 @@ class PreferenceOptions(Options, group="Loss"):
     log-probabilities of the starting model are computed once, into `reference/` in the run
     directory."""
     beta: float | None = number(
-        "Coefficient of the log-ratios or log-probabilities", above=0, recorded=False,
-        unset="0.1, with simpo 2", only=needs(loss=tuple(BETA)),
+        "Coefficient of the log-ratios or log-probabilities", above=0, unset="0.1, with simpo 2",
+        only=needs(loss=tuple(BETA)),
     )  # fmt: skip
     """Larger values keep the model nearer to the starting model with `dpo`, `ipo` and `kto`. With
     `orpo` it is the weight of the odds ratio, λ in the paper."""
     label_smoothing: float = number(
         "Share of pairs whose labels are assumed to be wrong", 0.0, least=0, most=0.5,
-        recorded=False, only=needs(loss="dpo"),
+        only=needs(loss="dpo"),
     )  # fmt: skip
     length_norm: bool = switch(
-        "Divide the log-ratio of an answer by its number of tokens", recorded=False,
+        "Divide the log-ratio of an answer by its number of tokens",
         only=needs(loss=("dpo", "ipo", "kto")),
     )  # fmt: skip
     """`simpo` always does. Use a larger `--beta` with it, such as 5."""
     nll: float = number(
         "Coefficient of the chosen answers' next-token loss, added to the loss", 0.0, least=0,
-        recorded=False, only=needs(loss=("dpo", "ipo", "simpo")),
+        only=needs(loss=("dpo", "ipo", "simpo")),
     )  # fmt: skip
     """The mean over all tokens of the chosen answers of a step. It keeps their probabilities from
     falling."""
     margin: float = number(
-        "Margin by which the chosen answer's reward is to be larger", 1.0, least=0, recorded=False,
+        "Margin by which the chosen answer's reward is to be larger", 1.0, least=0,
         only=needs(loss="simpo"),
     )  # fmt: skip
     """γ in the paper, which recommends about half of `--beta`."""
     undesirable_weight: float = number(
-        "Weight of rejected answers, relative to chosen ones", 1.0, above=0, recorded=False,
-        only=needs(loss="kto"),
-    )  # fmt: skip
+        "Weight of rejected answers, relative to chosen ones", 1.0, above=0, only=needs(loss="kto")
+    )
     """Times the number of rejected answers it should be about that of the chosen ones."""
 
     def complete(self) -> None:

@@ -130,6 +130,12 @@ class Options:
                     flag = self.table[other].flag
                     raise UsageError(f"{option.flag}: not together with {flag}")
 
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raise UsageError for the first of these options that is given; why: 'only with …'."""
+        for name in names:
+            if name in self.given:
+                raise UsageError(f"{self.table[name].flag}: {why}")
+
     def values(self) -> dict[str, Any]:
         """All values by name."""
         return {name: getattr(self, name) for name in self.table}

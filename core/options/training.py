@@ -175,12 +175,12 @@ class Adapters(Options, group="Adapters"):
     """It is searched in names such as `layers.0.attn.q`; `attn.[qv]$` adapts queries and values."""
 
 
-class AdapterStart(Options, group="Adapters"):
+class AdapterStart(Options, group="Adapters", recorded=False):
     """What adapters are trained on top of: an adapter, and the format of the frozen matrices."""
 
     lora_base: str = choice(
         "Number format of the frozen matrices beside the adapters (QLoRA)", "none", "nf4", "int4",
-        recorded=False, only=needs("lora_rank", "adapter"),
+        only=needs("lora_rank", "adapter"),
     )  # fmt: skip
     """The matrices of the layers, experts too, are held as codes of 4 bits and decoded for each
     product in the precision of the step. `nf4` is NF4 in blocks of 64 with double quantization
@@ -191,9 +191,8 @@ class AdapterStart(Options, group="Adapters"):
     `adapter/` was not trained. Needs torch, `--precision` fp32 or bf16, and a mesh of `data`
     alone. Checkpoints have the adapters and the unquantized tensors only."""
     adapter: str = text(
-        "LoRA adapter in the format of peft to start from, on top of --model", "DIR",
-        recorded=False,
-    )  # fmt: skip
+        "LoRA adapter in the format of peft to start from, on top of --model", "DIR"
+    )
     """Training goes on with the matrices of the adapter, which decides rank, alpha and targets; its
     modules have one rank and one scale. The starting model, which losses compare with, contains the
     adapter. An adapter that sabia trained on other weights than those of `--model` is an error."""
@@ -202,13 +201,12 @@ class AdapterStart(Options, group="Adapters"):
 DISTILL = "distill"  # the loss of predictions that the records have
 
 
-class DistillationOptions(Options, group="Loss"):
+class DistillationOptions(Options, group="Loss", recorded=False):
     """A teacher whose predictions are learned."""
 
     teacher: str = text(
-        "Model directory whose predictions are learned, in place of the labels", "DIR",
-        recorded=False,
-    )  # fmt: skip
+        "Model directory whose predictions are learned, in place of the labels", "DIR"
+    )
     """The loss of a token is the divergence KL(teacher ‖ model) of their predictions of the next
     token. With `--precision qat-*` and the model before quantization as the teacher, this is
     quantization-aware distillation (arXiv 2601.20088). The teacher has the vocabulary of the model;
@@ -216,13 +214,13 @@ class DistillationOptions(Options, group="Loss"):
     `loss`, and the divergence as `kl`. The mesh may have the axes `data` and `fsdp`."""
     teacher_top: int = integer(
         "Number of the teacher's likeliest tokens that are compared", 0, least=0, unset="all",
-        only=needs("teacher"), recorded=False,
+        only=needs("teacher"),
     )  # fmt: skip
     """Their probabilities are divided by their sum. All tokens need memory for a float for each
     token and entry of the vocabulary."""
     teacher_share: float = quantity(
         "share", "Share of the divergence in the loss; the rest is the labels' cross-entropy", 1.0,
-        only=needs("teacher"), recorded=False,
+        only=needs("teacher"),
     )  # fmt: skip
 
 
@@ -259,37 +257,31 @@ class PrecisionOptions(Options, group="Precision"):
     matrix products and recomputes the rest; `full` keeps only the inputs of the layers."""
 
 
-class Checkpoints(Options, group="Checkpoints"):
+class Checkpoints(Options, group="Checkpoints", recorded=False):
     """When checkpoints are saved, how many are kept, and what is exported."""
 
     save_every: str = text(
-        "Checkpoint interval: steps (500), a duration (10m) or auto", "INTERVAL", default="10m",
-        recorded=False,
-    )  # fmt: skip
+        "Checkpoint interval: steps (500), a duration (10m) or auto", "INTERVAL", default="10m"
+    )
     """`auto` chooses the interval that loses the least time, from the measured duration of a save
     and the mean time between failures, but never saves before the last upload has finished. A
     checkpoint is always saved after the last step."""
-    keep_checkpoints: int = integer(
-        "Number of newest checkpoints to keep", 2, least=1, recorded=False
-    )
-    export_dtype: str = choice(
-        "Number format of the weights in final/", "float32", "bfloat16", recorded=False
-    )
+    keep_checkpoints: int = integer("Number of newest checkpoints to keep", 2, least=1)
+    export_dtype: str = choice("Number format of the weights in final/", "float32", "bfloat16")
 
 
-class Storage(Options, group="Checkpoints"):
+class Storage(Options, group="Checkpoints", recorded=False):
     """Checkpoints of long runs."""
 
     mtbf: float | None = quantity(
         "duration", "Mean time between failures of the run", only=needs(save_every="auto"),
-        recorded=False, unset="50,700 h divided by the devices, at most 7 d",
+        unset="50,700 h divided by the devices, at most 7 d",
     )  # fmt: skip
     keep_every: int = integer(
-        "Also keep checkpoints whose step is a multiple of N", 0, least=0, recorded=False,
-        unset="none",
-    )  # fmt: skip
+        "Also keep checkpoints whose step is a multiple of N", 0, least=0, unset="none"
+    )
     checkpoint_url: str = text(
-        "Upload checkpoints to this URL and resume from it: s3://…", "URL", recorded=False,
+        "Upload checkpoints to this URL and resume from it: s3://…", "URL",
         unset="checkpoints/ in a run directory at a URL",
     )  # fmt: skip
     """Any URL that fsspec can open (`s3://`, `gs://`, `file://`). Checkpoints are uploaded in the
@@ -297,9 +289,8 @@ class Storage(Options, group="Checkpoints"):
     is uploaded at a time: those saved in the meantime are not uploaded, except for the last one.
     Checkpoints of another run at the URL are an error; with `--force` they are deleted."""
     grace: float | None = quantity(
-        "duration", "Time from SIGTERM until the process is killed", recorded=False,
-        unset="not checked",
-    )  # fmt: skip
+        "duration", "Time from SIGTERM until the process is killed", unset="not checked"
+    )
     """It changes only one thing: a warning tells when saving a checkpoint takes longer."""
 
 
@@ -366,29 +357,20 @@ class Guards(Options, group="Guards"):
             )
 
 
-class Logging(Options, group="Logging"):
+class Logging(Options, group="Logging", recorded=False):
     """Validation, metrics and profiles."""
 
-    eval_every: int = integer(
-        "Steps between validations", 0, least=0, unset="at start and end", recorded=False
-    )
+    eval_every: int = integer("Steps between validations", 0, least=0, unset="at start and end")
     """The run always validates before the first and after the last step."""
-    log_every: int = integer("Steps between rows of metrics", 1, least=1, recorded=False)
-    profile: str = text(
-        "Write profiler traces of the steps A to B to profile/", "A:B", recorded=False
-    )
+    log_every: int = integer("Steps between rows of metrics", 1, least=1)
+    profile: str = text("Write profiler traces of the steps A to B to profile/", "A:B")
     """Steps are counted from 1."""
-    track: str = text(
-        "Also send metrics to these services: wandb, tensorboard", "NAME,…", recorded=False
-    )
+    track: str = text("Also send metrics to these services: wandb, tensorboard", "NAME,…")
     """The packages must be installed. A slow or unavailable service does not slow the run."""
     peak_flops: float = quantity(
-        "count",
-        "Peak FLOP/s of one device (such as 989T), for the MFU",
-        0.0,
+        "count", "Peak FLOP/s of one device (such as 989T), for the MFU", 0.0,
         unset="of the data sheet",
-        recorded=False,
-    )
+    )  # fmt: skip
     """The default is the dense BF16 peak of the device's data sheet; a device without one on file,
     such as a CPU, has no MFU. Without this option a matrix product is timed at the start, in
     float32 with `--precision fp32`, else in bfloat16, and gives `gemm_share`. Set the peak if

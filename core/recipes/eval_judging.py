@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
 
-from sabia.core.bench.answers import (
-    Answer,
-    detail_of,
-    score_exact,
-)
+from sabia.core.bench.answers import Answer, detail_of, score_exact
 from sabia.core.bench.harness.scores import score_answers
 from sabia.core.bench.items import Item, listed, value
 from sabia.core.bench.judging import (
@@ -23,11 +18,7 @@ from sabia.core.bench.judging import (
     key_text,
     rubric_of,
 )
-from sabia.core.bench.metrics import (
-    MAXIMUM,
-    NO_ANSWER,
-    NO_VERDICT,
-)
+from sabia.core.bench.metrics import MAXIMUM, NO_ANSWER, NO_VERDICT
 from sabia.core.bench.rubrics.graded_samples import with_grades
 from sabia.core.bench.rubrics.judge_costs import criteria_of
 from sabia.core.bench.rubrics.pairwise import comparisons, judge_pairs, rows_of
@@ -57,20 +48,14 @@ def check_grading(task: Task, items: Sequence[Item]) -> None:
             raise BadData(f"{task.name}, item {item.id}: {error}") from error
 
 
-class Judging:
+class Judging(ExitStack):
     """Scores answers; opens the judge's client when the first rubric task needs it."""
 
     def __init__(self, options: EvalOptions, budget: Budget) -> None:
+        super().__init__()
         self.options, self.budget = options, budget
-        self._opened = ExitStack()
         self._panel: Panel | None = None
         self._answers: dict[str, tuple[Task, dict[str, Sequence[tuple[Item, Answer]]]]] = {}
-
-    def __enter__(self) -> Judging:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
 
     @staticmethod
     def calls(task: Task, items: Sequence[Item], options: EvalOptions) -> int:
@@ -131,9 +116,7 @@ class Judging:
             Case(list(answer.messages) or item.as_messages, answer.text, rubric=rubric)
             for (item, answer), rubric in zip(pairs, rubrics, strict=True)
         ]
-        judge = None
-        if any(rubric.needs_judge for rubric in rubrics):
-            judge = self._open(task)
+        judge = self._open(task) if any(rubric.needs_judge for rubric in rubrics) else None
         return judge_items(cases, items_grader(judge, self.options.max_unknown))
 
     def _points(self, task: Task, pairs: Sequence[tuple[Item, Answer]]) -> list[JudgedAnswer]:
@@ -150,7 +133,7 @@ class Judging:
 
     def _open(self, task: Task) -> Panel:
         if self._panel is None:
-            self._panel = self._opened.enter_context(open_panel(self.options, self.budget))
+            self._panel = self.enter_context(open_panel(self.options, self.budget))
         if self._panel is None:
             raise UsageError(f"--judge-url: is missing (task {task.name} has answers to judge)")
         return self._panel

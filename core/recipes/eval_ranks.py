@@ -49,7 +49,8 @@ def check_mesh(
             f"--mesh: {options.mesh}: {generating} is answered in words (expected {works}, or "
             "tensor=N too)"
         )
-    if generating and (others := [axis for axis in axes if axis not in GENERATION_AXES]):
+    others = [axis for axis in axes if axis not in GENERATION_AXES]
+    if generating and others:
         raise UsageError(
             f"--mesh: axis {others[0]}: {generating} is answered in words, by whole models or "
             f"ones split over tensor (expected tensor=N in place of {others[0]}=N if a device "
@@ -57,7 +58,6 @@ def check_mesh(
         )
     if options.min_k:
         raise UsageError(f"--min-k: not with --mesh {options.mesh} (expected {works})")
-    others = [axis for axis in axes if axis not in GENERATION_AXES]
     for model in models if others and options.backend == "torch" else ():
         if isinstance(model, LocalModel) and model.spec.config.get("quantization_config"):
             raise UsageError(

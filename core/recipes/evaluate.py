@@ -262,9 +262,8 @@ def _check(job: Job, options: EvalOptions, tasks: Sequence[Task]) -> None:
         ("a rubric task scored by items", by_items,
          ["judge_votes", "judge_items_per_call", "judge_format", "max_unknown"]),
     ):  # fmt: skip
-        for name in options.given & set(names):
-            if not having:
-                raise UsageError(f"{options.table[name].flag}: only with {what}")
+        if not having:
+            options.refuse(names, f"only with {what}")
 
 
 def _plan(
@@ -273,6 +272,7 @@ def _plan(
 ) -> None:  # fmt: skip
     """Show the calls and answers that a run would make; changes nothing."""
     figures, flops, memory, size = dict[str, str](), 0.0, 0, 0
+    answering = len(models) + len(options.answers)
     for task in tasks:
         task_items = items[task.name]
         figures[f"task {task.name}"] = f"{task.kind}, {len(task_items)} items"
@@ -288,22 +288,20 @@ def _plan(
             figures[f"{task.name} by {model.name}"] = what
             more, weights = model.cost(task, task_items, samples)
             flops, memory = flops + more, max(memory, weights)
+        sets = len(models) * samples + len(options.answers)
         if task.kind == "exact_match" and options.best_of:
-            sets = len(models) * samples + len(options.answers)
             figures |= judge_figures(task, task_items, options, sets, budget)
         if task.kind == "rubric":
-            answers = len(task_items) * max(1, len(models) + len(options.answers))
+            least = 2 if task.scoring == "pairs" else 1
             calls = Judging.calls(task, task_items, options)
-            what = f"{calls} calls per answer set, {answers} answers"
+            what = f"{calls} calls per answer set, {len(task_items) * max(1, answering)} answers"
             if task.scoring == "pairs":
-                what = f"pairs of {max(2, len(models) + len(options.answers))} models, both orders"
+                what = f"pairs of {max(2, answering)} models, both orders"
             figures[f"{task.name} by the judge"] = what
-            sets = len(models) * samples + len(options.answers)
-            sets = max(2 if task.scoring == "pairs" else 1, sets)
-            figures |= judge_figures(task, task_items, options, sets, budget)
+            figures |= judge_figures(task, task_items, options, max(least, sets), budget)
         shown = sum(min(len(item.question), QUESTION_CHARACTERS) for item in task_items)
         answer_bytes = 4 * task.max_new_tokens * task.generates * len(task_items)
-        size += samples * (shown + answer_bytes) * (len(models) + len(options.answers))
+        size += samples * (shown + answer_bytes) * answering
     peak, basis = None, "questions and answers uncompressed; what endpoints do is not counted"
     if flops:
         precision = "fp32" if options.dtype == "float32" else "bf16"
@@ -405,37 +403,31 @@ def _publish(
     for line in filter(None, table.splitlines()):
         notes.note(line)
     if gate:
-        for line in aligned([gate_report.COLUMNS, *gate_report.rows(checks)]):
-            notes.note(line)
+        _note_table(gate_report.COLUMNS, gate_report.rows(checks))
     sampled = many_samples.by_samples(scores)
     if sampled:
-        for line in aligned([many_samples.COLUMNS, *many_samples.rows(sampled)]):
-            notes.note(line)
+        _note_table(many_samples.COLUMNS, many_samples.rows(sampled))
     marked = apart.marked_items(options.contaminated)
     parted = apart.apart(scores, summary, marked) if marked else []
     figures = apart.figures(tabulate(scores)[0], marked)
     for columns, lines in (
         (apart.COLUMNS, apart.rows(parted)), (apart.FIGURE_COLUMNS, apart.figure_rows(figures)),
     ):  # fmt: skip
-        for line in aligned([columns, *lines]) if lines else ():
-            notes.note(line)
+        if lines:
+            _note_table(columns, lines)
     analyses = item_analysis.analyses(tabulate(scores)[0])
     for line in item_analysis.lines(analyses):
         notes.note(line)
-    labels = (
-        judge_labels.load_labels(options.judge_labels, verdicts) if options.judge_labels else {}
-    )
+    path = options.judge_labels
+    labels = judge_labels.load_labels(path, verdicts) if path else {}
     people = judge_labels.compared(scores, verdicts, labels, summary.headlines)
     for _, head, cells in judge_labels.tables(people):
-        for line in aligned([head, *cells]):
-            notes.note(line)
+        _note_table(head, cells)
     positions = pairwise.positions(scores)
     if positions:
-        for line in aligned([pairwise.COLUMNS, *pairwise.lines(positions)]):
-            notes.note(line)
+        _note_table(pairwise.COLUMNS, pairwise.lines(positions))
     if held:
-        for line in aligned([held_out.COLUMNS, *held_out.lines(held)]):
-            notes.note(line)
+        _note_table(held_out.COLUMNS, held_out.lines(held))
     traits = judged_checks.judged_traits(scores)
     for line in judged_checks.warnings(traits, *_judged_and_judges(options)):
         notes.warn(line)
@@ -478,6 +470,11 @@ def _publish(
             | {"seed": job.seed, "wall_s": round(wall_s, 3)}
         )
         print(json.dumps(report, indent=1))
+
+
+def _note_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for line in aligned([columns, *rows]):
+        notes.note(line)
 
 
 def _judged_and_judges(options: EvalOptions) -> tuple[list[str], list[str]]:

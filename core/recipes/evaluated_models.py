@@ -43,10 +43,7 @@ from sabia.core.bench.loglikelihood import (
     shares_options,
     units,
 )
-from sabia.core.bench.metrics import (
-    choice_scores,
-    document_sums,
-)
+from sabia.core.bench.metrics import choice_scores, document_sums
 from sabia.core.bench.score_rows import Score, ScoreRow, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import UsageError
@@ -54,11 +51,7 @@ from sabia.core.generate.budget import Budget
 from sabia.core.generate.chat import render
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.client import Client
-from sabia.core.generate.model_directory import (
-    draft_fingerprint,
-    load_draft,
-    model_fingerprint,
-)
+from sabia.core.generate.model_directory import draft_fingerprint, load_draft, model_fingerprint
 from sabia.core.generate.opened import default_cache, open_client
 from sabia.core.generate.prefixes import PREFILL_POSITIONS, cache_limit, on_cpu
 from sabia.core.judge.opened_judges import note_calls
@@ -374,13 +367,12 @@ class Endpoint(EvaluatedModel):
     ) -> None:
         super().__init__(name)
         self.url, self.model, self.options, self.budget = url, model, options, budget
-        self._client: Client | None = None
 
     def __exit__(self, *_: object) -> None:
-        if self._client is not None:
-            note_calls(self.name, self._client)
-            self._client.close()
-            self._client = None
+        if "client" in vars(self):
+            note_calls(self.name, self.client)
+            self.client.close()
+            del self.client
 
     def fingerprint(self) -> str:
         return f"{self.name} {self.url} {self.model}"
@@ -391,10 +383,8 @@ class Endpoint(EvaluatedModel):
                 f"{task.name}: a chat endpoint gives no log-probabilities of choices; use a plain "
                 "prompt (chat = false), or kind exact_match"
             )
-        scorer = PromptScorer(self._opened())
-        scorer.probe()
         questions = [(i.text, [task.delimiter + choice for choice in i.choices]) for i in items]
-        return list(scorer.score_all(questions))
+        return list(self._scorer().score_all(questions))
 
     def pairs(
         self, task: Task, items: Sequence[Item], greedy: bool
@@ -404,9 +394,8 @@ class Endpoint(EvaluatedModel):
                 f"{task.name}: an endpoint does not say which tokens are the likeliest; use a "
                 "local --model DIR"
             )
-        scorer = PromptScorer(self._opened())
-        scorer.probe()
-        parts = iter(scorer.score_all([part for item in items for part in by_context(item)]))
+        asked = [part for item in items for part in by_context(item)]
+        parts = iter(self._scorer().score_all(asked))
         made: list[Sequence[tuple[float, bool]] | str] = []
         for item in items:
             of_item = [next(parts) for _ in by_context(item)]
@@ -415,30 +404,30 @@ class Endpoint(EvaluatedModel):
         return made
 
     def figures(self, texts: Sequence[str], share: float) -> list[TextFigures]:
-        scorer = PromptScorer(self._opened())
-        scorer.probe()
-        return [figures_of_nats(nats, share) for nats in scorer.text_logprobs(texts)]
+        return [figures_of_nats(nats, share) for nats in self._scorer().text_logprobs(texts)]
 
     def documents(self, task: Task, items: Sequence[Item]) -> list[tuple[float, int]]:
         raise UsageError(f"{task.name}: perplexity needs a local --model DIR, not an endpoint")
 
-    def _opened(self) -> Client:
-        if self._client is None:
-            self._client = open_client(
-                [self.url],
-                self.model,
-                self.options,
-                self.options.judge_cache,
-                self.budget,
-                refused_after=None,
-            )
-        return self._client
+    @cached_property
+    def client(self) -> Client:
+        """The client, opened when first used."""
+        cache = self.options.judge_cache
+        return open_client(
+            [self.url], self.model, self.options, cache, self.budget, refused_after=None
+        )
+
+    def _scorer(self) -> PromptScorer:
+        """Raises UsageError for a server that gives no log-probabilities of prompts."""
+        scorer = PromptScorer(self.client)
+        scorer.probe()
+        return scorer
 
     def answers(
         self, task: Task, items: Sequence[Item], options: EvalOptions, only: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[Answer]:  # fmt: skip
-        return ask(self._opened(), task, items, options, only, tools)
+        return ask(self.client, task, items, options, only, tools)
 
 
 def open_models(options: EvalOptions, budget: Budget) -> list[EvaluatedModel]:

@@ -6,7 +6,7 @@ extends the model's own see recipes.embedding_extension.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,32 +115,28 @@ def own_tokenizer(model: str) -> bool:
 def _recorded_tokenizer(records: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """The tokenizer that the records of shards (name, record) name; '' if none of them exists."""
     for name, record in records:
-        if is_url(name) and (copy := _tokenizer_beside(name, record)):
-            return copy
-        shard, recorded = Path(name), str(record.get("tokenizer") or "")
-        # where `tokenize` wrote it; beside the rows, where they were moved with it
-        folders = [shard.parent / TOKENIZER, shard.parent / FORMER_TOKENIZER]
-        candidates = [*folders, shard.with_suffix(".tokenizer")]
-        for path in [Path(recorded), *candidates] if recorded else candidates:
-            if not (path.is_file() or (path / "tokenizer.json").is_file()):
-                continue
-            expected = record.get("fingerprint")
-            if expected is None or load_tokenizer(path).fingerprint == expected:
-                return str(path)
-    return ""
-
-
-def _tokenizer_beside(shard: str, record: Mapping[str, Any]) -> str:
-    """A local copy of the tokenizer of a shard at a URL; '' if there is none."""
-    folder = f"{shard.rpartition('/')[0]}/{TOKENIZER}"
-    for url in (str(record.get("tokenizer") or ""), folder, f"{without_ending(shard)}.tokenizer"):
-        if is_url(url) and is_there(f"{url}/tokenizer.json"):
-            from sabia.core.shards.stores.mirrors import fetched
-
-            path, expected = fetched(url), record.get("fingerprint")
+        expected = record.get("fingerprint")
+        for path in _tokenizers_of(name, str(record.get("tokenizer") or "")):
             if expected is None or load_tokenizer(path).fingerprint == expected:
                 return path
     return ""
+
+
+def _tokenizers_of(shard: str, recorded: str) -> Iterator[str]:
+    """The tokenizers where `tokenize` wrote that of a shard, and beside the rows, where they were
+    moved with it; of those at URLs local copies."""
+    if is_url(shard):
+        folder = f"{shard.rpartition('/')[0]}/{TOKENIZER}"
+        for url in (recorded, folder, f"{without_ending(shard)}.tokenizer"):
+            if is_url(url) and is_there(f"{url}/tokenizer.json"):
+                from sabia.core.shards.stores.mirrors import fetched
+
+                yield fetched(url)
+    beside = [Path(shard).parent / name for name in (TOKENIZER, FORMER_TOKENIZER)]
+    beside.append(Path(shard).with_suffix(".tokenizer"))
+    for path in [Path(recorded), *beside] if recorded else beside:
+        if path.is_file() or (path / "tokenizer.json").is_file():
+            yield str(path)
 
 
 def _recorded_options(source: Source) -> dict[str, object]:

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage.layered_files import LayeredFiles
 from sabia.core.numerics.schemes import BITSANDBYTES, scheme_named
 from sabia.core.options.quantize import QuantizeOptions
+from sabia.core.progress import progress
+from sabia.core.quant import memory_bounds
 from sabia.core.quant.finished import FinishedLayers
-from sabia.core.quant.memory_bounds import BATCH_TOKENS, HESSIAN_BYTES, SENSITIVITY_TOKENS
 from sabia.core.quant.recipe import (
     Recipe,
     format_names,
@@ -37,7 +39,6 @@ from sabia.core.quant.recipe import (
 )
 from sabia.core.recipes.calibration.rows import CalibrationRows, read_rows
 from sabia.core.recipes.machine.peaks import measure_peak_flops
-from sabia.core.recipes.quantize_bits import found_in_budget, write_recipe
 from sabia.core.recipes.quantize_report import how_rounded, write_report
 from sabia.core.recipes.report.quantized_card import FILE as CARD
 from sabia.core.recipes.report.quantized_card import quantized_card
@@ -57,6 +58,7 @@ if TYPE_CHECKING:  # tasks and languages are loaded only with --task and --usage
     from sabia.core.recipes.quantize_proof import Suite
 
 RECORD = "quantization.json"
+FOUND_RECIPE = "recipe.toml"  # of --bits
 PROCESS_BYTES = 350 << 20  # of Python and torch
 
 
@@ -85,11 +87,10 @@ def run(job: Job, options: QuantizeOptions) -> None:
         raise UsageError(
             "--bits: measures gradients on calibration records (expected them as INPUT)"
         )
-    for name in ("samples", "held_out", "length", "seed", "usage", "experts"):
-        used = job.inputs or (name == "seed" and suite)
-        if name in options.given and not used:
-            flag = options.table[name].flag
-            raise UsageError(f"{flag}: only with calibration records (INPUT)")
+    if not job.inputs:
+        seed = () if suite else ("seed",)
+        of_records = ("samples", "held_out", "length", *seed, "usage", "experts")
+        options.refuse(of_records, "only with calibration records (INPUT)")
     fingerprint = _fingerprint(job, model, recipe, options)
     report = None if job.force else _matching_record(out, fingerprint)
     if job.dry_run:
@@ -150,7 +151,7 @@ def _dry_run(
     written = 2 * (n - elements) + sum(x.stored_bytes for x in quantized)
     if options.bits:
         written = 2 * (n - elements) + int(options.bits * elements / 8)
-        flops += 4 * min(SENSITIVITY_TOKENS, tokens) * training_flops_per_token(
+        flops += 4 * min(memory_bounds.SENSITIVITY_TOKENS, tokens) * training_flops_per_token(
             spec, options.length, "causal"
         ) / 3  # fmt: skip
     if options.format == "dense":
@@ -185,8 +186,8 @@ def _memory_bytes(spec: ModelSpec, tokens: int) -> int:
             one = tensor.shape[-1] ** 2 * (tensor.shape[0] if tensor.stacked else 1)
             squares[tensor.layer] = squares.get(tensor.layer, 0) + one
             rows[tensor.layer] = rows.get(tensor.layer, 0) + tensor.shape[-2]
-    hessians = min(4 * max(squares.values()), HESSIAN_BYTES) if tokens else 0
-    products = 4 * min(tokens, BATCH_TOKENS) * max(rows.values())
+    hessians = min(4 * max(squares.values()), memory_bounds.HESSIAN_BYTES) if tokens else 0
+    products = 4 * min(tokens, memory_bounds.BATCH_TOKENS) * max(rows.values())
     states = 2 * 4 * tokens * spec.hidden_size
     return PROCESS_BYTES + 16 * max(layers.values()) + hessians + products + states
 
@@ -216,20 +217,11 @@ def _recipe(options: QuantizeOptions) -> Recipe:
         "rounding": any(scheme.quantizes for scheme in schemes),
         "scale": any(scheme.searches for scheme in schemes),
     }
-    for name, used in used_by.items():
-        if name in options.given and not used:
-            flag = options.table[name].flag
-            raise UsageError(f"{flag}: recipe {recipe.name} has no format that uses it")
-    return with_overrides(
-        recipe,
-        group=options.group_size,
-        rounding=options.rounding,
-        scale=options.scale,
-        smooth=options.smooth,
-        experts=options.experts,
-        match=options.match,
-        container=options.format,
-    )
+    unused = [name for name, used in used_by.items() if not used]
+    options.refuse(unused, f"recipe {recipe.name} has no format that uses it")
+    named = ("rounding", "scale", "smooth", "experts", "match")  # as the recipe names them
+    changes = {name: getattr(options, name) for name in named}
+    return with_overrides(recipe, group=options.group_size, container=options.format, **changes)
 
 
 def _with_inputs(job: Job, recipe: Recipe) -> Job:
@@ -299,7 +291,7 @@ def _quantized(
             job, tokenizer, options.samples, options.held_out, options.length, options.usage
         )
     if options.bits:
-        recipe = found_in_budget(options, recipe, files, read, job.seed)
+        recipe = _found_in_budget(options, recipe, files, read, job.seed)
         fingerprint += json.dumps(asdict(recipe))
     form = stored_form(spec, recipe)
     linears = plan(form, recipe)
@@ -320,7 +312,7 @@ def _quantized(
         options.model if has_tokenizer else None,
     )
     if options.bits:
-        write_recipe(out, recipe, options)
+        _write_recipe(out, recipe, options)
     quantization = made.config.get("quantization_config")
     results = loaders(form, linears, quantization) if quantization else ()
     report: dict[str, Any] = {
@@ -392,3 +384,56 @@ def _with_rows(fingerprint: str, read: CalibrationRows) -> str:
     """The fingerprint of a run on these tokens, which a pipe may give anew each time."""
     rows = [[(row.ids, row.source) for row in part] for part in (read.rows, read.held_out)]
     return str(xxh3_128_hexdigest(json.dumps([fingerprint, rows]).encode()))
+
+
+def _found_in_budget(
+    options: QuantizeOptions, recipe: Recipe, files: LayeredFiles, read: CalibrationRows, seed: int
+) -> Recipe:
+    """The recipe with formats chosen for `options.bits`, a function of model, records, recipe,
+    options and seed. Raises UsageError, Infeasible."""
+    # torch is loaded only when a model is quantized
+    from sabia.core.ops.backend import load_ops
+    from sabia.core.quant import allocation, hessians, sensitivity
+
+    assert options.bits is not None
+    choices = allocation.parse_choices(options.formats)
+    recipe = allocation.with_components_of(recipe, files.spec)
+    blocks = allocation.units(files.spec, recipe, choices)
+    allocation.allocate(blocks, options.bits)  # a budget that is too small is refused first
+    of = frozenset(t.name for unit in blocks for t in unit.tensors)
+    first = _first_rows([row.ids for row in read.rows])
+    batches = hessians.batches(first, memory_bounds.SENSITIVITY_BATCH)
+    parts = sensitivity.fisher(files.spec, files.read, of, batches, seed, load_ops("torch"))
+    with progress(len(files.spec.layers) + 1, "sensitivity", "layers") as bar:
+        for part in parts:
+            allocation.add_losses(files.spec, blocks, part, recipe)
+            bar.advance(layer=part.layer)
+    chosen = allocation.allocate(blocks, options.bits)
+    shares = allocation.by_format(blocks, chosen)
+    expected = sum(unit.losses[choice] for unit, choice in zip(blocks, chosen, strict=True))
+    notes.note(
+        f"--bits {options.bits:g}: {allocation.stored_bits(blocks, chosen):.4f} stored bits per "
+        f"weight of {len(blocks)} parts ("
+        + ", ".join(f"{share:.0%} {name}" for name, share in sorted(shares.items()))
+        + f"); expected KL {expected:.2g} nats"
+    )
+    return allocation.found_recipe(recipe, blocks, chosen, f"{recipe.name}-{options.bits:g}-bits")
+
+
+def _write_recipe(out: Path, recipe: Recipe, options: QuantizeOptions) -> None:
+    """Write the recipe that was found next to the weights; given as `--recipe`, it quantizes to the
+    same bytes."""
+    from sabia.core.quant.allocation import to_toml
+
+    comment = f"Found by sabia quantize --bits {options.bits:g} --formats {options.formats}"
+    write_atomic(out / FOUND_RECIPE, to_toml(recipe, comment))
+
+
+def _first_rows(rows: Sequence[Any]) -> list[Any]:
+    """The first rows with memory_bounds.SENSITIVITY_TOKENS tokens, one at least."""
+    kept: list[Any] = []
+    for row in rows:
+        if kept and sum(map(len, kept)) + len(row) > memory_bounds.SENSITIVITY_TOKENS:
+            break
+        kept.append(row)
+    return kept

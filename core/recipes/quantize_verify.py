@@ -38,9 +38,8 @@ def verify(job: Job, options: QuantizeOptions) -> None:
             f"--verify: {options.verify} is no compressed-tensors directory (expected one, 4 bits "
             "of bitsandbytes, or GPT-OSS in mxfp4)"
         )
-    for name in ("held_out", "length"):
-        if name in options.given and not job.inputs:
-            raise UsageError(f"{options.table[name].flag}: only with records to compare on (INPUT)")
+    if not job.inputs:
+        options.refuse(("held_out", "length"), "only with records to compare on (INPUT)")
     read = CalibrationRows("none", [], [])
     if job.inputs:
         has_tokenizer = (Path(options.model) / "tokenizer.json").is_file()

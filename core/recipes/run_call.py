@@ -25,9 +25,8 @@ from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
 from sabia.core.ops import kernel_report
-from sabia.core.ops.kernel_report import describe_products
-from sabia.core.ops.precision import Precision, precision_named
-from sabia.core.options.training import RunOptions, Training
+from sabia.core.ops.precision import precision_named
+from sabia.core.options.training import Training
 from sabia.core.parallel import process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
@@ -42,9 +41,9 @@ from sabia.core.recipes.machine.peaks import (
 from sabia.core.recipes.row_outputs import write_metric_rows
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import run_record
-from sabia.core.spec import ModelSpec
+from sabia.core.spec import ModelSpec, parameter_count, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.checkpoint.local import Checkpoint, name_of, open_checkpoint
+from sabia.core.train.checkpoint.local import name_of, open_checkpoint
 from sabia.core.train.checkpoint.reader import Reader, latest
 from sabia.core.train.checkpoint.saver import parse_interval
 from sabia.core.train.convert import export_checkpoint
@@ -109,26 +108,28 @@ def open_run(job: Job, options: Training | None = None) -> tuple[RunDirectory, W
 @dataclass(frozen=True)
 class Made:
     """What `final/` is made of besides the checkpoint: the model, its tokenizer ('': none), the
-    directory of the model that the run began with ('': none), adapters."""
+    directory of the model that the run began with ('': none), the options of the run."""
 
     spec: ModelSpec
     tokenizer: str
     model: str
-    lora: LoraConfig | None
-    trained_for: str = ""  # see trained_for
+    options: Any
 
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapters."""
+        return training_config.lora_config(self.options)
 
-def trained_for(options: RunOptions, lora: LoraConfig | None) -> str:
-    """The precision of quantization-aware training that the exported weights were trained for; ''
-    if there is none: merged adapters, and steps in BF16, are not what was simulated."""
-    name = str(getattr(options, "precision", ""))
-    tail = getattr(options, "bf16_tail", False)
-    return name if precision_named(name).qat and lora is None and not tail else ""
+    @property
+    def trained_for(self) -> str:
+        """The precision of quantization-aware training that the weights were trained for; '' if
+        there is none: merged adapters, and steps in BF16, are not what was simulated."""
+        name, tail = str(self.options.precision), getattr(self.options, "bf16_tail", False)
+        return name if precision_named(name).qat and self.lora is None and not tail else ""
 
 
 def in_directory(
     call: RunCall,
-    options: RunOptions,
     made: Made,
     check: Callable[[Mesh], None],
     make_run: Callable[[Mesh], TrainingRun],
@@ -140,24 +141,21 @@ def in_directory(
     summary.
     """
     job, identity, directory, world = call.job, call.identity, call.directory, call.world
-    watchdog_config = WatchdogConfig(
-        must_match={"run": _digest(identity)},
-        hang_timeout_s=options.hang_timeout,
-        directory=directory.path,
-    )
+    must_match, timeout = {"run": _digest(identity)}, made.options.hang_timeout
+    watchdog_config = WatchdogConfig(must_match, timeout, directory=directory.path)
     stdout = process_group.library_output_to_stderr(world)
     with stdout, joined(job, world, watchdog_config) as mesh, call.locked():
         check(mesh)
         if world.leads:
             record = _run_record(job)
-            directory.begin(identity, job.force, options.checkpoint_url, record)
+            directory.begin(identity, job.force, made.options.checkpoint_url, record)
             if record:
                 run_record.keep_beside(str(directory.path), record)
         process_group.barrier(world, job.backend, "begin")
         figures = make_run(mesh).train()
         if world.leads:
-            export(directory, made, options.export_dtype)
-            export_best(directory, made, options.export_dtype, figures)
+            export(directory, made)
+            export_best(directory, made, figures)
             directory.finish(identity, **figures, **{run_record.RUN: _run_record(job)})
             parts = [f"{figures['step']:,} steps", *describe(figures)]
             took = units.format_duration(figures["seconds"])
@@ -222,21 +220,13 @@ def joined(job: Job, world: World, config: WatchdogConfig | None = None) -> Iter
 
 
 def make_meter(
-    call: RunCall, options: Any, mesh: Mesh, flops_per_token: float, flops_6nd: float, what: str
+    call: RunCall, options: Any, spec: ModelSpec, mesh: Mesh, length: int, packed: bool, what: str
 ) -> Meter:
-    """The speed of a run on a mesh; notes `what` the run is and what its peaks are."""
-    job, world = call.job, call.world
+    """The speed of a run on a mesh, with rows of `length` tokens; notes `what` the run is, what its
+    peaks are, and what computes the products and the kernels on this process's device."""
+    job, world, precision = call.job, call.world, precision_named(options.precision)
     peaks = find_peaks(job.backend, options.precision, options.peak_flops, warns=world.leads)
-    notes.note(f"{what}; {peaks.description}")
-    times = peak_multiplier(job.backend, mesh.size, world.size)
-    published, measured = peaks.published * times, peaks.measured * times
-    return Meter(flops_per_token, flops_6nd, published, measured, warned=not world.leads)
-
-
-def note_kernels(
-    job: Job, spec: ModelSpec, precision: Precision, length: int, packed: bool
-) -> None:
-    """Note what computes the products and the kernels on this process's device."""
+    notes.note(f"{parameter_count(spec):,} parameters, {what} on {mesh}; {peaks.description}")
     if job.backend == "jax":
         import jax
 
@@ -245,17 +235,27 @@ def note_kernels(
         import torch
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    notes.note(describe_products(precision, device))
+    notes.note(kernel_report.describe_products(precision, device))
     notes.note(kernel_report.describe(spec, job.backend, precision.compute, length, packed))
+    times = peak_multiplier(job.backend, mesh.size, world.size)
+    return Meter(
+        training_flops_per_token(spec, length, "causal"),
+        training_flops_per_token(spec, length, "6nd"),
+        peaks.published * times,
+        peaks.measured * times,
+        warned=not world.leads,
+    )
 
 
 def make_run(
-    call: RunCall, options: RunOptions, mesh: Mesh, stepper: Stepper, source: Source,
-    objective: Objective, meter: Meter, schedule: ScheduleConfig, meta: dict[str, Any],
-    best_by: str = "",
+    call: RunCall, options: Any, mesh: Mesh, stepper: Stepper, source: Source,
+    objective: Objective, meter: Meter, optimizer: OptimizerConfig, schedule: ScheduleConfig,
+    data: dict[str, Any], best_by: str = "",
 ) -> TrainingRun:  # fmt: skip
-    """A run of `schedule.steps` steps with the options' checkpoints, guards and services."""
+    """A run of `schedule.steps` steps with the options' checkpoints, guards and services; `data`:
+    what the position in checkpoints is a position in."""
     world, identity = call.world, dict(call.identity)
+    job, spec = call.job, stepper.spec
     tracker = None
     if options.track and world.leads:
         from sabia.core.train.tracking import Tracker, open_sink, parse_services
@@ -268,7 +268,7 @@ def make_run(
         schedule=schedule,
         interval=parse_interval(options.save_every, options.mtbf or 0.0, mesh.size),
         guard_config=training_config.guard_config(options),
-        backend=call.job.backend,
+        backend=job.backend,
         stepper=stepper,
         source=source,
         objective=objective,
@@ -276,29 +276,22 @@ def make_run(
         world=world,
         meter=meter,
         tracker=tracker,
-        meta=meta | {"identity": identity},
+        meta={  # of checkpoints
+            "model": spec_hash(spec),
+            "config": dict(spec.config),
+            "optimizer": optimizer.record(),
+            "schedule": asdict(schedule),
+            "rng": {"seed": job.seed},
+            "data": data,
+            "backend": job.backend,
+            "precision": options.precision,
+            "mesh": {axis: n for axis, n in asdict(mesh).items() if n > 1},
+            "device": {"name": device_name(job.backend), "count": mesh.size},
+            "version": version("sabia"),
+            "identity": identity,
+        },
         best_by=best_by,
     )
-
-
-def manifest(
-    call: RunCall, spec: ModelSpec, optimizer: OptimizerConfig, schedule: ScheduleConfig,
-    precision: str, mesh: Mesh, data: dict[str, Any],
-) -> dict[str, object]:  # fmt: skip
-    """The metadata of a run's checkpoints; `data`: what the position is a position in."""
-    return {
-        "model": spec_hash(spec),
-        "config": dict(spec.config),
-        "optimizer": optimizer.record(),
-        "schedule": asdict(schedule),
-        "rng": {"seed": call.job.seed},
-        "data": data,
-        "backend": call.job.backend,
-        "precision": precision,
-        "mesh": {axis: n for axis, n in asdict(mesh).items() if n > 1},
-        "device": {"name": device_name(call.job.backend), "count": mesh.size},
-        "version": version("sabia"),
-    }
 
 
 def spec_hash(spec: ModelSpec) -> str:
@@ -307,27 +300,20 @@ def spec_hash(spec: ModelSpec) -> str:
     return hashlib.blake2b(table.encode(), digest_size=16).hexdigest()
 
 
-def last_checkpoint(directory: RunDirectory) -> Checkpoint:
-    """The last checkpoint of a finished run."""
-    checkpoint = latest(directory.checkpoints)
-    assert checkpoint is not None, "a finished run has a checkpoint"
-    return checkpoint
-
-
-def export(directory: RunDirectory, made: Made, dtype: str) -> None:
+def export(directory: RunDirectory, made: Made) -> None:
     """Write the last checkpoint's parameters as a Hugging Face directory, adapters merged.
 
     Adapters are also written separately, to `adapter/`.
     """
-    reader = Reader(last_checkpoint(directory))
+    checkpoint = latest(directory.checkpoints)
+    assert checkpoint is not None, "a finished run has one"
+    reader = Reader(checkpoint)
     if made.lora is not None:
         _export_adapter(directory, made, reader, made.lora)
-    _export_model(reader, directory.final, made, dtype)
+    _export_model(reader, directory.final, made)
 
 
-def export_best(
-    directory: RunDirectory, made: Made, dtype: str, figures: Mapping[str, Any]
-) -> None:
+def export_best(directory: RunDirectory, made: Made, figures: Mapping[str, Any]) -> None:
     """Write the model of the best validation to `best/`, where it is not the last one."""
     step, best = figures.get("best_step"), directory.path / "best"
     shutil.rmtree(best, ignore_errors=True)
@@ -341,16 +327,20 @@ def export_best(
     except BadData as error:
         notes.warn(f"no best/: {error}")
         return
-    _export_model(Reader(saved), best, made, dtype)
+    _export_model(Reader(saved), best, made)
 
 
-def _export_model(reader: Reader, out: Path, made: Made, dtype: str) -> None:
-    with _tokenizer_directory(made.tokenizer) as tokenizer:
+def _export_model(reader: Reader, out: Path, made: Made) -> None:
+    tokenizer = Path(made.tokenizer) if made.tokenizer else None
+    with contextlib.ExitStack() as stack:
+        if tokenizer is not None and not tokenizer.is_dir():
+            tokenizer = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            load_tokenizer(made.tokenizer).save(tokenizer)
         export_checkpoint(
             reader,
             made.spec,
             out,
-            dtype,
+            made.options.export_dtype,
             tokenizer_from=tokenizer,
             lora=made.lora,
             kept_from=made.model or None,
@@ -374,13 +364,3 @@ def _export_adapter(directory: RunDirectory, made: Made, reader: Reader, lora: L
     params = {t.name: np.asarray(reader[f"param/{t.name}"]) for t in lora_tensors(spec, lora)}
     base = weights_fingerprint(made.model) if made.model else ""
     save_adapter(directory.path / "adapter", spec, params, lora, made.model, base)
-
-
-@contextlib.contextmanager
-def _tokenizer_directory(path: str) -> Iterator[Path | None]:
-    if not path or Path(path).is_dir():
-        yield Path(path) if path else None
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        load_tokenizer(path).save(scratch)
-        yield Path(scratch)

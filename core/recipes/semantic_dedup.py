@@ -63,6 +63,4 @@ class ModelEmbedder:
         return means_by_text(states, rows, owner, len(texts))
 
 
-@functools.lru_cache(maxsize=1)
-def _opened(path: str, backend: str) -> MeanStates:
-    return MeanStates(path, backend)
+_opened = functools.lru_cache(maxsize=1)(MeanStates)

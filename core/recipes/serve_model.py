@@ -6,6 +6,7 @@ first one has the endpoint. JAX has one process, with all devices.
 
 import json
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -142,11 +143,7 @@ def sizes(engine: Engine, options: ServeOptions) -> tuple[int, int]:
 
 def _context_for(engine: Engine, memory: int) -> int:
     """The longest context whose sample fits the memory, one step at least."""
-    least, most = 1, -(-engine.spec.max_positions // CONTEXT_STEP)
-    while least < most:
-        middle = (least + most + 1) // 2
-        if engine.row_bytes(middle * CONTEXT_STEP) <= memory:
-            least = middle
-        else:
-            most = middle - 1
-    return min(least * CONTEXT_STEP, engine.spec.max_positions)
+    longest = engine.spec.max_positions
+    further = range(2 * CONTEXT_STEP, longest + CONTEXT_STEP, CONTEXT_STEP)
+    fitting = bisect_right(further, memory, key=engine.row_bytes)
+    return min((1 + fitting) * CONTEXT_STEP, longest)

@@ -9,7 +9,7 @@ and none attends to another; those that cannot be used are rejected with a reaso
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -71,8 +71,9 @@ def run(job: Job, options: SftOptions) -> None:
         return
     spec, load = model_for(tokenizer_path, options.model, training_config.lora_config(options))
     with contextlib.ExitStack() as stack:
-        # a dry run writes nothing into the run directory
-        folder = stack.enter_context(_temporary()) if job.dry_run else directory.path / FOLDER
+        folder = directory.path / FOLDER
+        if job.dry_run:  # it writes nothing into the run directory
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         read: Callable[..., RowFile] = partial(
             chat_rows, tokenizer=tokenizer_path, length=options.length, pack=options.pack,
             folder=folder, jobs=job.jobs, variables=variables,
@@ -120,9 +121,3 @@ def _rows(file: RowFile, options: SftOptions) -> TokenRows:
     if options.loss == DISTILL:
         return DistilledRows((file,), int(file.index.about["top"]))
     return rows_of(file, options) if options.loss in PAIRS else TokenRows((file,))
-
-
-@contextlib.contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)

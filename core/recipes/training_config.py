@@ -24,7 +24,9 @@ from sabia.core.options.training import (
     Adapters,
     AdapterStart,
     DistillationOptions,
+    Optimizer,
     RunOptions,
+    Schedule,
     Training,
 )
 from sabia.core.parallel.mesh import parse_mesh
@@ -170,7 +172,7 @@ def guard_config(options: RunOptions) -> GuardConfig:
     )
 
 
-def optimizer_config(options: Training, spec: ModelSpec | None = None) -> OptimizerConfig:
+def optimizer_config(options: Optimizer, spec: ModelSpec | None = None) -> OptimizerConfig:
     """The optimizer's settings; for a model with the learning-rate scales of μP."""
     config = OptimizerConfig(
         options.optimizer,
@@ -222,10 +224,9 @@ def with_adapter(options: Any) -> Any:
             f"--adapter: {options.adapter} was trained on other weights than those of "
             f"{options.model} (expected its own model as --model)"
         )
-    if options.lora_rank not in (0, config.rank):
-        raise _other("lora_rank", options, config.rank)
-    if options.lora_alpha not in (0, config.alpha):
-        raise _other("lora_alpha", options, config.alpha)
+    for name, own in (("lora_rank", config.rank), ("lora_alpha", config.alpha)):
+        if getattr(options, name) not in (0, own):
+            raise _other(name, options, own)
     given = replace(config, targets=options.lora_targets)
     if options.lora_targets and targeted(spec, given) != targeted(spec, config):
         raise _other("lora_targets", options, config.targets)
@@ -264,14 +265,11 @@ def start_params(
 def check_experts(options: Training, spec: ModelSpec) -> None:
     """Raise UsageError for options of experts that the model does not have."""
     corrections = bias_names(spec)
-    for name, part, has_part in (
-        ("balance", "experts", corrections),
-        ("router_z", "experts", corrections),
-        ("bias_rate", "expert biases", any(corrections)),
-    ):
-        if name in options.given and not has_part:
-            flag = options.table[name].flag
-            raise UsageError(f"{flag}: the model has no {part} (expected a model with them)")
+    lacks = "the model has no {} (expected a model with them)"
+    if not corrections:
+        options.refuse(("balance", "router_z"), lacks.format("experts"))
+    if not any(corrections):
+        options.refuse(("bias_rate",), lacks.format("expert biases"))
 
 
 def batch_rows(options: Training, row_length: int) -> int:
@@ -290,7 +288,7 @@ def step_count(options: Training, rows: int, row_length: int, batch: int) -> int
     return max(1, math.ceil((options.epochs or 1.0) * rows / batch))
 
 
-def schedule_config(options: Training, steps: int) -> ScheduleConfig:
+def schedule_config(options: Schedule, steps: int) -> ScheduleConfig:
     """The schedule of a run of `steps`."""
     return ScheduleConfig(
         peak=options.lr,

@@ -23,10 +23,7 @@ from sabia.core.recipes.run_call import (
     in_directory,
     make_meter,
     make_run,
-    manifest,
-    note_kernels,
     show_plan,
-    trained_for,
 )
 from sabia.core.shards.job import Job
 from sabia.core.shards.order import DataOrder
@@ -78,7 +75,6 @@ class Plan:
     schedule: ScheduleConfig
     precision: PrecisionSchedule
     flops_per_token: float
-    flops_6nd: float
 
     @property
     def tokens(self) -> int:
@@ -113,7 +109,6 @@ def make_plan(task: Task, options: Training, seed: int) -> Plan:
         schedule=schedule,
         precision=PrecisionSchedule(precision, steps, decayed, options.bf16_tail),
         flops_per_token=training_flops_per_token(spec, rows.row_length, FLOP_CONVENTION),
-        flops_6nd=training_flops_per_token(spec, rows.row_length, "6nd"),
     )
 
 
@@ -170,11 +165,9 @@ def train(call: RunCall, task: Task, options: Training) -> None:
             describe_plan(task, plan, job.mesh, options),
         )  # fmt: skip
         return
-    lora = training_config.lora_config(options)
     in_directory(
         call,
-        options,
-        Made(task.spec, task.tokenizer, task.model, lora, trained_for(options, lora)),
+        Made(task.spec, task.tokenizer, task.model, options),
         lambda mesh: check_fits(task.spec, mesh, plan.batch_rows, plan.row_length),
         lambda mesh: _training(call, task, options, plan, mesh),
         _token_figures,
@@ -223,16 +216,12 @@ def fresh_stepper(job: Job, task: Task, options: Training, plan: Plan, **more: A
 
 
 def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Mesh) -> TrainingRun:
-    job, world, spec = call.job, call.world, task.spec
+    job, world = call.job, call.world
     lora = training_config.lora_config(options)
     stepper = fresh_stepper(job, task, options, plan, lora=lora, mesh=mesh, world=world)
-    meter = make_meter(
-        call, options, mesh, plan.flops_per_token, plan.flops_6nd,
-        f"{parameter_count(spec):,} parameters, {plan.steps:,} steps of {plan.batch_rows} "
-        f"rows of {plan.row_length} tokens on {mesh}",
-    )  # fmt: skip
+    what = f"{plan.steps:,} steps of {plan.batch_rows} rows of {plan.row_length} tokens"
     packed = not task.rows.unpacked
-    note_kernels(job, spec, plan.precision.precision, plan.row_length, packed)
+    meter = make_meter(call, options, task.spec, mesh, plan.row_length, packed, what)
     source = RowSource(task.rows, plan.order, plan.batch_rows, stepper, read_ahead=True)
     if isinstance(options, DistillationOptions) and options.teacher:
         source.complete = training_config.load_teacher(options, job.backend).complete
@@ -246,7 +235,8 @@ def _training(call: RunCall, task: Task, options: Training, plan: Plan, mesh: Me
         "weights": plan.order.weights,
         "stages": [asdict(stage) for stage in plan.order.stages],
     }
-    optimizer, schedule = training_config.optimizer_config(options), plan.schedule
-    meta = manifest(call, spec, optimizer, schedule, options.precision, mesh, position)
+    optimizer = training_config.optimizer_config(options)
     objective = (task.prepare or TokenObjective)(source, task.validation)
-    return make_run(call, options, mesh, stepper, source, objective, meter, schedule, meta)
+    return make_run(
+        call, options, mesh, stepper, source, objective, meter, optimizer, plan.schedule, position
+    )

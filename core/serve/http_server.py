@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -18,7 +19,6 @@ from sabia.core import notes, stop
 from sabia.core.errors import Failed, Interrupted, UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.model.routing import Routing
-from sabia.core.serve.exposition import exposition
 from sabia.core.serve.followers import Others, served_session
 from sabia.core.serve.protocol import (
     NO_MODEL,
@@ -33,12 +33,14 @@ from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.serve.token_texts import TokenTexts
 from sabia.core.serve.weight_updates import WeightUpdates
 from sabia.core.serve.worker import Done, EngineThread, Event, Failure, Progress, Work
+from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 BODY_BYTES = 8 << 20
 POLL_S = 0.05
 ENDED = "stopped by a signal; the running requests were finished"
 RETRY_S = 1.0  # in Retry-After, before a request has been answered
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Parser = Callable[[bytes, str, Tokenizer, Limits, ResponseFormats], Asked]
 
 
 class Server:
@@ -73,8 +75,8 @@ class Server:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._one_model)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", partial(self._generate, parse_chat))
+        app.router.add_post("/v1/completions", partial(self._generate, parse_completion))
         if self._updates:
             self._updates.add_to(app)
         return app
@@ -120,9 +122,11 @@ class Server:
             status = response.status
             return response
         except Rejected as error:
-            status = error.status
+            status, headers = error.status, {}
+            if isinstance(error, _Busy):
+                headers["Retry-After"] = str(max(1, round(self._seconds)))
             body = error_body(str(error), status, error.parameter, error.code)
-            return web.json_response(body, status=status)
+            return web.json_response(body, status=status, headers=headers)
         except web.HTTPException as error:
             status = error.status
             if status == 413:
@@ -130,10 +134,6 @@ class Server:
             else:
                 text = f"{request.method} {request.path}: {error.reason}"
             return web.json_response(error_body(text, status), status=status)
-        except _Busy as error:
-            status = error.status
-            headers = {"Retry-After": str(max(1, round(self._seconds)))}
-            return web.json_response(error_body(str(error), status), status=status, headers=headers)
         except Exception as error:  # of any kind, of a template say: the server goes on
             text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             notes.warn(f"{request.path}: {text}")
@@ -154,8 +154,27 @@ class Server:
         return web.json_response({"status": "ok" if status == 200 else "ending"}, status=status)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        text = exposition(self.thread.load, self.thread.queued, self.answered, self.started)
-        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+        """The figures in the text format of Prometheus (exposition format 0.0.4)."""
+        load, uptime = self.thread.load, round(time.time() - self.started, 3)
+        figures = (
+            ("requests_waiting", "Requests that no step has begun.", "gauge", self.thread.queued),
+            ("samples_running", "Samples that are being decoded.", "gauge", load.running),
+            ("uptime_seconds", "Seconds since the start.", "gauge", uptime),
+            ("prompt_tokens_total", "Tokens of prompts.", "counter", load.prompt_tokens),
+            ("generated_tokens_total", "Tokens drawn.", "counter", load.drawn_tokens),
+            ("proposed_tokens_total", "Tokens that a draft proposed.", "counter",
+             load.proposed_tokens),
+            ("accepted_tokens_total", "Proposed tokens that were kept.", "counter",
+             load.accepted_tokens),
+        )  # fmt: skip
+        lines = list[str]()
+        for name, text, kind, value in figures:
+            lines += [*_metric_head(name, text, kind), f"sabia_{name} {value}"]
+        lines += _metric_head("requests_total", "Answers by path and HTTP status.", "counter")
+        for (path, status), count in sorted(self.answered.items()):
+            lines.append(f'sabia_requests_total{{path="{path}",status="{status}"}} {count}')
+        page = "\n".join(lines) + "\n"
+        return web.Response(text=page, content_type="text/plain", charset="utf-8")
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self._listed()})
@@ -174,16 +193,10 @@ class Server:
         adapters = [{**model, "id": name, "parent": self.name} for name in self.limits.adapters]
         return [model, *adapters]
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, parse: Parser, request: web.Request) -> web.StreamResponse:
+        """Answer a call whose body `parse` reads."""
         raw = await self._body(request)
-        tokenizer = self.engine.tokenizer
-        asked = parse_chat(raw, self.name, tokenizer, self.limits, self._formats)
-        return await self._answer(request, asked)
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        raw = await self._body(request)
-        tokenizer = self.engine.tokenizer
-        asked = parse_completion(raw, self.name, tokenizer, self.limits, self._formats)
+        asked = parse(raw, self.name, self.engine.tokenizer, self.limits, self._formats)
         return await self._answer(request, asked)
 
     async def _body(self, request: web.Request) -> bytes:
@@ -194,9 +207,9 @@ class Server:
     async def _answer(self, request: web.Request, asked: Asked) -> web.StreamResponse:
         """Run what was asked for and send the reply."""
         if self._ending.is_set():
-            raise _Busy("the server is shutting down", 503)
+            raise _Busy("the server is shutting down", status=503)
         if self.thread.queued + len(asked.requests) > self.limits.prompts:
-            raise _Busy(f"{self.thread.queued} requests wait already", 429)
+            raise _Busy(f"{self.thread.queued} requests wait already", status=429)
         name = asked.requests[0].adapter or self.name
         reply = Reply(asked, name, self.engine.tokenizer, self._texts)
         work = Work(asked.requests, asked.stream and reply.in_pieces)
@@ -240,12 +253,12 @@ class Server:
         return response
 
 
-class _Busy(Exception):
+class _Busy(Rejected):
     """A request that can be sent again later."""
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+
+def _metric_head(name: str, text: str, kind: str) -> list[str]:
+    return [f"# HELP sabia_{name} {text}", f"# TYPE sabia_{name} {kind}"]
 
 
 async def _send(response: web.StreamResponse, value: Json) -> None:
@@ -258,7 +271,7 @@ async def _events(work: Work, samples: int) -> AsyncIterator[Progress | Done]:
         event: Event = await work.events.get()
         if isinstance(event, Failure):
             if event.refused:
-                raise _Busy(event.message, 503)
+                raise _Busy(event.message, status=503)
             raise Rejected(event.message, "", 500)
         samples -= isinstance(event, Done)
         yield event

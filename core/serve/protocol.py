@@ -256,8 +256,7 @@ def _asked(
         raise Rejected("stream_options: needs stream: true", "stream_options")
     stream_usage = options.get("include_usage", False) is True
     top_k = max(body.take("top_k", int, 0), 0)  # -1 as in vLLM: off
-    sampling = {name: body.take(name, float, default)
-                for name, default in SAMPLING.items()}  # fmt: skip
+    sampling: Any = {name: body.take(name, float, default) for name, default in SAMPLING.items()}
     bias = _logit_bias(body.take("logit_bias", dict, {}))
     token_ids = body.take("return_token_ids", bool, False)
     experts = body.take("return_routed_experts", bool, False)
@@ -271,10 +270,8 @@ def _asked(
         Request(
             prompt, max(most, 1), top_k=top_k, seed=seed, stop=tuple(stop), stop_ids=ends, n=count,
             top_logprobs=alternatives or 0, echo=echo and alternatives is not None,
-            logit_bias=bias, temperature=sampling["temperature"], top_p=sampling["top_p"],
-            min_p=sampling["min_p"], presence_penalty=sampling["presence_penalty"],
-            frequency_penalty=sampling["frequency_penalty"], guide=guide, adapter=adapter,
-            thinking=budget, routed_experts=experts,
+            logit_bias=bias, guide=guide, adapter=adapter, thinking=budget, routed_experts=experts,
+            **sampling,
         )
         for prompt, budget in zip_longest(prompts, thinking)
     ]  # fmt: skip

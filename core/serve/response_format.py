@@ -2,9 +2,8 @@
 of vLLM (a JSON Schema, a regular expression, or texts to choose from)."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from sabia.core.errors import UsageError
@@ -29,7 +28,7 @@ class ResponseFormats:
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         """size: number of the model's logits."""
         self._tokenizer, self._size = tokenizer, size
-        self._guides: OrderedDict[str, Guide] = OrderedDict()
+        self._kept = lru_cache(KEPT)(self._made)
 
     def of_chat(self, wanted: Mapping[str, Any], prompt: str) -> Guide | None:
         """The guide of a `response_format`; reasoning may come before the text that it binds.
@@ -71,16 +70,16 @@ class ResponseFormats:
         text = json.dumps([wanted, opening, closing])
         if len(text) > MOST_BYTES:
             raise UsageError(f"{len(text):,} bytes of JSON (expected at most {MOST_BYTES:,})")
-        if text not in self._guides:
-            root = _structure(wanted)
-            if closing:
-                reasoned = seq(literal(opening), until(closing), BLANKS, root)
-                root = alt(root, reasoned) if opening else reasoned
-            self._guides[text] = Guide(root, self.vocabulary, next(iter(wanted)))
-            if len(self._guides) > KEPT:
-                self._guides.popitem(last=False)
-        self._guides.move_to_end(text)
-        return self._guides[text]
+        return self._kept(text)
+
+    def _made(self, text: str) -> Guide:
+        """The guide of what `_guide` writes as JSON."""
+        wanted, opening, closing = json.loads(text)
+        root = _structure(wanted)
+        if closing:
+            reasoned = seq(literal(opening), until(closing), BLANKS, root)
+            root = alt(root, reasoned) if opening else reasoned
+        return Guide(root, self.vocabulary, next(iter(wanted)))
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -43,7 +43,7 @@ class EndpointBackend:
         limit = self.prompt.max_tokens
         requests = [ChatRequest(self.prompt.messages(text), max_tokens=limit) for text in texts]
         by_text = np.full((len(texts), len(self.prompt.answers)), np.nan)
-        readers = [self._is_read] * len(requests)
+        readers = [lambda text: self.prompt.parse(text) is not None] * len(requests)
         for row, reply in enumerate(self.client.chat(requests, readers)):
             answer = None if reply.error else self.prompt.parse(reply.text or "")
             if answer is not None:
@@ -53,9 +53,6 @@ class EndpointBackend:
     def summary(self) -> str:
         """What it did, for a line on stderr."""
         return self.client.summary()
-
-    def _is_read(self, text: str) -> bool:
-        return self.prompt.parse(text) is not None
 
     def close(self) -> None:
         """Close the client."""

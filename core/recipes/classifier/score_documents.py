@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 
 from sabia.core import notes
-from sabia.core.errors import UsageError
 from sabia.core.options.classify import ClassifyOptions
 from sabia.core.shards.job import Job
 from sabia.core.text.classify import stage
@@ -32,9 +31,9 @@ def _opened(options: ClassifyOptions) -> list[Scorer]:
     given = [split_name(value) for value in options.model]
     directories = any(os.path.isdir(path) for _, path in given)
     local = options.ask and not options.url
-    for name in ("length", "long", "precision", *([] if local else ["backend"])):
-        if name in options.given and not directories:
-            raise UsageError(f"{options.table[name].flag}: only with a directory as --model")
+    if not directories:
+        of_models = ("length", "long", "precision", *(() if local else ("backend",)))
+        options.refuse(of_models, "only with a directory as --model")
     return [with_prefix(_open(path, options), prefix) for prefix, path in given]
 
 

@@ -90,6 +90,4 @@ class ModelScorer:
         return dict(zip(self.names, np.ascontiguousarray(means.T), strict=True))
 
 
-@functools.lru_cache(maxsize=2)
-def _opened(path: str, backend: str, precision: str) -> ClassifierModel:
-    return ClassifierModel(path, backend, precision)
+_opened = functools.lru_cache(maxsize=2)(ClassifierModel)

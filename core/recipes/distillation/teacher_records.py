@@ -56,7 +56,7 @@ def _records(
     batches: Iterator[pa.RecordBatch], context: ShardContext, options: TeacherOptions,
     backend: str, variables: dict[str, Any],
 ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    teacher = _opened(options.teacher, options.top, backend)
+    teacher = _Teacher(options.teacher, options.top, backend)
     for batch in batches:
         rendered: list[tuple[str, list[int], list[int]]] = []
         for row in batch.select(["id", "messages", "tools"]).to_pylist():
@@ -76,11 +76,7 @@ def _records(
         yield teacher.scored(rendered)
 
 
-@cache
-def _opened(path: str, top: int, backend: str) -> "_Teacher":
-    return _Teacher(path, top, backend)
-
-
+@cache  # one for a process
 class _Teacher:
     """A model and its tokenizer; `scored` makes records."""
 

@@ -4,18 +4,15 @@ Server addresses, caps, micro-batches and how often to save may change when a ru
 other options decide the weights.
 """
 
+from dataclasses import replace
+
 from sabia.core.generate.model_directory import weights_fingerprint
 from sabia.core.judge.opened_judges import judges_identity
 from sabia.core.judge.rewards import MODEL, parse_reward
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss, ValueOptions
 from sabia.core.options.shared import NGRAM
 from sabia.core.options.training import Adapters, Guards, Optimizer
-from sabia.core.recipes.training_config import (
-    check_run_texts,
-    optimizer_settings,
-    parse_part,
-    simulation,
-)
+from sabia.core.recipes import training_config
 from sabia.core.train.losses.value import BIAS, WEIGHT
 from sabia.core.train.optimizer.config import OptimizerConfig, ScheduleConfig
 
@@ -58,42 +55,30 @@ def reward_weights(options: GrpoOptions) -> dict[str, float]:
 
 def optimizer_config(options: GrpoOptions, width: int = 1) -> OptimizerConfig:
     """The optimizer and its settings, for a model of `width`. Raises UsageError."""
-    scales = {}
-    if options.advantage == "gae":
-        # a step of each weight changes a value by Σ |h| together, about the width of the state h: a
-        # bias that is slower leaves the mean return to the weights, which then learn little else
-        scales = {WEIGHT: options.value_lr, BIAS: options.value_lr * width}
-    return OptimizerConfig(
-        options.optimizer, options.weight_decay, options.clip_norm, optimizer_settings(options),
-        freeze=options.freeze, lr_scales=scales,
-    )  # fmt: skip
+    config = training_config.optimizer_config(options)
+    if options.advantage != "gae":
+        return config
+    # a step of each weight changes a value by Σ |h| together, about the width of the state h: a
+    # bias that is slower leaves the mean return to the weights, which then learn little else
+    scales = {WEIGHT: options.value_lr, BIAS: options.value_lr * width}
+    return replace(config, lr_scales=scales)
 
 
 def schedule_config(options: GrpoOptions) -> ScheduleConfig:
     """The schedule of the learning rate; a warm-up longer than the run ends with it."""
-    warmup, decay = _phases(options)
-    return ScheduleConfig(
-        peak=options.lr,
-        steps=options.steps,
-        warmup=min(warmup, options.steps),
-        kind=options.schedule,
-        decay=decay,
-        tail="linear",
-        final=options.final_lr,
-    )
+    warmup = min(_warmup(options), options.steps)
+    return training_config.schedule_config(options.replace(warmup=str(warmup)), options.steps)
+
+
+def _warmup(options: GrpoOptions) -> int:
+    return training_config.parse_part("--warmup", options.warmup, options.steps)
 
 
 def check_texts(options: GrpoOptions) -> None:
     """Parse options that are needed late, before the data is read. Raises UsageError."""
     schedule_config(options)
     optimizer_config(options)
-    check_run_texts(options)
-
-
-def _phases(options: GrpoOptions) -> tuple[int, int]:
-    """Steps of the warm-up and of the decay."""
-    warmup = parse_part("--warmup", options.warmup, options.steps)
-    return warmup, parse_part("--decay", options.decay, options.steps)
+    training_config.check_run_texts(options)
 
 
 def identity(options: GrpoOptions) -> dict[str, object]:
@@ -118,12 +103,12 @@ def identity(options: GrpoOptions) -> dict[str, object]:
         judge["combine"] = combine
     for name in ("model", "chat", *(name for name in Optimizer.table if name in values)):
         del values[name]
-    values["warmup"], values["decay"] = _phases(options)
+    values["warmup"], values["decay"] = _warmup(options), schedule_config(options).decay
     advantage = values.pop("advantage")
     values["std"] = advantage == "std"
     values |= {"advantage": "gae"} if advantage == "gae" else {}
     added = {"kl_times_ratio": options.kl_times_ratio, "correction_cap": options.correction_cap}
     values["loss"] = loss | added
     values["optimizer"] = optimizer_config(options).record()
-    values |= simulation(options.precision)
+    values |= training_config.simulation(options.precision)
     return values | ({"judge": judge} if options.judge_url or options.judge else {})

@@ -7,12 +7,18 @@ old policy is the trainer's own, and the journal stores finished samples. A run 
 anywhere therefore ends with the same weights. Source: arXiv 2402.03300, 2503.14476.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
+
+from sabia.core import notes
 from sabia.core.errors import UsageError
 from sabia.core.generate.chat_variables import template_variables
 from sabia.core.generate.engine import Engine
@@ -30,14 +36,12 @@ from sabia.core.parallel.mesh import Mesh, check_fits
 from sabia.core.parallel.world import World
 from sabia.core.recipes import training_config
 from sabia.core.recipes.grpo import policy_config
-from sabia.core.recipes.grpo.exact_runs import check_exact
-from sabia.core.recipes.grpo.policy_objective import GREEDY, PolicyObjective
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule, read_prompts
 from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sample_source import SampleSource
 from sabia.core.recipes.grpo.sampler import Sampler, open_grader
 from sabia.core.recipes.grpo.served_policy import ServedPolicy
-from sabia.core.recipes.grpo.step_table import StepTable
+from sabia.core.recipes.grpo.step_table import SUMS, StepTable, metrics_row
 from sabia.core.recipes.grpo.teacher_scores import OnPolicyTeacher, open_teacher
 from sabia.core.recipes.model_source import load_arrays, load_fp32
 from sabia.core.recipes.row_outputs import warn_of_rejects
@@ -47,11 +51,8 @@ from sabia.core.recipes.run_call import (
     in_directory,
     make_meter,
     make_run,
-    manifest,
-    note_kernels,
     open_run,
     show_plan,
-    trained_for,
 )
 from sabia.core.shards.inputs import from_path, open_inputs
 from sabia.core.shards.job import Job
@@ -59,14 +60,16 @@ from sabia.core.shards.layout import adopt_rejects
 from sabia.core.shards.rejects import Rejects, reject_path
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
+from sabia.core.spec.layers import Attention
 from sabia.core.spec.model import check_predicts, training_flops_per_token
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
-from sabia.core.train.loop import TrainingRun
+from sabia.core.train.loop import Results, TrainingRun
 from sabia.core.train.losses.grpo import grpo_loss
 from sabia.core.train.losses.value import value_head, without_head
 from sabia.core.train.stepper import state_bytes
 from sabia.core.train.stepper_factory import make_stepper
 
+GREEDY, SAMPLED = "validation_reward", "validation_sampled_reward"
 MOST_SOURCES = 32  # whose rewards are reported
 
 
@@ -127,7 +130,6 @@ def run(job: Job, options: GrpoOptions) -> None:
             entropy_floor=options.entropy_floor, exact=options.exact,
             max_mismatch=policy_config.max_mismatch(options), expert_layers=spec.expert_layers,
         )  # fmt: skip
-        lora = training_config.lora_config(options)
 
         def check(mesh: Mesh) -> None:
             check_fits(spec, mesh)
@@ -140,8 +142,8 @@ def run(job: Job, options: GrpoOptions) -> None:
             given = (tokenizer, prompts, held_out, grader, table)
             return _training(call, options, spec, mesh, *given, teacher and teacher(job.backend))
 
-        made = Made(spec, options.model, options.model, lora, trained_for(options, lora))
-        in_directory(call, options, made, check, make, lambda _: table.describe())
+        made = Made(spec, options.model, options.model, options)
+        in_directory(call, made, check, make, lambda _: table.describe())
     call.write_rows()
 
 
@@ -226,7 +228,7 @@ def _training(
     teacher: OnPolicyTeacher | None,
 ) -> TrainingRun:  # fmt: skip
     job, world = call.job, call.world
-    lora, precision = training_config.lora_config(options), precision_named(options.precision)
+    lora = training_config.lora_config(options)
     params = load_arrays(options.model, lora) if lora and lora.base else load_fp32(options.model)
     optimizer, schedule = (
         policy_config.optimizer_config(options, spec.hidden_size),
@@ -240,7 +242,7 @@ def _training(
     start = training_config.start_params(options, spec, params)
     stepper = make_stepper(
         job.backend, spec, start, loss, optimizer, mesh=mesh, lora=lora, seed=job.seed,
-        precision=PrecisionSchedule(precision, options.steps), world=world,
+        precision=PrecisionSchedule(precision_named(options.precision), options.steps), world=world,
         compiled=options.compile, heads=value_head(spec) if estimated else (), exact=options.exact,
     )  # fmt: skip
     engine = _engine(call, options, spec, without_head(stepper.whole_params()), tokenizer)
@@ -258,16 +260,86 @@ def _training(
         reference = engine.ops.to_device(merged(start, lora) if lora else start, "float32")
     source = SampleSource(options, stepper, sampler, table, reference, lora, teacher)
     length = max(len(prompt.ids) for prompt in prompts) + options.max_new_tokens
-    meter = make_meter(
-        call, options, mesh, training_flops_per_token(spec, length, "causal"),
-        training_flops_per_token(spec, length, "6nd"),
-        f"{parameter_count(spec):,} parameters, {options.steps:,} steps of {options.prompts} "
-        f"prompts x {options.group} samples on {mesh}",
-    )  # fmt: skip
-    note_kernels(job, spec, precision, length, packed=False)
-    meta = manifest(
-        call, spec, optimizer, schedule, options.precision, mesh, {"of_prompts": len(prompts)}
-    )
+    what = f"{options.steps:,} steps of {options.prompts} prompts x {options.group} samples"
+    meter = make_meter(call, options, spec, mesh, length, packed=False, what=what)
     objective = PolicyObjective(source, table, held_out)
-    best_by = GREEDY if held_out else ""
-    return make_run(call, options, mesh, stepper, source, objective, meter, schedule, meta, best_by)
+    return make_run(
+        call, options, mesh, stepper, source, objective, meter, optimizer, schedule,
+        data={"of_prompts": len(prompts)}, best_by=GREEDY if held_out else "",
+    )  # fmt: skip
+
+
+def check_exact(spec: ModelSpec, mesh: Mesh) -> None:
+    """See that a run can be exactly on policy (--exact). Raises UsageError where the
+    log-probabilities of sampler and trainer can differ in bits."""
+    if cause := _inexact(spec, mesh):
+        raise UsageError(f"--exact: not with {cause}; train without --exact")
+
+
+def _inexact(spec: ModelSpec, mesh: Mesh) -> str:
+    """What is in the way, '' for nothing."""
+    from sabia.core.ops.device_torch import default_device
+    from sabia.kernels.runtime.torch_fp32 import HAS_ONEDNN
+
+    if default_device().type != "cpu":
+        return "a GPU (expected a CPU)"
+    if not HAS_ONEDNN:
+        return "this processor (expected x86-64 and a torch that has oneDNN)"
+    if mesh.size > mesh.data * mesh.fsdp:
+        return f"--mesh {mesh} (expected data and fsdp alone)"
+    for layer in spec.layers:
+        mixer = layer.mixer
+        if not isinstance(mixer, Attention):
+            return f"{type(mixer).__name__} layers (expected plain attention)"
+        if mixer.softcap is not None or mixer.sinks:
+            return "capped attention or sinks (expected plain attention)"
+    return ""
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The figures of a run (see core.train.loop.Objective): rewards and samples of each step, and
+    rewards of held-out prompts."""
+
+    source: SampleSource
+    table: StepTable
+    held_out: Sequence[Prompt]
+
+    def display(self, total: int, done: int) -> AbstractContextManager[StepTable]:
+        """See Objective: a row per step."""
+        return contextlib.nullcontext(self.table)
+
+    def tokens(self, results: Results, sums: np.ndarray) -> tuple[int, int]:
+        """See Objective."""
+        trained = sum(result.extras.get("tokens", 0.0) for result in results)
+        return int(trained), int(sums[SUMS.index("computed")])
+
+    def figures(self, results: Results, sums: np.ndarray, lr: float) -> dict[str, object]:
+        """See Objective."""
+        return self.table.figures(results, sums, lr)
+
+    def details(self, results: Results, sums: np.ndarray) -> dict[str, object]:
+        """See Objective: the rate of sampling."""
+        return {"tokens_per_s": metrics_row(0.0, sums, results)["tokens_per_s"]}
+
+    def summary(self, row: dict[str, Any]) -> dict[str, object]:
+        """See Objective."""
+        if GREEDY in row:
+            return {name: row[name] for name in (GREEDY, SAMPLED)}
+        rewards = self.table.rewards
+        return {"samples": self.table.samples, "reward_first": rewards[0], "reward": rewards[-1]}
+
+    def validate(self, step: int) -> dict[str, object]:
+        """See Objective: the mean rewards of a greedy and of a sampled answer to each prompt."""
+        if not self.held_out:
+            return {}
+        self.source.use_policy(step)
+        means, count = {}, 0
+        for name, temperature in ((GREEDY, 0.0), (SAMPLED, self.source.options.temperature)):
+            total, graded = self.source.held_out_rewards(self.held_out, temperature)
+            means[name] = total / max(graded, 1.0)
+            count = count or int(graded)
+        notes.note(
+            f"step {step:,}: validation reward {means[GREEDY]:.4f}, sampled {means[SAMPLED]:.4f}"
+        )
+        return {**means, "validation_prompts": count}

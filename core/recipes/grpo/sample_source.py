@@ -148,11 +148,10 @@ class SampleSource:
         # samples of a prompt share a row only where one process computes it in one pass
         one = self.shared or self.compiled or options.remat != "none"
         fan = 1 if one else options.group
-        batch = (
-            arrays_of(samples, options, fan, self.routing)
-            if samples
-            else empty_batch(options, self.routing)
-        )
+        if samples:
+            batch = arrays_of(samples, options, fan, self.routing)
+        else:
+            batch = empty_batch(options, self.routing)
         if self.shared:
             batch = own_rows(batch, *self.stepper.row_part, mesh.context)
         if self.compiled:

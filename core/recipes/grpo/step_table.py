@@ -34,7 +34,14 @@ TRAITS = AUDIT + len(Pairs._fields)
 SOURCES = TRAITS + len(Traits.of(()).numbers)  # then rewards and graded samples of each source
 SOLVED = 1.0  # the reward of a sample that has solved its prompt
 HEADER_EVERY = 20
-COLUMNS = ("step", "reward", "live", "length", "clip", "|dlogp|", "grad", "tok/s")
+# column → its figure in the metrics, and how it is written
+COLUMNS = {
+    "step": ("step", ","), "reward": ("reward", ".3f"), "live": ("live_groups", ".0%"),
+    "length": ("length", ".1f"), "clip": ("clip_fraction", ".1%"),
+    "|dlogp|": ("logprob_gap", ".0e"), "grad": ("grad_norm", ".3f"),
+    "tok/s": ("tokens_per_s", ",.0f"),
+}  # fmt: skip
+JUDGE_COLUMNS = {"cached": ("judge_cached", ".0%"), "judge $": ("judge_usd", ".4f")}
 COLLAPSE_SHARE, COLLAPSE_DROP, COLLAPSE_STEPS = 0.5, 0.1, 3
 
 
@@ -199,24 +206,12 @@ class StepTable:
 
         Raises Failed if the trainer's log-probabilities are not those of the sampler.
         """
+        columns = COLUMNS | dict([*JUDGE_COLUMNS.items()][: self.judged + self.priced])
         if self.rows % HEADER_EVERY == 0:
-            judge = ("cached", "judge $")[: self.judged + self.priced]
-            notes.note("  ".join(f"{name:>7}" for name in (*COLUMNS, *judge)))
+            notes.note("  ".join(f"{name:>7}" for name in columns))
         self.rows += 1
-        cells = [
-            f"{row['step']:>7,}",
-            f"{row['reward']:>7.3f}",
-            f"{row['live_groups']:>7.0%}",
-            f"{row['length']:>7.1f}",
-            f"{row['clip_fraction']:>7.1%}",
-            f"{row['logprob_gap']:>7.0e}",
-            f"{row['grad_norm']:>7.3f}" if "grad_norm" in row else f"{'-':>7}",
-            f"{row['tokens_per_s']:>7,.0f}",
-        ]
-        if self.judged:
-            cells.append(f"{row['judge_cached']:>7.0%}")
-        if self.priced:
-            cells.append(f"{row['judge_usd']:>7.4f}")
+        # a step without an update has no norm
+        cells = (f"{row[k]:>7{form}}" if k in row else f"{'-':>7}" for k, form in columns.values())
         notes.note("  ".join(cells))
         self.check_collapse()
         if (

@@ -7,9 +7,7 @@ model on each process's device, or a server that gives the log-probabilities of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.recipes.grpo.sample_batch import Batch, score, sequences
 from sabia.core.recipes.grpo.server_calls import Json, ServerCalls
 from sabia.core.recipes.model_source import load_fp32
-from sabia.core.spec import ModelSpec, load_spec
+from sabia.core.spec import load_spec
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,8 +31,8 @@ def open_teacher(options: GrpoOptions, tokenizer: Tokenizer) -> "Callable[[str],
     this tokenizer."""
     if not options.teacher_is_served:
         _check_directory(options, tokenizer)
-        return lambda backend: LocalTeacher.load(options.teacher, backend)
-    teacher = ServedTeacher.open(options.teacher, tokenizer)
+        return lambda backend: LocalTeacher(options.teacher, backend)
+    teacher = ServedTeacher(options.teacher, tokenizer)
     return lambda backend: teacher
 
 
@@ -77,20 +75,13 @@ class OnPolicyTeacher(ABC):
         return share * float(apart.sum()), share * float(mask.sum())
 
 
-@dataclass
 class LocalTeacher(OnPolicyTeacher):
-    """A model with its parameters on this process's device."""
+    """A model directory, with its parameters in fp32 on this process's device."""
 
-    spec: ModelSpec
-    params: Mapping[str, Any]
-    ops: Any
-
-    @classmethod
-    def load(cls, path: str, backend: str) -> "LocalTeacher":
-        """The teacher of a model directory, in fp32."""
-        spec = load_spec(path)
-        ops = ops_as_served(backend, spec)
-        return cls(spec, ops.to_device(load_fp32(path), "float32"), ops)
+    def __init__(self, path: str, backend: str) -> None:
+        self.spec = load_spec(path)
+        self.ops = ops_as_served(backend, self.spec)
+        self.params = self.ops.to_device(load_fp32(path), "float32")
 
     def scores(self, batch: Batch, options: GrpoOptions, rows: int) -> np.ndarray:
         """See OnPolicyTeacher."""
@@ -99,26 +90,21 @@ class LocalTeacher(OnPolicyTeacher):
         )
 
 
-@dataclass
 class ServedTeacher(OnPolicyTeacher):
     """A server that repeats prompts of token ids with their log-probabilities (`echo`)."""
 
-    calls: ServerCalls
-    model: str
-
-    @classmethod
-    def open(cls, url: str, tokenizer: Tokenizer) -> "ServedTeacher":
+    def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         """The server at the URL, after one request for tokens from all over the vocabulary.
 
         Raises UsageError if it gives no log-probabilities, or names the tokens otherwise than the
         tokenizer, and what `ServerCalls.answers` raises.
         """
-        calls = ServerCalls("--teacher", url)
-        teacher = cls(calls, str(calls.model()["id"]))
+        self.calls = ServerCalls("--teacher", url)
+        self.model = str(self.calls.model()["id"])
         size = tokenizer.vocab_size
         ids = np.unique(np.linspace(0, size - 1, PROBED).astype(int)).tolist()
-        (reply,) = calls.answers([teacher._call(ids, 0)])
-        teacher._read(reply, len(ids))
+        (reply,) = self.calls.answers([self._call(ids, 0)])
+        self._read(reply, len(ids))
         named = reply["choices"][0]["logprobs"].get("tokens") or []
         pairs = zip(named, ids, strict=False)  # behind them is the token that was drawn
         texts = [(str(name).strip(), tokenizer.decode([i]).strip()) for name, i in pairs]
@@ -131,7 +117,6 @@ class ServedTeacher(OnPolicyTeacher):
                 f"--teacher: {url} has another tokenizer than the policy: a token that is "
                 f"{other[0][1]!r} here is {other[0][0]!r} there"
             )
-        return teacher
 
     def scores(self, batch: Batch, options: GrpoOptions, rows: int) -> np.ndarray:
         """See OnPolicyTeacher; the server decides what it computes together."""

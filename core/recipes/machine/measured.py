@@ -12,14 +12,13 @@ is left out, and a comment says so. On a host without a GPU the device is all co
 
 import os
 import platform
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from sabia.core.plan.chips import SCALED, Chip, chip_of_device
-from sabia.core.recipes.machine.peaks import device_name, measure_peak_flops
+from sabia.core.recipes.machine.peaks import best_seconds, device_name, measure_peak_flops
 
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 30}  # bytes; larger than caches
 ROUNDS = 8
@@ -59,12 +58,9 @@ def as_toml(machine: dict[str, Any]) -> str:
     """The text of the file."""
     lines = ["# A machine for sabia plan-cluster --machine; man sabia-plan-cluster"]
     for key, value in machine.items():
-        text = (
-            '"' + value.replace("\\", "/").replace('"', "'") + '"'
-            if isinstance(value, str)
-            else value
-        )
-        lines.append(f"{key} = {text}")
+        if isinstance(value, str):
+            value = '"' + value.replace("\\", "/").replace('"', "'") + '"'
+        lines.append(f"{key} = {value}")
     wanted = {
         "bf16_tflops": "the peak of the data sheet",
         "scale_up_gb_s": "a device's links inside the host, one way",
@@ -110,17 +106,7 @@ def _copies(source: str, target: str) -> float:
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
 
-    return size / _best(copy)
-
-
-def _best(run: Callable[[], None]) -> float:
-    run()
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return size / best_seconds(copy, ROUNDS)
 
 
 def network_rate(system: Path) -> float:

@@ -50,16 +50,20 @@ def peak_multiplier(backend: str, devices: int, processes: int) -> int:
     return processes if jax.local_devices()[0].platform == "cpu" else devices
 
 
-def _rate(product: Callable[[], None], size: int) -> float:
-    # warm up: caches, compilation, clock
-    product()
-    best = float("inf")
-    for _ in range(PRODUCT_ROUNDS):
+def best_seconds(work: Callable[[], None], rounds: int) -> float:
+    """The shortest time of some rounds, after one to warm up (caches, compilation, clock)."""
+    work()
+    times = []
+    for _ in range(rounds):
         start = time.perf_counter()
-        product()
-        best = min(best, time.perf_counter() - start)
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _rate(product: Callable[[], None], size: int) -> float:
     # a multiplication and an addition per element of the sum
-    return 2.0 * size**3 / best
+    return 2.0 * size**3 / best_seconds(product, PRODUCT_ROUNDS)
 
 
 def _torch_peak(dtype: str) -> float:

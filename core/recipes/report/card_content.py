@@ -56,10 +56,6 @@ class Content:
     undated: int = 0
     contaminated: int = 0
 
-    def named_domains(self) -> list[tuple[str, Amount]]:
-        """The domains, the largest first."""
-        return largest_first({name: one for name, one in self.domains.items() if name})
-
 
 def largest_first(shares: Shares) -> list[tuple[str, Amount]]:
     """Names by descending size."""

@@ -98,21 +98,20 @@ class StageFacts:
     @property
     def contact(self) -> str:
         """The contact that a crawl has named; '' if none."""
-        return _argument(self.record, "--contact")
+        return _contact(self.record)
 
 
-def _argument(record: Record, flag: str) -> str:
-    """The value of a flag in the arguments of a call; '' if it is not given."""
+def _contact(record: Record) -> str:
+    """The value of --contact in the arguments of a call; '' if it is not given."""
     words = list(map(str, record.get("arguments", ())))
     for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == flag or word.startswith(f"{flag}="):
-            return after if word == flag else word.partition("=")[2]
+        if word == "--contact" or word.startswith("--contact="):
+            return after if word == "--contact" else word.partition("=")[2]
     return ""
 
 
 def _is_crawl(record: Record) -> bool:
-    contact = _argument(record, "--contact")
-    return record.get("command") == "crawl" and bool(contact)
+    return record.get("command") == "crawl" and bool(_contact(record))
 
 
 @dataclass(frozen=True)

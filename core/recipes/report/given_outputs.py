@@ -166,7 +166,9 @@ def rows_with(
             rows = np.flatnonzero(_matches(batch, wanted))
             if len(rows):
                 table = pa.Table.from_batches([batch.take(pa.array(rows))])
-                yield first + rows, table if columns is None else _selected(table, columns)
+                if columns is not None:
+                    table = table.select([n for n in columns if n in table.schema.names])
+                yield first + rows, table
             first += batch.num_rows
 
 
@@ -208,10 +210,6 @@ def _matches(rows: pa.RecordBatch | pa.Table, wanted: Mapping[str, pa.Array]) ->
                 matched[at : at + len(chunk)] |= hits.to_numpy(zero_copy_only=False)
             at += len(chunk)
     return matched
-
-
-def _selected(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    return table.select([name for name in columns if name in table.schema.names])
 
 
 def rejected_with(source: Source, wanted: Mapping[str, pa.Array]) -> Iterator[dict[str, Any]]:

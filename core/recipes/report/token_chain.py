@@ -17,12 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.recipes.report.given_outputs import (
-    Output,
-    provenance_of,
-    rejected_with,
-    rows_with,
-)
+from sabia.core.recipes.report.given_outputs import Output, provenance_of, rejected_with, rows_with
 from sabia.core.recipes.report.token_row import ADDRESS_HINT, Piece, TokenRow
 from sabia.core.shards.arrow_arrays import as_dict
 from sabia.core.shards.layout import TOKENIZER

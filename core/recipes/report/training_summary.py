@@ -7,7 +7,7 @@ are kept; the wording is our own. Records fill what they tell, and a person the 
 import math
 from collections.abc import Iterator
 
-from sabia.core.recipes.report.card_content import Content
+from sabia.core.recipes.report.card_content import Content, largest_first
 from sabia.core.recipes.report.card_facts import Facts, StageFacts
 from sabia.core.recipes.report.card_text import FILL_IN, UNKNOWN, plain, share, short_path, table
 from sabia.core.recipes.report.model_card import period
@@ -120,12 +120,13 @@ def listed_domains(count: int, small: bool) -> int:
 
 
 def _domains(content: Content, small: bool) -> Iterator[str]:
-    domains, total = content.named_domains(), content.total.size
+    domains = largest_first({name: one for name, one in content.domains.items() if name})
     if not domains:
         yield from (f"Domains: {UNKNOWN}.", "")
         return
     most = listed_domains(len(domains), small)
     rule = "top 5 %, at most 1,000" if small else "top 10 %"
+    total = content.total.size
     rows = [(name, one.documents, share(one.size, total)) for name, one in domains[:most]]
     without = content.domains.get("")
     yield (f"The {rule} of {len(domains):,} domains by the bytes of their text in the documents of "

@@ -3,16 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from sabia.core import page
-from sabia.core.recipes.show.parts import (
-    ADDED,
-    FIELD,
-    HEADING,
-    PLAIN,
-    REMOVED,
-    TITLE,
-    Part,
-    visible,
-)
+from sabia.core.recipes.show import parts
+from sabia.core.recipes.show.parts import Part, visible
 
 STYLE = """<style>
 del, .removed { color: var(--bad); } ins, .added { color: var(--good); }
@@ -22,25 +14,25 @@ ins { text-decoration: none; font-weight: 600; }
 .trained { border-color: var(--series-1); }
 h2 small { font-weight: 400; color: var(--quiet); } h3 { font-size: 1rem; }
 </style>"""
-TAGS = {REMOVED: "del", ADDED: "ins"}
+TAGS = {parts.REMOVED: "del", parts.ADDED: "ins"}
 
 
-def page_of(parts: Iterable[Part], name: str, note: str) -> str:
+def page_of(shown: Iterable[Part], name: str, note: str) -> str:
     """The page; a section for each title. note: what the page has."""
     sections, fields = [page.paragraph(note, quiet=True)], list[Part]()
     is_open = False
-    for part in parts:
-        if fields and part.role != FIELD:
+    for part in shown:
+        if fields and part.role != parts.FIELD:
             sections += _table(fields)
             fields = []
-        if part.role == FIELD:
+        if part.role == parts.FIELD:
             fields.append(part)
             continue
-        if part.role == TITLE:
+        if part.role == parts.TITLE:
             sections += ["</section>"] * is_open + ["<section>", _title(part)]
             is_open = True
             continue
-        if part.role == HEADING:
+        if part.role == parts.HEADING:
             sections += (f'<h3 class="{style}">{_text(words)}</h3>' for style, words in part.spans)
         else:
             sections.append(f"<pre>{_spans(part)}</pre>")
@@ -65,7 +57,7 @@ def _spans(part: Part) -> str:
 
 
 def _span(style: str, words: str) -> str:
-    if style == PLAIN:
+    if style == parts.PLAIN:
         return words
     tag = TAGS.get(style)
     return f"<{tag}>{words}</{tag}>" if tag else f'<span class="{style}">{words}</span>'

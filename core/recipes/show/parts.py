@@ -6,6 +6,7 @@ reorder text are replaced by signs for them.
 
 import difflib
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -101,10 +102,9 @@ def difference(before: str, after: str) -> list[Span]:
 
 def _common(one: str, other: str) -> int:
     """How many characters two texts begin with in common, up to the start of a word."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # the length of the longest common start
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    lengths = range(1, min(len(one), len(other)) + 1)
+    # the length of the longest common start
+    low = bisect_left(lengths, True, key=lambda size: one[:size] != other[:size])
     if low in (len(one), len(other)) and len(one) == len(other):
         return low
     while low and (one[low - 1].isalnum() or one[low - 1] == "_"):

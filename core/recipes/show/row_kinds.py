@@ -27,7 +27,7 @@ class Kind:
     in the columns `group`; refers: the column with the id of another row, and its role."""
 
     name: str
-    columns: frozenset[str]
+    columns: tuple[str, ...]
     show: Shown
     group: tuple[str, ...] = ()
     refers: tuple[str, str] | None = None
@@ -40,7 +40,7 @@ class Kind:
 def kind_of(values: Mapping[str, Any]) -> Kind:
     """The kind of a row: the first in KINDS of which it has all columns."""
     names = {name for name, value in values.items() if value is not None}
-    return next(kind for kind in KINDS if names >= kind.columns)
+    return next(kind for kind in KINDS if names.issuperset(kind.columns))
 
 
 def parts_of(chunks: Iterable[Sequence[Row]], related: Related) -> Iterator[Part]:
@@ -98,11 +98,6 @@ def address_of(row: Row) -> str:
     return f"{row.source.name}, row {row.number:,}"
 
 
-def _named(row: Row, name: str) -> str:
-    values = row.values
-    return f"{name} {values['id']}" if values.get("id") is not None else name
-
-
 def fields(values: Mapping[str, Any], without: Iterable[str] = ()) -> Iterator[Part]:
     """The columns that have a value, except some."""
     left_out = {*without, "id"}
@@ -128,10 +123,16 @@ def shown_value(name: str, value: object) -> str:
     return str(value)
 
 
+def _head(row: Row, name: str, without: Iterable[str] = (), note: str = "") -> Iterator[Part]:
+    """The title of a row and its columns, except some."""
+    named = name if row.values.get("id") is None else f"{name} {row.values['id']}"
+    yield _title(row, named, note)
+    yield from fields(row.values, without)
+
+
 def _document(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
-        yield _title(row, _named(row, "document"))
-        yield from fields(row.values, ("text",))
+        yield from _head(row, "document", ("text",))
         yield parts.text(str(row.values["text"]), related.chars)
 
 
@@ -140,14 +141,11 @@ def _removed(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     shown = None
     for row in rows:
         values = row.values
-        yield _title(row, _named(row, "removed"), str(values["reason"]))
-        yield from fields(values, ("text", "cluster", "cluster_size"))
-        kept = related.get(values.get("kept_id"))
-        if not values.get("kept_id"):
-            yield parts.text(str(values["text"]), related.chars)
-            continue
+        yield from _head(row, "removed", ("text", "cluster", "cluster_size"), str(values["reason"]))
+        kept = related.get(values["kept_id"]) if values.get("kept_id") else None
         if kept is None:
-            yield parts.heading("removed; the document that was kept is not found", REMOVED)
+            if values.get("kept_id"):
+                yield parts.heading("removed; the document that was kept is not found", REMOVED)
             yield parts.text(str(values["text"]), related.chars)
             continue
         if shown != values["kept_id"]:
@@ -166,8 +164,7 @@ def _cluster(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
         values = row.values
         words = values.get("text") or (related.get(values.get("id")) or {}).get("text")
-        yield _title(row, _named(row, "document"))
-        yield from fields(values, ("text",))
+        yield from _head(row, "document", ("text",))
         if words is None:
             continue
         if first is None:
@@ -182,8 +179,7 @@ def _rewrite(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
         values = row.values
         before = related.get(values.get("id"))
-        yield _title(row, _named(row, "document"), str(values["rewrite_verdict"]))
-        yield from fields(values, ("text",))
+        yield from _head(row, "document", ("text",), str(values["rewrite_verdict"]))
         if before is not None and before.get("text") is not None:
             yield parts.heading("as a difference to the text before the rewrite")
             changes = parts.difference(str(before["text"]), str(values["text"]))
@@ -215,9 +211,8 @@ def _tokens(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
         values = row.values
         ids, mask = values["input_ids"], values.get("loss_mask")
-        yield _title(row, _named(row, "token row"), f"{len(ids):,} tokens")
         names = ("input_ids", "document_lengths", "document_ids", "document_offsets", "loss_mask")
-        yield from fields(values, (*names, "digest"))
+        yield from _head(row, "token row", (*names, "digest"), f"{len(ids):,} tokens")
         tokenizer = related.tokenizer_of(row.source)
         if tokenizer is None:
             yield parts.field("tokenizer", "none next to the rows; --tokenizer DIR shows the text")
@@ -258,8 +253,7 @@ def decoded(ids: Sequence[int], tokenizer: Tokenizer | None) -> str:
 def _chat(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
         values = row.values
-        yield _title(row, _named(row, "conversation"))
-        yield from fields(values, ("messages",))
+        yield from _head(row, "conversation", ("messages",))
         tokenizer = related.given_tokenizer
         if tokenizer is None:
             yield from _turns(values["messages"], related.chars)
@@ -305,8 +299,7 @@ def _turns(messages: object, chars: int) -> Iterator[Part]:
 def _preference(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
         values = row.values
-        yield _title(row, _named(row, "preference"))
-        yield from fields(values, ("prompt", "chosen", "rejected"))
+        yield from _head(row, "preference", ("prompt", "chosen", "rejected"))
         yield from _turns(values["prompt"], related.chars)
         for name, style in (("chosen", ADDED), ("rejected", REMOVED)):
             yield parts.heading(name, style)
@@ -380,31 +373,25 @@ def _detail(detail: object, chars: int) -> Iterator[Part]:
 
 def _any(rows: Sequence[Row], related: Related) -> Iterator[Part]:
     for row in rows:
-        yield _title(row, _named(row, "row"))
-        for part in fields(row.values):
+        title, *columns = _head(row, "row")
+        yield title
+        for part in columns:
             yield part._replace(spans=parts.spans(part.spans, related.chars).spans)
-
-
-def _kind(
-    name: str, columns: str, show: Shown, group: tuple[str, ...] = (),
-    refers: tuple[str, str] | None = None,
-) -> Kind:  # fmt: skip
-    return Kind(name, frozenset(columns.split()), show, group, refers)
 
 
 # the first of which a row has all columns
 KINDS = (
-    _kind("rejected", "reason shard record", _rejected),
-    _kind("samples", "prompt_id tokens", _samples, ("policy_version", "prompt_id"),
-          ("prompt_id", INPUTS)),
-    _kind("tokens", "input_ids document_lengths", _tokens),
-    _kind("scores", "task item_id value", _scores, ("model", "task", "item_id")),
-    _kind("preferences", "prompt chosen rejected", _preference),
-    _kind("removed", "reason text", _removed, ("reason", "kept_id"), ("kept_id", OUT)),
-    _kind("rewritten", "rewrite_verdict text", _rewrite, (), ("id", INPUTS)),
-    _kind("decisions", "cluster kept reason", _cluster, ("cluster",), ("id", INPUTS)),
-    _kind("clusters", "cluster text", _cluster, ("cluster",)),
-    _kind("conversations", "messages", _chat),
-    _kind("documents", "text", _document),
-    _kind("rows", "", _any),
+    Kind("rejected", ("reason", "shard", "record"), _rejected),
+    Kind("samples", ("prompt_id", "tokens"), _samples, ("policy_version", "prompt_id"),
+         ("prompt_id", INPUTS)),
+    Kind("tokens", ("input_ids", "document_lengths"), _tokens),
+    Kind("scores", ("task", "item_id", "value"), _scores, ("model", "task", "item_id")),
+    Kind("preferences", ("prompt", "chosen", "rejected"), _preference),
+    Kind("removed", ("reason", "text"), _removed, ("reason", "kept_id"), ("kept_id", OUT)),
+    Kind("rewritten", ("rewrite_verdict", "text"), _rewrite, (), ("id", INPUTS)),
+    Kind("decisions", ("cluster", "kept", "reason"), _cluster, ("cluster",), ("id", INPUTS)),
+    Kind("clusters", ("cluster", "text"), _cluster, ("cluster",)),
+    Kind("conversations", ("messages",), _chat),
+    Kind("documents", ("text",), _document),
+    Kind("rows", (), _any),
 )  # fmt: skip

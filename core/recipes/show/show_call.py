@@ -40,11 +40,8 @@ def run(job: Job, options: ShowOptions) -> None:
             _write_json(one.values() for one in differing)
         else:
             _show(options, job, changes.parts_of(differing, related), shown)
-        notes.note(
-            counts.line()
-            if not shown.cut
-            else f"there are more; the first {shown.rows:,} are shown"
-        )
+        more = f"there are more; the first {shown.rows:,} are shown"
+        notes.note(more if shown.cut else counts.line())
         return
     chunks = shown.of(_rows(job, options, where))
     if options.to == "jsonl":

@@ -18,47 +18,36 @@ from typing import IO, TextIO
 
 from rich.cells import cell_len, get_character_cell_size
 
-from sabia.core.recipes.show.parts import (
-    ADDED,
-    FIELD,
-    HEADING,
-    MASKED,
-    NAME,
-    QUIET,
-    REMOVED,
-    TEXT,
-    TITLE,
-    TRAINED,
-    Part,
-    Span,
-    visible,
-)
+from sabia.core.recipes.show import parts
+from sabia.core.recipes.show.parts import Part, Span, visible
 
 WIDTH = 80  # columns, where no terminal has another width
 NARROWEST = 20
-CODES = {REMOVED: "31", ADDED: "32", QUIET: "2", MASKED: "2", NAME: "1"}
-MARKS = {REMOVED: ("[-", "-]"), ADDED: ("{+", "+}")}
-GUTTERS = {TRAINED: "▌ ", MASKED: "  "}
+CODES = {
+    parts.REMOVED: "31", parts.ADDED: "32", parts.QUIET: "2", parts.MASKED: "2", parts.NAME: "1",
+}  # fmt: skip
+MARKS = {parts.REMOVED: ("[-", "-]"), parts.ADDED: ("{+", "+}")}
+GUTTERS = {parts.TRAINED: "▌ ", parts.MASKED: "  "}
 TAB = "    "
 LESS = {"LESS": "FRX", "LESSCHARSET": "utf-8", "LV": "-c"}
 
 
-def lines_of(parts: Iterable[Part], width: int, styled: bool) -> Iterator[str]:
+def lines_of(shown: Iterable[Part], width: int, styled: bool) -> Iterator[str]:
     """Lines of at most `width` columns; styled: with ANSI escape sequences."""
     before = ""
-    for role, same in groupby(parts, lambda part: part.role):
-        if before and (role != FIELD or before == TEXT):
+    for role, same in groupby(shown, lambda part: part.role):
+        if before and (role != parts.FIELD or before == parts.TEXT):
             yield ""
-        if role == FIELD:
+        if role == parts.FIELD:
             yield from _fields([*same], width, styled)
             before = role
             continue
         for number, part in enumerate(same):
             if number:
                 yield ""
-            if role == TITLE:
+            if role == parts.TITLE:
                 yield _rule(part, width, styled)
-            elif role == HEADING:
+            elif role == parts.HEADING:
                 yield from _wrapped(part.spans, width, styled, marked=False)
             else:
                 yield from _text(part.spans, width, styled)
@@ -72,11 +61,11 @@ def _fields(fields: Sequence[Part], width: int, styled: bool) -> Iterator[str]:
     for name, part in zip(names, fields, strict=True):
         lines = [*_wrapped(part.spans, width - column, styled)]
         if cell_len(name) >= column:
-            yield from _wrapped([(NAME, name)], width, styled)
+            yield from _wrapped([(parts.NAME, name)], width, styled)
             name = ""
         for number, line in enumerate(lines or [""]):
             first = "" if number else name
-            yield _styled(NAME, first, styled) + " " * (column - cell_len(first)) + line
+            yield _styled(parts.NAME, first, styled) + " " * (column - cell_len(first)) + line
 
 
 def _rule(part: Part, width: int, styled: bool) -> str:
@@ -86,9 +75,8 @@ def _rule(part: Part, width: int, styled: bool) -> str:
     note = _cut(note, width - cell_len(words) - 10)
     end = f" {note} ──" if note else ""
     rule = "─" * max(2, width - cell_len(words) - cell_len(end) - 4)
-    return f"{_styled(QUIET, '──', styled)} {_styled(NAME, words, styled)} " + _styled(
-        QUIET, rule + end, styled
-    )
+    title = f"{_styled(parts.QUIET, '──', styled)} {_styled(parts.NAME, words, styled)}"
+    return f"{title} {_styled(parts.QUIET, rule + end, styled)}"
 
 
 def _cut(words: str, width: int) -> str:
@@ -175,14 +163,14 @@ def _styled(style: str, words: str, styled: bool) -> str:
     return f"\x1b[{code}m{words}\x1b[0m" if styled and code and words else words
 
 
-def show_text(parts: Iterable[Part]) -> None:
+def show_text(shown: Iterable[Part]) -> None:
     """Write parts to stdout; to a terminal by a pager. Raises BrokenPipeError if stdout is closed;
     to end the pager is no error."""
     pager = _pager() if sys.stdout.isatty() else []
     if not pager:
-        print_parts(parts, sys.stdout)
+        print_parts(shown, sys.stdout)
         return
-    lines = _lines_for(parts, sys.stdout)
+    lines = _lines_for(shown, sys.stdout)
     environment = LESS | dict(os.environ)
     with subprocess.Popen(
         pager, 1, stdin=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
@@ -198,18 +186,18 @@ def show_text(parts: Iterable[Part]) -> None:
                 return
 
 
-def print_parts(parts: Iterable[Part], file: TextIO) -> None:
+def print_parts(shown: Iterable[Part], file: TextIO) -> None:
     """Write parts to a terminal, in its width, or to a file, in WIDTH columns."""
     if isinstance(file, io.TextIOWrapper):
         file.reconfigure(errors="backslashreplace")
-    _write(file, _lines_for(parts, file))
+    _write(file, _lines_for(shown, file))
 
 
-def _lines_for(parts: Iterable[Part], file: TextIO) -> Iterator[str]:
+def _lines_for(shown: Iterable[Part], file: TextIO) -> Iterator[str]:
     terminal = file.isatty()
     width = min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), 2 * WIDTH)
     styled = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return lines_of(parts, width if terminal else WIDTH, styled)
+    return lines_of(shown, width if terminal else WIDTH, styled)
 
 
 def _write(file: IO[str], lines: Iterable[str]) -> None:

@@ -90,7 +90,7 @@ EXAMS = [
 
 
 def test_a_judge_that_fails_gives_no_verdict() -> None:
-    panel = Panel.of(Judge(cast(Any, Client("[[0.5]]", None))))
+    panel = judges(("[[0.5]]", None))
     good, bad = judging.judge_points(EXAMS, panel)
     assert good.values == {"points": 0.5, "share": 0.5, MAXIMUM: 1.0}
     assert bad.values == {NO_VERDICT: 1.0} and bad.detail["judge_error"] == "timeout"

@@ -11,7 +11,9 @@ import pytest
 
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.generate.client import Client
+from sabia.core.judge.judge_file import JudgeServer
 from sabia.core.judge.llm import Judge, Question, majority
+from sabia.core.judge.panel import Panel
 from sabia.core.judge.rewards import Case, Grader, NullGuard, parse_reward
 from sabia.core.judge.rubric import Item, Rubric, parse_rubric
 from sabia.core.judge.verdict import Grade, Verdict
@@ -19,6 +21,14 @@ from sabia.core.options.model_calls import RubricJudge
 
 MET, UNMET, UNKNOWN = Verdict.MET, Verdict.UNMET, Verdict.UNKNOWN
 QUESTION = [{"role": "user", "content": "37+58="}]
+
+
+def panel_of(judge):
+    return Panel([(JudgeServer("judge", (), ""), judge)])
+
+
+def verdicts(judge, questions):
+    return [one.verdicts for one in judge.collect([judge.submit(one) for one in questions])]
 
 
 @contextmanager
@@ -115,7 +125,7 @@ def test_rubric_with_a_judge_and_its_failures(tmp_path):
     with judge_server(answer) as (url, calls):
         for _ in range(2):
             with Client(url, "judge", cache_dir=tmp_path) as client:
-                grades = Grader({"rubric": 1.0}, Judge(client)).grade(cases)
+                grades = Grader({"rubric": 1.0}, panel_of(Judge(client))).grade(cases)
             assert [grade.score for grade in grades] == [
                 1.0,
                 None,
@@ -139,13 +149,13 @@ def test_an_outage_stops_the_run_and_a_rare_fault_does_not(tmp_path):
         judge_server(flaky) as (url, _),
         Client(url, "judge", cache_dir=tmp_path / "a", backoff_s=0.001) as client,
     ):
-        assert Judge(client).verdicts(questions) == [{"a": MET}] * 20
+        assert verdicts(Judge(client), questions) == [{"a": MET}] * 20
     with (
         judge_server(lambda *_: (500, "")) as (url, _),
         Client(url, "judge", cache_dir=tmp_path / "b", backoff_s=0.001, max_tries=2) as client,
         pytest.raises(Failed, match="in a row"),
     ):
-        Judge(client).verdicts(questions)
+        verdicts(Judge(client), questions)
 
 
 def test_votes_and_several_items_a_call(tmp_path):
@@ -156,7 +166,7 @@ def test_votes_and_several_items_a_call(tmp_path):
     with judge_server(answer) as (url, calls), Client(url, "judge", cache_dir=tmp_path) as client:
         asked = {"judge_items_per_call": 2, "judge_votes": 3, "judge_url": url, "judge_model": "m"}
         judge = Judge(client, RubricJudge(**asked))
-        found = judge.verdicts([Question(QUESTION, f"text {n}", items) for n in "ab"])
+        found = verdicts(judge, [Question(QUESTION, f"text {n}", items) for n in "ab"])
         assert sum(calls.values()) == 2 * 3 * 2
     assert found == [dict.fromkeys("xyz", MET), dict.fromkeys("xyz", UNMET)]
     assert majority([MET, UNMET]) is UNKNOWN
@@ -169,4 +179,4 @@ def test_null_guard():
     guard.add([Grade(1.0)] * 30 + [Grade(None)] * 10)
     with pytest.raises(Failed, match="no verdict on 2"):
         guard.add([Grade(None)] * 2)
-    assert (guard.seen, guard.missing) == (42, 12)
+    assert (len(guard.recent), sum(guard.recent)) == (42, 12)

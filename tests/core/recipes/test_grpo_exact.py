@@ -13,7 +13,7 @@ from sabia.core.model.storage import hub
 from sabia.core.options.grpo import GrpoOptions
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.recipes.grpo import policy_run
-from sabia.core.recipes.grpo.exact_runs import check_exact
+from sabia.core.recipes.grpo.policy_run import check_exact
 from sabia.core.shards.job import Job
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe

@@ -1,1 +1,0 @@
-"""Further options of `sabia plan-cluster`, which core/options/plan_cluster.py composes."""
