@@ -171,13 +171,10 @@ def _block_mask(mask: Mask) -> Any:
     count, total = -(-length // FLEX_BLOCK), -(-mask.keys // FLEX_BLOCK)
     spare = count * FLEX_BLOCK - length
     shape = (rows, count, FLEX_BLOCK)
-    # [B, count]: greatest first key
-    most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
-    # [B, count]: least first key
-    least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
-    reach = torch.where(
-        mask.first < mask.keys, mask.last_keys + 1, 0
-    )  # one past the last visible key
+    firsts = F.pad(mask.first, (0, spare), value=mask.keys).view(shape)
+    most, least = firsts.amax(-1), firsts.amin(-1)  # [B, count]: of first keys
+    # one past the last visible key
+    reach = torch.where(mask.first < mask.keys, mask.last_keys + 1, 0)
     reach = F.pad(reach, (0, spare)).view(shape)  # [B, count, FLEX_BLOCK]
     # [B, count]: end of what any, of what every query sees
     stop, surely = reach.amax(-1), reach.amin(-1)
@@ -346,13 +343,10 @@ def _library(
     return flex(q, k, v, mask, scale, softcap, sinks)
 
 
-def _triton(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _triton(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *scoring: Any) -> Tensor:
     from sabia.kernels.attention.triton_impl import attention
 
-    return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)
+    return attention(q, k, v, mask.first, mask.until, mask.start, *scoring)
 
 
 IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}
