@@ -243,13 +243,10 @@ def _library(
     return jnp.where(mask.seen, out, 0)
 
 
-def _pallas(
-    q: Array, k: Array, v: Array, mask: Mask, scale: float, softcap: float | None,
-    sinks: Array | None,
-) -> Array:  # fmt: skip
+def _pallas(q: Array, k: Array, v: Array, mask: Mask, *scoring: Any) -> Array:
     from sabia.kernels.attention.pallas_impl import attention
 
-    return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)
+    return attention(q, k, v, mask.first, mask.until, mask.start, *scoring)
 
 
 IMPLEMENTATIONS = {"reference": _reference, "library": _library, "pallas": _pallas}

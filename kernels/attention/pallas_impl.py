@@ -12,7 +12,6 @@ never run on a TPU.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sabia.kernels.runtime.dispatch import pallas_interpret
-from sabia.kernels.runtime.pallas_product import NN, NT, TN, product
+from sabia.kernels.runtime.pallas_product import NN, NT, TN, prefetching_call, product
 
 Array = jax.Array
 HIDDEN = -1e30  # finite: a row whose first blocks are masked has no -inf - -inf
@@ -130,19 +129,6 @@ def _keys_kernel(
     def _end() -> None:
         dk[...] = (acc_k[...] * scale).astype(dk.dtype)
         dv[...] = acc_v[...].astype(dv.dtype)
-
-
-def _call(kernel: Callable[..., None], grid: tuple[int, ...], inner: int, **spec: Any) -> Any:
-    """pallas_call with three prefetched scalars arrays, its last `inner` grid axes in order."""
-    shapes = spec.pop("out_shape")
-    order: list[Any] = ["parallel"] * (len(grid) - inner) + ["arbitrary"] * inner
-    return pl.pallas_call(
-        kernel,
-        out_shape=shapes,
-        grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=3, grid=grid, **spec),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=tuple(order)),
-        interpret=pallas_interpret(),
-    )
 
 
 def _key_ranges(
@@ -254,8 +240,8 @@ def _run_forward(
     else:
         with_sink = kernel
         kernel = lambda *refs: with_sink(*refs[:7], None, *refs[7:])  # noqa: E731
-    run = _call(
-        kernel, (batch, heads, length // rows, k.shape[2] // columns), 1,
+    run = prefetching_call(
+        kernel, (batch, heads, length // rows, k.shape[2] // columns),
         in_specs=[spec[name] for name in ("q", "k", "v", "first", "sink")[: len(inputs)]],
         out_specs=[spec["out"], spec["row"]],
         out_shape=[jax.ShapeDtypeStruct((batch, heads, size_v, length), q.dtype),
@@ -277,18 +263,18 @@ def _run_backward(
     names = ("q", "k", "v", "first", "grad", "row", "row")
     inputs = (q, k, v, first, grad, lse, delta)
     spec = _query_specs(rows, columns, group, size, size_v)
-    dq = _call(
+    dq = prefetching_call(
         functools.partial(_queries_kernel, scale=scale, cap=cap),
-        (batch, heads, length // rows, keys // columns), 1,
+        (batch, heads, length // rows, keys // columns),
         in_specs=[spec[name] for name in names],
         out_specs=spec["dq"],
         out_shape=jax.ShapeDtypeStruct((batch, heads, size, length), q.dtype),
         scratch_shapes=[pltpu.VMEM((size, rows), jnp.float32)],
     )(*_key_ranges(first[:, 0], start, keys, rows, columns), start[None], *inputs)  # fmt: skip
     spec = _key_specs(rows, columns, group, size, size_v)
-    dk, dv = _call(
+    dk, dv = prefetching_call(
         functools.partial(_keys_kernel, scale=scale, cap=cap),
-        (batch, groups, keys // columns, group, length // rows), 2,
+        (batch, groups, keys // columns, group, length // rows), inner=2,
         in_specs=[spec[name] for name in names],
         out_specs=[spec["k"], spec["v"]],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],

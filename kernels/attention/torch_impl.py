@@ -8,20 +8,18 @@ mask, whose blocks are computed here from the intervals, without the [B, T, S] m
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.attention import torch_cpu
+from sabia.kernels.attention import torch_cached, torch_cpu
+from sabia.kernels.attention.torch_cached import CacheMask
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 from sabia.kernels.runtime.torch_process import allow_compilations
-
-if TYPE_CHECKING:
-    from sabia.kernels.attention.torch_cached import CacheMask, SharedSlots
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
@@ -154,13 +152,7 @@ def mask_at(
     return Mask(first, whole.until, 0, False, at=at.int())
 
 
-def cache_mask(
-    like: Tensor, keys: int, slots: Tensor, window: int | None, shared: "Sequence[SharedSlots]" = ()
-) -> "CacheMask":
-    """See attention.attention_mask, with slots."""
-    from sabia.kernels.attention import torch_cached
-
-    return torch_cached.cache_mask(like, keys, slots, window, shared)
+cache_mask = torch_cached.cache_mask
 
 
 def _block_mask(mask: Mask) -> Any:
@@ -171,13 +163,10 @@ def _block_mask(mask: Mask) -> Any:
     count, total = -(-length // FLEX_BLOCK), -(-mask.keys // FLEX_BLOCK)
     spare = count * FLEX_BLOCK - length
     shape = (rows, count, FLEX_BLOCK)
-    # [B, count]: greatest first key
-    most = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amax(-1)
-    # [B, count]: least first key
-    least = F.pad(mask.first, (0, spare), value=mask.keys).view(shape).amin(-1)
-    reach = torch.where(
-        mask.first < mask.keys, mask.last_keys + 1, 0
-    )  # one past the last visible key
+    firsts = F.pad(mask.first, (0, spare), value=mask.keys).view(shape)
+    most, least = firsts.amax(-1), firsts.amin(-1)  # [B, count]: of first keys
+    # one past the last visible key
+    reach = torch.where(mask.first < mask.keys, mask.last_keys + 1, 0)
     reach = F.pad(reach, (0, spare)).view(shape)  # [B, count, FLEX_BLOCK]
     # [B, count]: end of what any, of what every query sees
     stop, surely = reach.amax(-1), reach.amin(-1)
@@ -225,7 +214,7 @@ def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
 
 
 def choose_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | CacheMask", softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, softcap: float | None,
     sinks: Tensor | None, implementation: str | None,
 ) -> Choice:  # fmt: skip
     """See attention.choose_attention."""
@@ -328,12 +317,10 @@ def flex(
 
 
 def _library(
-    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | CacheMask", scale: float, softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, scale: float, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if not isinstance(mask, Mask):
-        from sabia.kernels.attention import torch_cached
-
         return torch_cached.attention(q, k, v, mask, scale, softcap, sinks)
     if computed_in_fp32(q):
         wide = _library(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)
@@ -346,13 +333,10 @@ def _library(
     return flex(q, k, v, mask, scale, softcap, sinks)
 
 
-def _triton(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
+def _triton(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *scoring: Any) -> Tensor:
     from sabia.kernels.attention.triton_impl import attention
 
-    return attention(q, k, v, mask.first, mask.until, mask.start, scale, softcap, sinks)
+    return attention(q, k, v, mask.first, mask.until, mask.start, *scoring)
 
 
 IMPLEMENTATIONS = {"reference": _reference, "library": _library, "triton": _triton}

@@ -8,8 +8,7 @@ alike; results are rounded where each operation by itself rounds them, and compu
 between. Norms may be float32 in any call.
 """
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,11 +47,6 @@ class Cached(NamedTuple):
     last: np.ndarray
 
 
-@functools.cache
-def _engine(name: str) -> Any:
-    return engine_module("decoder_layer", name)
-
-
 def decoder_layer(
     x: np.ndarray, weights: LayerWeights, cos: np.ndarray, sin: np.ndarray, cached: Cached,
     engine: str = "numba",
@@ -64,7 +58,7 @@ def decoder_layer(
     gate · y. float32 cos and sin[1, R] are of the first R numbers of each head, whose pairs (i, i +
     R/2) are rotated; R = 0: none.
     """
-    _engine(engine).decoder_layer(x, *weights, cos, sin, *cached)
+    engine_module("decoder_layer", engine).decoder_layer(x, *weights, cos, sin, *cached)
 
 
 def normed(
@@ -72,7 +66,7 @@ def normed(
     engine: str = "numba",
 ) -> None:  # fmt: skip
     """y[B, D] = RMSNorm of x by norm + offset; without a norm, x."""
-    _engine(engine).normed(x, norm, offset, eps, y)
+    engine_module("decoder_layer", engine).normed(x, norm, offset, eps, y)
 
 
 def added(
@@ -80,12 +74,12 @@ def added(
     engine: str = "numba",
 ) -> None:  # fmt: skip
     """x[B, D] += factor · RMSNorm of z (without a norm, z), in place."""
-    _engine(engine).added(x, z, norm, offset, eps, factor)
+    engine_module("decoder_layer", engine).added(x, z, norm, offset, eps, factor)
 
 
 def gated(made: np.ndarray, out: np.ndarray, engine: str = "numba") -> None:
     """out[B, F] = silu(made[:, :F]) · made[:, F:]."""
-    _engine(engine).gated(made, out)
+    engine_module("decoder_layer", engine).gated(made, out)
 
 
 def heads(
@@ -96,7 +90,7 @@ def heads(
     values go to the cache. Queries and keys are normed, if there are norms, and rotated; numbers:
     what is added to the norms, epsilon, and the factor of the queries."""
     cache = cached.keys, cached.values, cached.at
-    _engine(engine).heads(made, *norms, *numbers, cos, sin, *cache, q)
+    engine_module("decoder_layer", engine).heads(made, *norms, *numbers, cos, sin, *cache, q)
 
 
 def attend(
@@ -107,4 +101,4 @@ def attend(
     out[B, K, G, N]: the sum of the values at slots known[b] and later. All are float32. weights has
     the scores of the slots before known[b] already."""
     keys, values, _, first, last = cached
-    _engine(engine).attend(q, keys, values, first, last, known, weights, out)
+    engine_module("decoder_layer", engine).attend(q, keys, values, first, last, known, weights, out)

@@ -5,22 +5,11 @@ from typing import Any
 import numpy as np
 
 from sabia.kernels.decoder_layer.interface import MATRICES, NORMS
-
-
-def _wide(x: np.ndarray) -> np.ndarray:
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
-
-def _bits(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """float32 x in the dtype of `like`: the nearest bfloat16 numbers, ties to even."""
-    if like.dtype != np.uint16:
-        return x
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+from sabia.kernels.row_products.reference import narrow, wide
 
 
 def _rounded(x: np.ndarray, like: np.ndarray) -> np.ndarray:
-    return _wide(_bits(x, like))
+    return wide(narrow(x, like))
 
 
 def _norm(y: np.ndarray, norm: np.ndarray, offset: float, eps: float, like: Any) -> np.ndarray:
@@ -29,24 +18,24 @@ def _norm(y: np.ndarray, norm: np.ndarray, offset: float, eps: float, like: Any)
         return y
     rows = y.reshape(-1, len(norm))
     inverse = 1 / np.sqrt((rows * rows).mean(-1, keepdims=True) + np.float32(eps))
-    return _rounded(rows * inverse * (_wide(norm) + np.float32(offset)), like).reshape(y.shape)
+    return _rounded(rows * inverse * (wide(norm) + np.float32(offset)), like).reshape(y.shape)
 
 
 def normed(x: np.ndarray, norm: np.ndarray, offset: float, eps: float, y: np.ndarray) -> None:
     """See the interface."""
-    y[:] = _bits(_norm(_wide(x), norm, offset, eps, x), x)
+    y[:] = narrow(_norm(wide(x), norm, offset, eps, x), x)
 
 
 def added(x: Any, z: Any, norm: np.ndarray, offset: float, eps: float, factor: float) -> None:
     """See the interface."""
-    more = _rounded(_norm(_wide(z), norm, offset, eps, x) * np.float32(factor), x)
-    x[:] = _bits(_wide(x) + more, x)
+    more = _rounded(_norm(wide(z), norm, offset, eps, x) * np.float32(factor), x)
+    x[:] = narrow(wide(x) + more, x)
 
 
 def gated(made: np.ndarray, out: np.ndarray) -> None:
     """See the interface."""
-    gate, up = np.split(_wide(made), 2, -1)
-    out[:] = _bits(gate / (1 + np.exp(-gate)) * up, out)
+    gate, up = np.split(wide(made), 2, -1)
+    out[:] = narrow(gate / (1 + np.exp(-gate)) * up, out)
 
 
 def _rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, like: np.ndarray) -> np.ndarray:
@@ -66,11 +55,11 @@ def heads(
     """See the interface."""
     rows, (_, _, groups, size) = np.arange(len(made)), keys.shape
     ends = np.cumsum([q[0].size, groups * size])
-    mine, key, value = np.split(_wide(made), ends, -1)
+    mine, key, value = np.split(wide(made), ends, -1)
     mine, key = (_norm(x, norm, offset, eps, made).reshape(len(made), -1, size)
                  for x, norm in ((mine, q_norm), (key, k_norm)))  # fmt: skip
-    keys[rows, at] = _bits(_rotated(key, cos, sin, made), keys)
-    values[rows, at] = _bits(value.reshape(len(made), groups, size), values)
+    keys[rows, at] = narrow(_rotated(key, cos, sin, made), keys)
+    values[rows, at] = narrow(value.reshape(len(made), groups, size), values)
     q[:] = (_rotated(mine, cos, sin, made) * np.float32(scale)).reshape(q.shape)
 
 
@@ -81,12 +70,12 @@ def attend(
     """See the interface."""
     for b, (begin, end, given) in enumerate(zip(first, last + 1, known, strict=True)):
         new, row = slice(max(begin, given), end), weights[b]
-        row[..., new] = np.einsum("kgn,skn->kgs", q[b], _wide(keys[b, new]))
+        row[..., new] = np.einsum("kgn,skn->kgs", q[b], wide(keys[b, new]))
         row[..., :begin] = 0
         seen = row[..., begin:end]
         seen[:] = np.exp(seen - seen.max(-1, keepdims=True))
         seen /= seen.sum(-1, keepdims=True)
-        out[b] = np.einsum("kgs,skn->kgn", row[..., new], _wide(values[b, new]))
+        out[b] = np.einsum("kgs,skn->kgn", row[..., new], wide(values[b, new]))
 
 
 def decoder_layer(
@@ -101,8 +90,8 @@ def decoder_layer(
     y, (_, _, groups, size) = np.empty_like(x), keys.shape
 
     def times(name: str, y: np.ndarray) -> np.ndarray:
-        out = _rounded(_wide(y) @ _wide(weights[name]).T, x)
-        return _bits(_rounded(out + _wide(biases[name]), x) if len(biases[name]) else out, x)
+        out = _rounded(wide(y) @ wide(weights[name]).T, x)
+        return narrow(_rounded(out + wide(biases[name]), x) if len(biases[name]) else out, x)
 
     normed(x, norms["attn.norm"], offset, eps, y)
     made = np.concatenate([times(f"attn.{name}", y) for name in "qkv"], -1)
@@ -113,9 +102,9 @@ def decoder_layer(
     attend(q, keys, values, first, last, first, parts, out)
     mixed = _rounded(out.reshape(1, -1), x)
     if len(weights["attn.gate"]):
-        share = 1 / (1 + np.exp(-_wide(times("attn.gate", y))))
+        share = 1 / (1 + np.exp(-wide(times("attn.gate", y))))
         mixed = _rounded(mixed * _rounded(share, x), x)
-    added(x, times("attn.o", _bits(mixed, x)), norms["attn.post_norm"], offset, eps, factor)
+    added(x, times("attn.o", narrow(mixed, x)), norms["attn.post_norm"], offset, eps, factor)
     normed(x, norms["mlp.norm"], offset, eps, y)
     both = np.concatenate((times("mlp.gate", y), times("mlp.up", y)), -1)
     mid = np.empty((1, len(weights["mlp.gate"])), x.dtype)

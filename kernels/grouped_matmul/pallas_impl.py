@@ -9,7 +9,6 @@ here). Block sizes are untuned. Compiled for v5e with libtpu, never run on a TPU
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from sabia.kernels.runtime.dispatch import pallas_interpret
-from sabia.kernels.runtime.pallas_product import NN, NT, TN, product
+from sabia.kernels.runtime.pallas_product import NN, NT, TN, prefetching_call, product
 
 Array = jax.Array
 ROWS, INTERPRETED_ROWS = 128, 16
@@ -95,18 +94,6 @@ def _columns(count: int, other: int, itemsize: int, rows: int) -> int:
     return min(128, count)
 
 
-def _call(kernel: Callable[..., None], grid: tuple[int, ...], **spec: Any) -> Any:
-    shape = spec.pop("out_shape")
-    order: Any = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
-    return pl.pallas_call(
-        kernel,
-        out_shape=shape,
-        grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=3, grid=grid, **spec),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=LIMIT),
-        interpret=pallas_interpret(),
-    )
-
-
 def _rows(x: Array, weight: Array, pairs: Any, rows: int, across: bool) -> Array:
     """x[M, D] by weight[E, F, D]; `across`: x[M, F] by the same, to [M, D]."""
     last, width = weight.shape[0], weight.shape[2 if across else 1]
@@ -117,9 +104,10 @@ def _rows(x: Array, weight: Array, pairs: Any, rows: int, across: bool) -> Array
         group = jnp.minimum(groups[t], last - 1)
         return (group, 0, f) if across else (group, f, 0)
 
-    return _call(
+    return prefetching_call(
         functools.partial(_rows_kernel, dims=NN if across else NT, last=last),
         (pl.cdiv(width, columns), pairs[0].shape[0]),
+        limit=LIMIT,
         in_specs=[
             pl.BlockSpec((rows, x.shape[1]), lambda f, t, g, blocks, _: (blocks[t], 0)),
             pl.BlockSpec(shape, matrix),
@@ -131,9 +119,10 @@ def _rows(x: Array, weight: Array, pairs: Any, rows: int, across: bool) -> Array
 
 def _matrices(grad: Array, x: Array, pairs: Any, rows: int, last: int) -> Array:
     f_size, d_size = min(512, grad.shape[1]), min(512, x.shape[1])
-    return _call(
+    return prefetching_call(
         functools.partial(_matrices_kernel, last=last),
         (pl.cdiv(grad.shape[1], f_size), pl.cdiv(x.shape[1], d_size), pairs[0].shape[0]),
+        limit=LIMIT,
         in_specs=[
             pl.BlockSpec((rows, f_size), lambda f, d, t, g, blocks, _: (blocks[t], f)),
             pl.BlockSpec((rows, d_size), lambda f, d, t, g, blocks, _: (blocks[t], d)),

@@ -7,7 +7,7 @@ walks the group's rows (an empty group gets zeros). Sums in fp32. `kernels.runti
 sizes measured on a device, by dtype.
 """
 
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import triton
@@ -74,33 +74,17 @@ def _matrices_kernel(
              acc.to(dw.dtype.element_ty), mask=(f < F)[:, None] & (d < D)[None, :])  # fmt: skip
 
 
-class LaunchOptions(TypedDict):
-    """Block sizes, compiler options, and the precision of fp32 products."""
-
-    BLOCK_M: int
-    BLOCK_F: int
-    BLOCK_D: int
-    num_warps: int
-    num_stages: int
-    PRECISION: str
-
-
-def launch_options(x: Tensor, kernel: str) -> LaunchOptions:
-    """Block sizes and compiler options of the kernel `rows` or `matrices`."""
+def launch_options(x: Tensor, kernel: str) -> dict[str, Any]:
+    """Block sizes, compiler options, and the precision of fp32 products of the kernel `rows` or
+    `matrices`."""
     default = (*((128, 128, 64) if x.element_size() == 2 else (64, 64, 32)), 8, 3)
     key = str(x.dtype).removeprefix("torch.")
     blocks = tuned_blocks(f"grouped_matmul.{kernel}", key, x, default)
     if x.device.type == "cpu":
         blocks = (*(INTERPRETED_BLOCK,) * 3, *blocks[3:])
-    rows, outputs, inputs, warps, stages = blocks
-    return LaunchOptions(
-        BLOCK_M=rows,
-        BLOCK_F=outputs,
-        BLOCK_D=inputs,
-        num_warps=warps,
-        num_stages=stages,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-    )
+    names = "BLOCK_M", "BLOCK_F", "BLOCK_D", "num_warps", "num_stages"
+    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    return {**dict(zip(names, blocks, strict=True)), "PRECISION": precision}
 
 
 def _bounds(counts: Tensor) -> Tensor:

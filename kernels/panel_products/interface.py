@@ -7,19 +7,11 @@ of a result depend on its row and its output alone: numbers are multiplied and a
 their order, in sums of at most `depth(I)` that are then added (as oneDNN does, where measured).
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 
 from sabia.kernels.runtime.dispatch import engine_module
 
 PANEL = 48
-
-
-@functools.cache
-def _engine(name: str) -> Any:
-    return engine_module("panel_products", name)
 
 
 def depth(inputs: int) -> int:
@@ -37,10 +29,10 @@ def panels_for(weight: np.ndarray, outputs: int) -> np.ndarray:
 
 def fill(panels: np.ndarray, weight: np.ndarray, first: int, engine: str = "numba") -> None:
     """Write weight[O, I] to the panels, as outputs first to first + O - 1."""
-    _engine(engine).fill(panels, weight, first)
+    engine_module("panel_products", engine).fill(panels, weight, first)
 
 
 def product(x: np.ndarray, panels: np.ndarray, out: np.ndarray, engine: str = "numba") -> None:
     """float32 out[M, O] = x[M, I] · weightᵀ, of float32 x and panels of float32, or of bfloat16 as
     uint16 (their bits)."""
-    _engine(engine).product(x, panels, out, depth(x.shape[1]))
+    engine_module("panel_products", engine).product(x, panels, out, depth(x.shape[1]))

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from sabia.kernels.row_products.reference import wide
+
 
 def fill(panels: np.ndarray, weight: np.ndarray, first: int) -> None:
     """See the interface."""
@@ -12,9 +14,7 @@ def fill(panels: np.ndarray, weight: np.ndarray, first: int) -> None:
 def product(x: np.ndarray, panels: np.ndarray, out: np.ndarray, depth: int) -> None:
     """See the interface; a product of two float32 numbers is exact in float64, and its sum with a
     third is rounded twice in a few cases in 2^29."""
-    if panels.dtype == np.uint16:
-        panels = (panels.astype(np.uint32) << 16).view(np.float32)
-    whole = panels.transpose(0, 2, 1).reshape(-1, panels.shape[1])[: out.shape[1]]
+    whole = wide(panels).transpose(0, 2, 1).reshape(-1, panels.shape[1])[: out.shape[1]]
     out[:] = 0
     for start in range(0, x.shape[1], depth):
         total = np.zeros_like(out)

@@ -35,7 +35,7 @@ def quantize(x: Array, layout: Layout, key: object = None) -> Quantized:
     tiled, tiles, scale, draws = _prepare(x, layout, key)
     count, _, power = round_size(tiled, layout.element, draws)
     codes = encode(tiled, count, power, layout.element)
-    stored = _e4m3_codes(tiles) if layout.scale == "e4m3" else tiles
+    stored = e4m3_codes(tiles) if layout.scale == "e4m3" else tiles
     return Quantized(_cropped(codes, x), stored if layout.tile else None, scale)
 
 
@@ -46,16 +46,6 @@ def rounded(x: Array, layout: Layout, key: object = None) -> tuple[Array, Array]
     count, steps, _ = round_size(tiled, layout.element, draws)
     values = jnp.copysign(count * steps, tiled) * tiles[:, None, :, None]
     return _cropped(values, x), scale
-
-
-def dequantize(quantized: Quantized, layout: Layout) -> tuple[Array, Array]:
-    """(values, scale) of `rounded`, from codes."""
-    values = _decode(quantized.codes, layout.element)
-    if layout.tile is not None:
-        tiles = quantized.tiles
-        tiles = _decode(tiles, "e4m3") if layout.scale == "e4m3" else tiles
-        values = _cropped(_tiled(values, layout) * tiles[:, None, :, None], values)
-    return values, quantized.scale
 
 
 def hadamard(x: Array, signs: Array) -> Array:
@@ -212,20 +202,7 @@ def _power(exponent: Array) -> Array:
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def _e4m3_codes(values: Array) -> Array:
+def e4m3_codes(values: Array) -> Array:
     """Codes of numbers ≥ 0 that E4M3 holds."""
     count, _, power = round_size(values, "e4m3", None)
     return encode(values, count, power, "e4m3")
-
-
-def _decode(codes: Array, element: str) -> Array:
-    """float32 values of codes: the exponent and mantissa moved to their places in float32."""
-    exponent, mantissa, bias = BITS[element]
-    wide = codes.astype(jnp.int32)
-    field = wide & ((1 << (exponent + mantissa)) - 1)
-    power = field >> mantissa
-    whole = (field & ((1 << mantissa) - 1)) + ((power > 0).astype(jnp.int32) << mantissa)
-    values = whole.astype(jnp.float32) * _power(jnp.maximum(power, 1) - bias - mantissa)
-    if NAN[element]:
-        values = jnp.where(field == NAN[element], jnp.nan, values)
-    return jnp.where(wide >> (exponent + mantissa) > 0, -values, values)

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 
 from sabia.kernels.quantize.definitions import Layout, Quantized
 from sabia.kernels.quantize.jax_arithmetic import (
+    e4m3_codes,
     encode,
     flushed,
     global_scale,
@@ -47,9 +48,8 @@ def quantize(x: Array, layout: Layout, key: object = None, *, interpret: bool = 
     shapes += [jax.ShapeDtypeStruct((grid[0] * inner[0], grid[1] * inner[1]), kind)]
     fixed = pl.BlockSpec((1,), lambda i, j: (0,)), pl.BlockSpec((2,), lambda i, j: (0,))
     moving = [pl.BlockSpec(size, lambda i, j: (i, j)) for size in (block, inner)]
-    body = partial(_encode, layout=layout, columns=columns, stochastic=key is not None)
     codes, tiles = pl.pallas_call(
-        body,
+        partial(_encode, layout=layout, columns=columns, stochastic=key is not None),
         out_shape=shapes,
         grid=grid,
         in_specs=[moving[0], *fixed],
@@ -79,7 +79,5 @@ def _encode(
         draws = uniforms(indices(rows, across, *origin, columns), key[...])
     count, _, power = round_size(value, layout.element, draws)
     codes[...] = encode(value, count, power, layout.element)
-    if layout.scale == "e4m3":
-        count, _, power = round_size(steps, "e4m3", None)
-        steps = encode(steps, count, power, "e4m3")
-    tiles[...] = steps.astype(tiles.dtype)
+    stored = e4m3_codes(steps) if layout.scale == "e4m3" else steps
+    tiles[...] = stored.astype(tiles.dtype)

@@ -44,16 +44,6 @@ def rounded(x: Tensor, layout: Layout, key: object = None) -> tuple[Tensor, Tens
     return _cropped(values, x), scale
 
 
-def dequantize(quantized: Quantized, layout: Layout) -> tuple[Tensor, Tensor]:
-    """(values, scale) of `rounded`, from codes."""
-    values = _decode(quantized.codes, layout.element)
-    if layout.tile is not None:
-        tiles = quantized.tiles
-        tiles = _decode(tiles, "e4m3") if layout.scale == "e4m3" else tiles
-        values = _cropped(_tiled(values, layout) * tiles[:, None, :, None], values)
-    return values, quantized.scale
-
-
 def pack_fp4(codes: Tensor) -> Tensor:
     """Bytes[..., C/2] of E2M1 codes[..., C]: the even column in the low half. C must be even."""
     return codes[..., ::2] | codes[..., 1::2] << 4
@@ -198,18 +188,3 @@ def _e4m3_codes(values: Tensor) -> Tensor:
     """Codes of numbers ≥ 0 that E4M3 holds."""
     count, _, power = _round(values, "e4m3", None)
     return _codes(values, count, power, "e4m3")
-
-
-def _decode(codes: Tensor, element: str) -> Tensor:
-    """float32 values of codes: the exponent and mantissa moved to their places in float32."""
-    exponent, mantissa, bias = BITS[element]
-    wide = codes.to(torch.int32)
-    field = wide & ((1 << (exponent + mantissa)) - 1)
-    power = field >> mantissa
-    rest = field & ((1 << mantissa) - 1)
-    whole = rest + ((power > 0).to(torch.int32) << mantissa)
-    steps = ((power.clamp(min=1) - bias - mantissa + 127) << 23).view(torch.float32)
-    values = torch.where(field == NAN[element], float("nan"), whole.float() * steps)
-    if not NAN[element]:
-        values = whole.float() * steps
-    return torch.where(wide >> (exponent + mantissa) > 0, -values, values)

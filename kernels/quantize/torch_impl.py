@@ -11,12 +11,7 @@ Tensor = torch.Tensor
 
 def choose_quantize(x: Tensor, implementation: str | None) -> Choice:
     """See quantize.choose_quantize."""
-    own = Option(
-        "triton",
-        "scales and codes in one pass",
-        triton_obstacle(x),
-        automatic=x.device.type == "cuda",
-    )
+    own = Option("triton", "scales and codes in one pass", triton_obstacle(x), automatic=x.is_cuda)
     return choose("quantize", [own, reference_option()], implementation)
 
 

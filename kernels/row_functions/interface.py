@@ -6,17 +6,9 @@ row is needed as a whole). Numbers are float32, or bfloat16 as uint16 (their bit
 call alike where nothing else is said; everything is computed in float32 and rounded once.
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 
 from sabia.kernels.runtime.dispatch import engine_module
-
-
-@functools.cache
-def _engine(name: str) -> Any:
-    return engine_module("row_functions", name)
 
 
 def rms_norm(
@@ -24,7 +16,7 @@ def rms_norm(
     engine: str = "numba",
 ) -> None:  # fmt: skip
     """y[R, D] = x · r · weight with r = inverse[R] = 1 / sqrt(mean(x²) + eps); float32 weight."""
-    _engine(engine).rms_norm(x, weight, eps, y, inverse)
+    engine_module("row_functions", engine).rms_norm(x, weight, eps, y, inverse)
 
 
 def rms_norm_gradient(
@@ -32,12 +24,12 @@ def rms_norm_gradient(
     dw: np.ndarray, engine: str = "numba",
 ) -> None:  # fmt: skip
     """dx[R, D] and float32 dw[D] (added to what it holds) of `rms_norm`."""
-    _engine(engine).rms_norm_gradient(grad, x, weight, inverse, dx, dw)
+    engine_module("row_functions", engine).rms_norm_gradient(grad, x, weight, inverse, dx, dw)
 
 
 def silu_product(gate: np.ndarray, up: np.ndarray, out: np.ndarray, engine: str = "numba") -> None:
     """out[N] = gate · s(gate) · up, s the logistic function."""
-    _engine(engine).silu_product(gate, up, out)
+    engine_module("row_functions", engine).silu_product(gate, up, out)
 
 
 def silu_product_gradient(
@@ -45,7 +37,7 @@ def silu_product_gradient(
     engine: str = "numba",
 ) -> None:  # fmt: skip
     """d_gate[N] and d_up[N] of `silu_product`."""
-    _engine(engine).silu_product_gradient(grad, gate, up, d_gate, d_up)
+    engine_module("row_functions", engine).silu_product_gradient(grad, gate, up, d_gate, d_up)
 
 
 def rotate(
@@ -54,13 +46,13 @@ def rotate(
 ) -> None:  # fmt: skip
     """y[B, T, H, N]: pairs (i, i + N/2) of x rotated by the angles of float32 cos and sin[B or 1,
     T, 1, N], backwards with sign -1."""
-    _engine(engine).rotate(x, cos, sin, sign, y)
+    engine_module("row_functions", engine).rotate(x, cos, sin, sign, y)
 
 
 def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray, engine: str = "numba") -> None:
     """float32 lse[R] = log Σ over V of e^z with z = scores[R, V], or cap · tanh(scores / cap) where
     cap is not 0."""
-    _engine(engine).log_sums(scores, cap, lse)
+    engine_module("row_functions", engine).log_sums(scores, cap, lse)
 
 
 def softmax_gradient(
@@ -68,7 +60,7 @@ def softmax_gradient(
 ) -> None:
     """scores[R, V] ← (e^(z - lse) - onehot(target)) · dz/dscores, with the z and lse[R] of
     `log_sums`, which is computed; int64 targets[R], below 0 for none."""
-    _engine(engine).softmax_gradient(scores, targets, cap, lse)
+    engine_module("row_functions", engine).softmax_gradient(scores, targets, cap, lse)
 
 
 def attention_weights(
@@ -78,7 +70,8 @@ def attention_weights(
     """The weights of attention = softmax(scale · scores) and their float32 lse[B, H, t], for
     queries that begin at `start`; float32 scores, which are overwritten, and weights are
     [B, H, t, S]. Hidden keys are those of `attention_gradient`; without any other, all are 0."""
-    _engine(engine).attention_weights(scores, bias, start, causal, scale, weights, lse)
+    given = scores, bias, start, causal, scale
+    engine_module("row_functions", engine).attention_weights(*given, weights, lse)
 
 
 def attention_gradient(
@@ -91,5 +84,5 @@ def attention_gradient(
     weights = p = e^(scale · scores - lse), d_scores = scale · p · (products - grad · out). Both are
     0 for hidden keys: later than the query if `causal`, and those where float32 bias[B, T, S], if
     not empty, is not 0. Of all queries there are float32 lse[B, H, T], grad and out[B, T, H, N]."""
-    of_queries = lse, grad, out, bias, start, causal, scale
-    _engine(engine).attention_gradient(scores, products, *of_queries, weights, d_scores)
+    given = scores, products, lse, grad, out, bias, start, causal, scale
+    engine_module("row_functions", engine).attention_gradient(*given, weights, d_scores)

@@ -4,28 +4,16 @@ from typing import Any
 
 import numpy as np
 
-
-def _wide(x: np.ndarray) -> np.ndarray:
-    return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
-
-
-def _put(out: np.ndarray, values: np.ndarray) -> None:
-    """Round to the nearest number of `out`, ties to even."""
-    if out.dtype == np.uint16:
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        out[...] = np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
-    else:
-        out[...] = values
+from sabia.kernels.row_products.reference import narrow, wide
 
 
 def rms_norm(
     x: np.ndarray, weight: np.ndarray, eps: float, y: np.ndarray, inverse: np.ndarray
 ) -> None:
     """See the interface."""
-    wide = _wide(x)
-    inverse[:] = 1 / np.sqrt((wide * wide).mean(-1) + eps)
-    _put(y, wide * inverse[:, None] * weight)
+    h = wide(x)
+    inverse[:] = 1 / np.sqrt((h * h).mean(-1) + eps)
+    y[:] = narrow(h * inverse[:, None] * weight, y)
 
 
 def rms_norm_gradient(
@@ -33,10 +21,10 @@ def rms_norm_gradient(
     dw: np.ndarray,
 ) -> None:  # fmt: skip
     """See the interface."""
-    g, r = _wide(grad), inverse[:, None]
-    unit = _wide(x) * r
+    g, r = wide(grad), inverse[:, None]
+    unit = wide(x) * r
     dw += (g * unit).sum(0)
-    _put(dx, r * (g * weight - unit * (g * weight * unit).mean(-1, keepdims=True)))
+    dx[:] = narrow(r * (g * weight - unit * (g * weight * unit).mean(-1, keepdims=True)), dx)
 
 
 def _logistic(x: np.ndarray) -> Any:
@@ -45,29 +33,29 @@ def _logistic(x: np.ndarray) -> Any:
 
 def silu_product(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> None:
     """See the interface."""
-    x = _wide(gate)
-    _put(out, x * _logistic(x) * _wide(up))
+    x = wide(gate)
+    out[:] = narrow(x * _logistic(x) * wide(up), out)
 
 
 def silu_product_gradient(
     grad: np.ndarray, gate: np.ndarray, up: np.ndarray, d_gate: np.ndarray, d_up: np.ndarray
 ) -> None:
     """See the interface."""
-    g, x, s = _wide(grad), _wide(gate), _logistic(_wide(gate))
-    _put(d_gate, g * _wide(up) * s * (1 + x * (1 - s)))
-    _put(d_up, g * x * s)
+    g, x, s = wide(grad), wide(gate), _logistic(wide(gate))
+    d_gate[:] = narrow(g * wide(up) * s * (1 + x * (1 - s)), d_gate)
+    d_up[:] = narrow(g * x * s, d_up)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, sign: float, y: np.ndarray) -> None:
     """See the interface."""
-    first, second = np.split(_wide(x), 2, -1)
+    first, second = np.split(wide(x), 2, -1)
     turned = np.concatenate((-second, first), -1)
-    _put(y, _wide(x) * cos + turned * sin * np.float32(sign))
+    y[:] = narrow(wide(x) * cos + turned * sin * np.float32(sign), y)
 
 
 def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray) -> None:
     """See the interface."""
-    z = _wide(scores)
+    z = wide(scores)
     z = np.tanh(z / cap) * cap if cap else z
     top = z.max(-1)
     lse[:] = top + np.log(np.exp(z - top[:, None]).sum(-1))
@@ -76,11 +64,11 @@ def log_sums(scores: np.ndarray, cap: float, lse: np.ndarray) -> None:
 def softmax_gradient(scores: np.ndarray, targets: np.ndarray, cap: float, lse: np.ndarray) -> None:
     """See the interface."""
     log_sums(scores, cap, lse)
-    z = _wide(scores)
+    z = wide(scores)
     share = np.tanh(z / cap) if cap else np.zeros(1, np.float32)
     dz = np.exp((share * cap if cap else z) - lse[:, None])
     dz[np.arange(len(dz)), np.maximum(targets, 0)] -= targets >= 0
-    _put(scores, dz * (1 - share * share))
+    scores[:] = narrow(dz * (1 - share * share), scores)
 
 
 def _visible(scores: np.ndarray, bias: np.ndarray, start: int, causal: bool) -> np.ndarray:
@@ -104,7 +92,7 @@ def attention_weights(
     total = p.sum(-1)
     some = total > 0
     lse[:] = np.where(some, top + np.log(np.where(some, total, 1)), 0)
-    _put(weights, p / np.where(some, total, 1)[..., None])
+    weights[:] = narrow(p / np.where(some, total, 1)[..., None], weights)
 
 
 def attention_gradient(
@@ -114,8 +102,8 @@ def attention_gradient(
 ) -> None:  # fmt: skip
     """See the interface."""
     rows, visible = slice(start, start + scores.shape[2]), _visible(scores, bias, start, causal)
-    inner = (_wide(grad) * _wide(out)).sum(-1).transpose(0, 2, 1)[:, :, rows, None]
+    inner = (wide(grad) * wide(out)).sum(-1).transpose(0, 2, 1)[:, :, rows, None]
     p = np.exp(np.minimum(scores * np.float32(scale) - lse[:, :, rows, None], 0))
     p = np.where(visible, p, np.float32(0))
-    _put(weights, p)
-    _put(d_scores, (products - inner) * p * np.float32(scale))
+    weights[:] = narrow(p, weights)
+    d_scores[:] = narrow((products - inner) * p * np.float32(scale), d_scores)

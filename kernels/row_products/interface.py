@@ -7,24 +7,16 @@ were measured, and `scaled_dot_product_attention` computes with three or four qu
 with a matrix. Numbers are float32, or bfloat16 as uint16 (their bits); sums are float32.
 """
 
-import functools
-from typing import Any
-
 import numpy as np
 
 from sabia.kernels.runtime.dispatch import engine_module
-
-
-@functools.cache
-def _engine(name: str) -> Any:
-    return engine_module("row_products", name)
 
 
 def matrix_vector(
     weight: np.ndarray, x: np.ndarray, out: np.ndarray, engine: str = "numba"
 ) -> None:
     """out[O] = weight[O, I] · x[I]; x and out are float32."""
-    _engine(engine).matrix_vector(weight, x, out)
+    engine_module("row_products", engine).matrix_vector(weight, x, out)
 
 
 def scores(
@@ -32,7 +24,7 @@ def scores(
 ) -> None:
     """out[B, K, G, S] = q[B, K, G, N] · keys[B, S or more, K, N] of the slots from first[B] on, and
     what it was before them; q and out are float32."""
-    _engine(engine).scores(q, keys, first, out)
+    engine_module("row_products", engine).scores(q, keys, first, out)
 
 
 def weighted_sums(
@@ -41,7 +33,7 @@ def weighted_sums(
 ) -> None:  # fmt: skip
     """out[B, K, G, N] = Σ over s ≥ first[B] of weights[B, K, G, S] · values[B, S or more, K, N];
     weights and out are float32."""
-    _engine(engine).weighted_sums(weights, values, first, out)
+    engine_module("row_products", engine).weighted_sums(weights, values, first, out)
 
 
 def attention(
@@ -54,4 +46,4 @@ def attention(
     N] and values[B, S or more, K, M]. The bits of a query's result depend on the query and its keys
     alone: sums are in the order of the keys, counted from the first.
     """
-    _engine(engine).attention(q, keys, values, first, last, out, lse)
+    engine_module("row_products", engine).attention(q, keys, values, first, last, out, lse)

@@ -14,6 +14,7 @@ TRITON_INTERPRET=1 (Triton's own switch, read when triton is imported) and PALLA
 (`simulate` runs the slower simulator of a TPU core, which fills fresh memory with NaN).
 """
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -45,11 +46,6 @@ class Kernel:
     def module(self, name: str) -> ModuleType:
         """A module of the kernel: interface, reference, torch_impl, …"""
         return importlib.import_module(f"sabia.kernels.{self.operation}.{name}")
-
-    def reference(self, framework: str) -> str | None:
-        """The name of the implementation that defines the operation."""
-        names = self.implementations[framework]
-        return "reference" if "reference" in names else None
 
 
 _BOTH = {"torch": ("reference", "library", "triton"), "jax": ("reference", "library", "pallas")}
@@ -131,6 +127,7 @@ def text_engine() -> str:
     return AUTO if numba_available() else "numpy"
 
 
+@functools.cache
 def engine_module(kernel: str, engine: str) -> Any:
     """The module of a text kernel for an engine, loaded when it is first used: `numba` is compiled
     code; AUTO too, but a kernel that `switches` computes plainly until it is compiled; any other

@@ -1,9 +1,14 @@
-"""Matrix products inside Pallas kernels, summed in float32."""
+"""Shared by Pallas kernels: matrix products summed in float32, calls with prefetched scalars."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from sabia.kernels.runtime.dispatch import pallas_interpret
 
 Axes = tuple[Sequence[int], Sequence[int]]  # of both matrices
 Contraction = tuple[Axes, Axes]  # axes that are summed, and those of batches
@@ -17,4 +22,20 @@ def product(a: jax.Array, b: jax.Array, contraction: Contraction) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(
         a, b, contraction, preferred_element_type=jnp.float32, precision=precision
+    )
+
+
+def prefetching_call(
+    kernel: Callable[..., None], grid: tuple[int, ...], *, inner: int = 1, out_shape: Any,
+    limit: int | None = None, **spec: Any,
+) -> Any:  # fmt: skip
+    """pallas_call with three prefetched arrays of scalars, its last `inner` grid axes in order;
+    limit: bytes of on-chip memory."""
+    order: Any = ("parallel",) * (len(grid) - inner) + ("arbitrary",) * inner
+    return pl.pallas_call(
+        kernel,
+        out_shape=out_shape,
+        grid_spec=pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=3, grid=grid, **spec),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=limit),
+        interpret=pallas_interpret(),
     )
