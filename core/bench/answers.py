@@ -36,7 +36,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
 from sabia.core.options.eval import EvalOptions
-from sabia.core.parallel.split_model import SplitModel
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.progress import progress
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 

@@ -27,7 +27,7 @@ from sabia.core.ops.base import Ops, Params
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Array
 from sabia.core.parallel.build_ops import ops_as_served
-from sabia.core.parallel.split_model import SplitModel
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts

@@ -44,7 +44,7 @@ def load_prices(path: str | Path) -> dict[str, Price]:
     try:
         text = file.read_text("utf-8")
         table = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-        return {name: _price(entry) for name, entry in table.items()}
+        return {n: Price(float(e["prompt"]), float(e["completion"])) for n, e in table.items()}
     except OSError as error:
         raise unreadable("--prices", path, error) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -53,10 +53,6 @@ def load_prices(path: str | Path) -> dict[str, Price]:
             f"--prices: {path}: {reason} (expected [model] with prompt and completion in US "
             "dollars per million tokens)"
         ) from error
-
-
-def _price(entry: Mapping[str, float]) -> Price:
-    return Price(float(entry["prompt"]), float(entry["completion"]))
 
 
 @dataclass(frozen=True)
@@ -113,12 +109,11 @@ class Budget:
         ledger = self.ledger
         with ledger.locked():
             self._check_requests(sum(ledger.requests.values()))
-            reason = self._over(model, estimate)
-            if reason is not None and ledger.waits():
+            if (reason := self._over(model, estimate)) is None:
+                return ledger.charge(model, estimate)
+            if ledger.waits():
                 return None
-            if reason is not None:
-                raise self._exceeded(reason)
-            return ledger.charge(model, estimate)
+            raise self._exceeded(reason)
 
     def _check_requests(self, sent: int) -> None:
         if self.max_requests is not None and sent >= self.max_requests:

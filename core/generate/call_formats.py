@@ -10,7 +10,6 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 Call = tuple[str, Any]  # name, arguments: an object
@@ -35,30 +34,21 @@ _JSON = {"true": True, "false": False, "null": None}
 _PYTHON = {"True": True, "False": False, "None": None}
 
 
-@dataclass(frozen=True)
-class CallFormat:
-    """Calls between an opening and a closing text."""
-
-    opening: str
-    closing: str
-    read: Reader
-
-
 def split_calls(text: str, types: Types) -> tuple[str, list[Call]] | None:
     """(the text without its calls, the calls) by the first format that the text has; None else."""
-    for form in FORMATS:
-        if form.opening not in text:
+    for opening, closing, reader in FORMATS:
+        if opening not in text:
             continue
         rest, calls, end = list[str](), list[Call](), 0
-        while (start := text.find(form.opening, end)) >= 0:
+        while (start := text.find(opening, end)) >= 0:
             rest.append(text[end:start])
-            stop = text.find(form.closing, start := start + len(form.opening))
+            stop = text.find(closing, start := start + len(opening))
             if stop < 0:
                 return None  # the text was cut in a call
-            read = form.read(text[start:stop], types)
+            read = reader(text[start:stop], types)
             if read is None:
                 return None
-            calls, end = calls + read, stop + len(form.closing)
+            calls, end = calls + read, stop + len(closing)
         return "".join([*rest, text[end:]]), calls
     call = _named(text, "parameters") if text.lstrip().startswith("{") else None  # Llama 3
     return None if call is None else ("", [call])
@@ -198,11 +188,12 @@ def _atem(text: str, types: Types) -> list[Call] | None:
     return _tagged(name, rest, tags, types, "") if separator else None
 
 
-FORMATS = (
-    CallFormat("<tool_call>", "</tool_call>", _tool_call),
-    CallFormat("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek),
-    CallFormat("<|tool_call>call:", "<tool_call|>", _gemma),
-    CallFormat("<|tool_call_start|>[", "]<|tool_call_end|>", _pythonic),
-    CallFormat("to=functions.", "<|call|>", _harmony),
-    CallFormat('<atem:invoke name="', "</atem:invoke>", _atem),
+# (opening, closing, reader of what is between them)
+FORMATS: tuple[tuple[str, str, Reader], ...] = (
+    ("<tool_call>", "</tool_call>", _tool_call),
+    ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek),
+    ("<|tool_call>call:", "<tool_call|>", _gemma),
+    ("<|tool_call_start|>[", "]<|tool_call_end|>", _pythonic),
+    ("to=functions.", "<|call|>", _harmony),
+    ('<atem:invoke name="', "</atem:invoke>", _atem),
 )

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sabia.core.errors import BadData
-from sabia.core.generate.message_forms import Messages, forms, left_out, text_of, written
+from sabia.core.generate.message_forms import forms, left_out, text_of, written
 from sabia.core.generate.template_engine import END, START, Message, Span, Tools, rendered
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
@@ -36,22 +36,7 @@ def render(
     template (enable_thinking=False, …).
     Raises UsageError without a template, BadData if the template rejects the messages.
     """
-    return _settled(messages, tokenizer, add_generation_prompt, tools, variables)[0]
-
-
-def render_with_mask(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer,
-    tools: Tools = None,
-    **variables: object,
-) -> tuple[list[int], list[int]]:
-    """(ids[T], mask[T]) of a conversation; mask is 1 on what the assistant writes.
-
-    Raises BadData if the assistant wrote nothing, or if the template rewrites earlier turns (it may
-    drop old reasoning) and has no generation blocks: `render_rows` splits such conversations.
-    """
-    text, spans = assistant_spans(messages, tokenizer, tools, **variables)
-    return _masked(text, spans, tokenizer)
+    return _Conversation(messages, tokenizer, tools, variables, add_generation_prompt).text
 
 
 def render_rows(
@@ -60,11 +45,13 @@ def render_rows(
     tools: Tools = None,
     **variables: object,
 ) -> list[tuple[list[int], list[int]]]:
-    """`render_with_mask` as one row, or one row per assistant turn if turns are rewritten.
+    """(ids[T], mask[T]) of a conversation as one row; mask is 1 on what the assistant writes.
 
-    A row of the second kind ends with its turn and has the mask on that turn alone.
+    One row per assistant turn if the template rewrites earlier turns (it may drop old reasoning)
+    and has no generation blocks: such a row ends with its turn and has the mask on that turn alone.
+    Raises BadData if the assistant wrote nothing.
     """
-    rows = _row_texts(messages, tokenizer, tools, variables)
+    rows = _Conversation(messages, tokenizer, tools, variables).rows()
     return [_masked(text, spans, tokenizer) for text, spans in rows]
 
 
@@ -75,47 +62,31 @@ def render_answer(
     **variables: object,
 ) -> tuple[list[int], list[int]]:
     """(ids[T], mask[T]); mask is 1 on what the assistant writes in the last message alone."""
-    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
-    before, _ = rendered(form[:-1], tokenizer, False, tools, variables)
-    if GENERATION_MARK.search(tokenizer.chat_template or "") and text.startswith(before):
-        spans = [span for span in marked if span[0] >= len(before)]
+    given = _Conversation(messages, tokenizer, tools, variables)
+    before = given.written(given.form[:-1])
+    if given.has_marks and given.text.startswith(before):
+        spans = [span for span in given.marked if span[0] >= len(before)]
     else:
-        spans = [_turn_span(form, len(form) - 1, text, tokenizer, tools, variables)]
-    return _masked(text, spans, tokenizer)
+        spans = [given.turn_span(len(given.form) - 1, given.text)]
+    return _masked(given.text, spans, tokenizer)
 
 
 def row_texts(
     messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: object
 ) -> list[str]:
     """The texts that `render_rows` encodes."""
-    return [text for text, _ in _row_texts(messages, tokenizer, tools, variables)]
-
-
-def _row_texts(
-    messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools, variables: Mapping[str, Any]
-) -> list[tuple[str, list[Span]]]:
-    """(text, spans of what the assistant writes in it) of each row."""
-    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
-    try:
-        return [(text, _spans(form, text, marked, tokenizer, tools, variables))]
-    except NotPrefixPreserving:
-        turns = [i for i, message in enumerate(form) if message["role"] == "assistant"]
-    rows = []
-    for turn in turns:
-        text, _ = rendered(form[: turn + 1], tokenizer, False, tools, variables)
-        rows.append((text, [_turn_span(form, turn, text, tokenizer, tools, variables)]))
-    return rows
+    return [text for text, _ in _Conversation(messages, tokenizer, tools, variables).rows()]
 
 
 def turn_text(
     messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools = None, **variables: object
 ) -> str:
     """What the assistant writes in the last message, with its end of turn."""
-    text, _, form = _settled(messages, tokenizer, False, tools, variables)
-    start = _turn_start(form, len(form) - 1, text, tokenizer, tools, variables)
+    given = _Conversation(messages, tokenizer, tools, variables)
+    start = given.turn_start(len(given.form) - 1, given.text)
     if start is None:
         raise NotPrefixPreserving("the chat template writes no generation prompt before the turn")
-    return text[start:]
+    return given.text[start:]
 
 
 class NotPrefixPreserving(BadData):
@@ -129,42 +100,94 @@ def assistant_spans(
     **variables: object,
 ) -> tuple[str, list[Span]]:
     """(text, half-open character spans of what the assistant writes in it)."""
-    text, marked, form = _settled(messages, tokenizer, False, tools, variables)
-    return text, _spans(form, text, marked, tokenizer, tools, variables)
+    given = _Conversation(messages, tokenizer, tools, variables)
+    return given.text, given.spans()
 
 
-def _settled(
-    messages: Sequence[Message],
-    tokenizer: Tokenizer,
-    add_generation_prompt: bool,
-    tools: Tools,
-    variables: Mapping[str, Any],
-) -> tuple[str, list[Span], Messages]:
-    """(text, spans of generation blocks, messages) in the first form that is rendered whole."""
-    errors, reasons = list[str](), list[str]()
-    for form in forms(messages):
+class _Conversation:
+    """Messages in the first form that their template renders whole: `form`, its `text`, and
+    `marked`, the spans of generation blocks in it."""
+
+    def __init__(
+        self, messages: Sequence[Message], tokenizer: Tokenizer, tools: Tools,
+        variables: Mapping[str, Any], add_generation_prompt: bool = False,
+    ) -> None:  # fmt: skip
+        self._given = tokenizer, tools, variables
+        self.has_marks = bool(GENERATION_MARK.search(tokenizer.chat_template or ""))
+        errors, reasons = list[str](), list[str]()
+        for form in forms(messages):
+            try:
+                text, marked = rendered(form, tokenizer, add_generation_prompt, tools, variables)
+                reason = left_out(form, text, self.written)
+            except BadData as error:
+                errors.append(str(error))
+                continue
+            if not reason:
+                self.form, self.text, self.marked = form, text, marked
+                return
+            reasons.append(reason)
+        raise BadData((reasons or errors)[0])
+
+    def written(self, messages: Sequence[Message], prompt: bool = False, **more: object) -> str:
+        """The text of other messages."""
+        tokenizer, tools, variables = self._given
+        return rendered(messages, tokenizer, prompt, tools, {**variables, **more})[0]
+
+    @property
+    def _turns(self) -> list[int]:
+        return [i for i, message in enumerate(self.form) if message["role"] == "assistant"]
+
+    def spans(self) -> list[Span]:
+        """Half-open character spans of what the assistant writes in the text."""
+        if self.has_marks:
+            return self.marked
+        return [self.turn_span(turn, self.text) for turn in self._turns]
+
+    def rows(self) -> list[tuple[str, list[Span]]]:
+        """(text, spans of what the assistant writes in it) of each row."""
         try:
-            text, spans = rendered(form, tokenizer, add_generation_prompt, tools, variables)
-            reason = left_out(
-                form, text, lambda given: rendered(given, tokenizer, False, tools, variables)[0]
+            return [(self.text, self.spans())]
+        except NotPrefixPreserving:
+            texts = ((turn, self.written(self.form[: turn + 1])) for turn in self._turns)
+        return [(text, [self.turn_span(turn, text)]) for turn, text in texts]
+
+    def turn_span(self, turn: int, text: str) -> Span:
+        """Span of one assistant turn in `text`."""
+        after = self.written(self.form[: turn + 1])
+        start = self.turn_start(turn, after)
+        if start is None or not text.startswith(after):
+            raise NotPrefixPreserving(
+                f"the chat template rewrites earlier turns: message {turn} (expected a template "
+                "whose text only grows, or one with {% generation %} marks)"
             )
-        except BadData as error:
-            errors.append(str(error))
-            continue
-        if not reason:
-            return text, spans, form
-        reasons.append(reason)
-    raise BadData((reasons or errors)[0])
+        answer = text_of(self.form[turn]).rpartition("</think>")[2]
+        if not written(answer, "".join(after[start:].split())):
+            raise BadData(f"the chat template leaves out the content of message {turn}")
+        return start, len(after)
 
-
-def _spans(
-    form: Messages, text: str, marked: list[Span], tokenizer: Tokenizer, tools: Tools,
-    variables: Mapping[str, Any],
-) -> list[Span]:  # fmt: skip
-    if GENERATION_MARK.search(tokenizer.chat_template or ""):
-        return marked
-    turns = [i for i, message in enumerate(form) if message["role"] == "assistant"]
-    return [_turn_span(form, i, text, tokenizer, tools, variables) for i in turns]
+    def turn_start(self, turn: int, after: str) -> int | None:
+        """Where in `after`, the text that ends with it, the assistant begins to write a turn."""
+        tokenizer, _, variables = self._given
+        before, prompts = self.form[:turn], []
+        switched = THINKING not in variables and THINKING in (tokenizer.chat_template or "")
+        for more in ({}, {THINKING: False}, {THINKING: True}) if switched else ({},):
+            prompt = self.written(before, prompt=True, **more)
+            if after.startswith(prompt):
+                return len(prompt)
+            prompts.append(prompt)
+        header = len(self.written(before)) if turn else 0
+        # the generation prompt goes on in another way than the turn: it begins where they part
+        pairs = enumerate(zip(prompts[0], after, strict=False))
+        start = next((at for at, (a, b) in pairs if a != b), min(len(prompts[0]), len(after)))
+        if (tag := after.rfind("<", header, start)) > after.rfind(">", header, start):
+            start = tag  # not inside a token such as <think>
+        content = self.form[turn].get("content")
+        if isinstance(content, str) and (body := content.strip()):
+            marked = content.replace(body, f"{START}{body}{END}", 1)
+            text = self.written([*before, {**self.form[turn], "content": marked}])
+            if START in text and text.replace(START, "").replace(END, "") == after:
+                start = min(start, text.index(START))
+        return start if start > header else None
 
 
 def _masked(text: str, spans: list[Span], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -199,48 +222,3 @@ def _to_end_of_turn(text: str, span: Span, special: tuple[str, ...]) -> Span:
         return start, start + len(kept)
     follows = max((len(token) for token in special if text.startswith(token, end)), default=0)
     return start, end + follows
-
-
-def _turn_span(
-    form: Messages, turn: int, text: str, tokenizer: Tokenizer, tools: Tools,
-    variables: Mapping[str, Any],
-) -> Span:  # fmt: skip
-    """Span of one assistant turn in `text`."""
-    after, _ = rendered(form[: turn + 1], tokenizer, False, tools, variables)
-    start = _turn_start(form, turn, after, tokenizer, tools, variables)
-    if start is None or not text.startswith(after):
-        raise NotPrefixPreserving(
-            f"the chat template rewrites earlier turns: message {turn} (expected a template whose "
-            "text only grows, or one with {% generation %} marks)"
-        )
-    answer = text_of(form[turn]).rpartition("</think>")[2]
-    if not written(answer, "".join(after[start:].split())):
-        raise BadData(f"the chat template leaves out the content of message {turn}")
-    return start, len(after)
-
-
-def _turn_start(
-    form: Messages, turn: int, after: str, tokenizer: Tokenizer, tools: Tools,
-    variables: Mapping[str, Any],
-) -> int | None:  # fmt: skip
-    """Where in `after`, the text that ends with it, the assistant begins to write a turn."""
-    prompts = []
-    switched = THINKING not in variables and THINKING in (tokenizer.chat_template or "")
-    for more in ({}, {THINKING: False}, {THINKING: True}) if switched else ({},):
-        prompt, _ = rendered(form[:turn], tokenizer, True, tools, {**variables, **more})
-        if after.startswith(prompt):
-            return len(prompt)
-        prompts.append(prompt)
-    header = len(rendered(form[:turn], tokenizer, False, tools, variables)[0]) if turn else 0
-    # the generation prompt goes on in another way than the turn: it begins where they part
-    pairs = enumerate(zip(prompts[0], after, strict=False))
-    start = next((at for at, (a, b) in pairs if a != b), min(len(prompts[0]), len(after)))
-    if (tag := after.rfind("<", header, start)) > after.rfind(">", header, start):
-        start = tag  # not inside a token such as <think>
-    content = form[turn].get("content")
-    if isinstance(content, str) and (body := content.strip()):
-        marked = {**form[turn], "content": content.replace(body, f"{START}{body}{END}", 1)}
-        text, _ = rendered([*form[:turn], marked], tokenizer, False, tools, variables)
-        if START in text and text.replace(START, "").replace(END, "") == after:
-            start = min(start, text.index(START))
-    return start if start > header else None

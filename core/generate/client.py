@@ -53,14 +53,8 @@ class ClientStats:
 
     def __add__(self, other: ClientStats) -> ClientStats:
         usd = None if self.usd is None or other.usd is None else self.usd + other.usd
-        return ClientStats(
-            self.calls + other.calls,
-            self.cached + other.cached,
-            self.failed + other.failed,
-            self.requests + other.requests,
-            self.usage + other.usage,
-            usd,
-        )
+        names = ("calls", "cached", "failed", "requests", "usage")
+        return ClientStats(**{n: getattr(self, n) + getattr(other, n) for n in names}, usd=usd)
 
 
 @dataclass(frozen=True)

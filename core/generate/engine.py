@@ -32,7 +32,7 @@ from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from sabia.core.generate.draft.draft import Draft
-    from sabia.core.parallel.split_model import SplitModel
+    from sabia.core.parallel.split_interface import SplitModel
 
 SLOTS = 512
 PAGES_SHARE = 5  # a fifth of the memory is for pages

@@ -142,10 +142,3 @@ class Ledger:
             notes.warn(f"{self.path}: left out a damaged line of the record of spending")
             return
         self._count(kind, (owner, number), model, Usage(prompt, completion), at)
-
-    def close(self) -> None:
-        """Close the file; the figures can still be read."""
-        with self._lock:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None

@@ -158,9 +158,8 @@ def _calls_left_out(messages: Messages, render: Render) -> str:
         region = text[offset : after if after > offset else len(text)]
         if offset < 0 or not _has_arguments(region, call.get("arguments")):
             what = "call of" if offset < 0 else "arguments of the call of"
-            return f"the chat template damages or drops the {what} {call['name']!r} in message " + (
-                str(number)
-            )
+            what += f" {call['name']!r} in message {number}"
+            return f"the chat template damages or drops the {what}"
     return ""
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sabia.core.generate.draft.draft import Draft
     from sabia.core.generate.engine import Engine
     from sabia.core.ops.row_adapters import RowAdapters
-    from sabia.core.parallel.split_model import SplitModel
+    from sabia.core.parallel.split_interface import SplitModel
     from sabia.core.spec import ModelSpec
 
 NONE: Mapping[str, str] = {}

@@ -63,7 +63,7 @@ def prefix_tree(
     """
     arrays = [np.asarray(ids, ">u4") for ids in sequences]
     order = sorted(range(len(arrays)), key=lambda number: arrays[number].tobytes())
-    common = np.array([_common(arrays[a], arrays[b]) for a, b in pairwise(order)], np.int64)
+    common = np.array([common_length(arrays[a], arrays[b]) for a, b in pairwise(order)], np.int64)
     made = [Prefix()]
     todo = [(0, len(order), made[0], 0)] if order else []
     while todo:
@@ -84,7 +84,7 @@ def prefix_tree(
     return made
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
+def common_length(a: np.ndarray, b: np.ndarray) -> int:
     """The number of leading elements that are equal."""
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])

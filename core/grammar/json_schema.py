@@ -61,11 +61,6 @@ SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}  # wr
 MOST_LENGTH = 100_000  # of strings and arrays
 
 
-def any_json() -> Node:
-    """Any JSON value."""
-    return _Translation({}).value({}, "")
-
-
 def json_schema(schema: object) -> Node:
     """The JSON texts of values that fit a schema, as far as described above.
 
@@ -168,12 +163,9 @@ class _Translation:
         return [kind for kind in types if kind != "integer" or "number" not in types]
 
     def _of_type(self, kind: str, schema: Schema, at: str) -> Node:
-        if kind == "object":
-            return self._object(schema, at)
-        if kind == "array":
-            return self._array(schema, at)
-        if kind == "string":
-            return self._string(schema, at)
+        makers = {"object": self._object, "array": self._array, "string": self._string}
+        if kind in makers:
+            return makers[kind](schema, at)
         if kind in ("integer", "number"):
             return self._number(kind, schema, at)
         return literal("null") if kind == "null" else alt(literal("true"), literal("false"))

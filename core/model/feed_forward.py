@@ -45,9 +45,6 @@ def gated_mlp(part: GatedMlp, block: Block, y: Array) -> Array:
     return block.project("mlp.down", gated(part.activation, ops, gate, up))
 
 
-MLPS: Mapping[type, Callable[..., Array]] = {GatedMlp: gated_mlp}
-
-
 EXPERT_INNER = ("copies", "mlp")  # axes of [M, F]: rows of assignments, inner width
 _TOKENS = ("batch", "sequence", None)
 _WHOLE_ROWS = ("batch", None, None)
@@ -172,3 +169,6 @@ def _expert_load(router: Router, chosen: Array, not_padding: Array, ops: Ops) ->
     # chosen · 0 only broadcasts to [B, T, k]
     weights = (not_padding[..., None] + ops.cast(chosen * 0, "float32")).reshape(rows, -1)
     return ops.weighted_bincount(chosen.reshape(rows, -1), weights, router.experts)
+
+
+FEED_FORWARD: Mapping[type, Callable[..., Array]] = {GatedMlp: gated_mlp, Experts: experts}

@@ -20,12 +20,12 @@ import numpy as np
 
 from sabia.core.errors import UsageError
 from sabia.core.model.block import STREAM, VOCAB, Block, Context, Queries, scaled, stream_norm
-from sabia.core.model.feed_forward import ACTIVATIONS, MLPS, experts
+from sabia.core.model.feed_forward import ACTIVATIONS, FEED_FORWARD
 from sabia.core.model.lora import with_adapters
-from sabia.core.model.mixers import MIXERS, latent_attention
+from sabia.core.model.mixers import MIXERS
 from sabia.core.ops.base import Angles, Array, Ops, Params, Remat, dtype_name
 from sabia.core.ops.product import check_shared_axes
-from sabia.core.spec.layers import Experts, GatedDeltaNet, LatentAttention, Layer
+from sabia.core.spec.layers import GatedDeltaNet, GatedMlp, Layer
 from sabia.core.spec.model import ModelSpec, Pooling
 from sabia.core.spec.rope import Rope, inverse_frequencies
 
@@ -68,11 +68,7 @@ def pool_weights(lengths: Sequence[int] | np.ndarray, width: int, pooling: Pooli
     return (column == (0 * size if pooling == "cls" else size - 1)).astype(np.float32)
 
 
-__all__ = ["Stats", "hidden", "hidden_and_stats", "logits", "token_losses"]
-
 Stats = dict[str, dict[int, Array]]  # name → layer → statistics
-_MIXERS = {**MIXERS, LatentAttention: latent_attention}
-_FEED_FORWARD = {**MLPS, Experts: experts}
 
 
 def hidden(spec: ModelSpec, params: Params, ids: Array, ops: Ops, **options: Any) -> Array:
@@ -175,7 +171,9 @@ def _takes_queries(spec: ModelSpec) -> bool:
     """Whether the last layer can be computed for some tokens: softmax attention of earlier tokens,
     and a feed-forward part without a router, which has statistics of all tokens."""
     last = spec.layers[-1]
-    return spec.causal and not isinstance(last.mixer, GatedDeltaNet) and type(last.mlp) in MLPS
+    return (
+        spec.causal and not isinstance(last.mixer, GatedDeltaNet) and isinstance(last.mlp, GatedMlp)
+    )
 
 
 def embedded(spec: ModelSpec, params: Params, ids: Array, ops: Ops) -> Array:
@@ -267,8 +265,8 @@ def _layer_function(
     layer: Layer, index: int, names: Mapping[str, str], context: Context
 ) -> Callable[..., Any]:
     ops, norms = context.ops, layer.norms
-    mixer: tuple[str, Any, Any] = ("attn", layer.mixer, _MIXERS)
-    feed_forward: tuple[str, Any, Any] = ("mlp", layer.mlp, _FEED_FORWARD)
+    mixer: tuple[str, Any, Any] = ("attn", layer.mixer, MIXERS)
+    feed_forward: tuple[str, Any, Any] = ("mlp", layer.mlp, FEED_FORWARD)
 
     def run(weights: Params, x: Array) -> tuple[Array, dict[str, Array]]:
         block = Block(index, ops.gather(weights, names), names, context)

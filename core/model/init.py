@@ -8,7 +8,7 @@ host makes.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,22 @@ def init_tensor(tensor: TensorSpec, seed: int, std: float | None = None) -> np.n
     if std is None:
         std = tensor.init.std if kind == "normal" else tensor.shape[-1] ** -0.5
     return stream.standard_normal(tensor.shape, np.float32) * np.float32(std)
+
+
+class LazyParams(Mapping[str, np.ndarray]):
+    """Named arrays that are created only when they are read."""
+
+    def __init__(self, names: Sequence[str], make: Callable[[str], np.ndarray]) -> None:
+        self._names, self._make = names, make
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def init_params(

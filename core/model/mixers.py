@@ -43,14 +43,15 @@ def gated_delta_net(part: GatedDeltaNet, block: Block, y: Array) -> Array:
     beta = ops.sigmoid(ops.cast(beta, "float32"))
     log_decay, beta = (ops.relayout(x, HEADS[:3], WHOLE[:3]) for x in (log_decay, beta))
     if cache is None:
-        out = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
+        out, _ = ops.delta_rule(q, k, v, log_decay, beta, segments)  # [B, T, H, V]
     else:
         layer = cache.layers[block.index]
         if cache.lengths is not None:  # padding leaves the state as it is
             real = np.arange(y.shape[1]) < cache.lengths[:, None]
             mask = ops.cast(ops.integers(real, y), "float32")[..., None]
             log_decay, beta = log_decay * mask, beta * mask
-        out, layer["state"] = ops.delta_rule_from(q, k, v, log_decay, beta, layer["state"])
+        inputs = q, k, v, log_decay, beta
+        out, layer["state"] = ops.delta_rule(*inputs, state=layer["state"])
     out = block.norm("delta.norm", ops.shard(ops.relayout(out, WHOLE, HEADS), HEADS))
     # output gate: RMSNorm(out) · silu(z)
     gate = ops.silu(_per_head(ops, z, part.value_dim))
@@ -155,9 +156,6 @@ def attention(part: Attention, block: Block, y: Array) -> Array:
     return block.project("attn.o", out)
 
 
-MIXERS: Mapping[type, Callable[..., Array]] = {Attention: attention, GatedDeltaNet: gated_delta_net}
-
-
 _SHARED = ("batch", "sequence", None, None)
 _WHOLE_SHARED = ("batch", None, None, None)
 _WHOLE_HEADS = ("batch", None, "heads", "head_dim")
@@ -241,3 +239,8 @@ def _absorbed(
     out = ops.attention(q, k, k, mask, scale=part.scale)[..., : part.kv_rank]
     # Σ a_j W_v c_j = W_v Σ a_j c_j, [B, 1, H, value_dim]
     return (out[:, 0].swapaxes(0, 1) @ to_value.swapaxes(1, 2)).swapaxes(0, 1)[:, None]
+
+
+MIXERS: Mapping[type, Callable[..., Array]] = {
+    Attention: attention, GatedDeltaNet: gated_delta_net, LatentAttention: latent_attention,
+}  # fmt: skip

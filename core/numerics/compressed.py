@@ -255,13 +255,18 @@ def dequantize(tensors: Parts, quantization_config: Mapping[str, Any]) -> dict[s
         if name not in stored and name.rpartition(".")[2] not in IGNORED
     }
     for module in modules:
-        parts = {p: tensors[f"{module}.{p}"] for p in PARTS if f"{module}.{p}" in tensors}
+        parts = parts_of(module, tensors)
         try:
             decoded[f"{module}.weight"] = decode_weight(parts, scheme_of(module, config))
         except (KeyError, ValueError, IndexError, BadData) as error:
             shapes = ", ".join(f"{name}{list(part.shape)}" for name, part in parts.items())
             raise BadData(f"{module}: cannot decode {shapes} ({error})") from error
     return decoded
+
+
+def parts_of(module: str, tensors: Parts) -> dict[str, np.ndarray]:
+    """The stored parts of a module's weight, by their names without the module's."""
+    return {p: tensors[f"{module}.{p}"] for p in PARTS if f"{module}.{p}" in tensors}
 
 
 def scheme_of(module: str, config: Mapping[str, Any]) -> Scheme:

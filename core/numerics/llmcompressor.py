@@ -13,7 +13,7 @@ import numpy as np
 
 from sabia.core.numerics.floats import E4M3, round_bfloat16
 from sabia.core.numerics.integers import code_range, group_width
-from sabia.core.numerics.scales import Scales, spread
+from sabia.core.numerics.scales import Scales, in_tiles, spread
 from sabia.core.numerics.schemes import Scheme
 
 EPSILON = {"bf16": np.float32(2.0**-7), "e4m3": np.float32(0.125), "e8m0": np.float32(2.0**-127)}
@@ -57,10 +57,7 @@ def _edges(weight: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, np.ndarray]:
     if scheme.tile[0] == 1:
         tiles = weight.reshape(rows, -1, group_width(columns, scheme.group))
         return np.minimum(tiles.min(-1), 0), np.maximum(tiles.max(-1), 0)
-    down, across = scheme.tiles(rows, columns)
-    height, width = scheme.tile[0] or rows, scheme.tile[1] or columns
-    padded = np.pad(weight, ((0, down * height - rows), (0, across * width - columns)))
-    blocks = padded.reshape(down, height, across, width)
+    blocks = in_tiles(weight, scheme)
     return np.minimum(blocks.min((1, 3)), 0), np.maximum(blocks.max((1, 3)), 0)
 
 

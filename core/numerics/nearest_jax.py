@@ -1,5 +1,5 @@
-"""Rounding to the values of codes in JAX: `SmallFloat.round`; and that of `scales` to NVFP4, for
-quantization-aware training."""
+"""Rounding to the values of codes in JAX: `SmallFloat.round`; and those of `integers` and, to
+NVFP4, of `scales`, for quantization-aware training."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sabia.core.numerics.floats import E2M1, E4M3, SmallFloat
-from sabia.core.numerics.integers import group_width
+from sabia.core.numerics.integers import code_range, group_width
 
 Array = jax.Array
 NVFP4_GROUP = 16
@@ -21,6 +21,23 @@ def nearest(element: SmallFloat, x: Array) -> Array:
     # 2^exponent by its bits, because XLA computes powers inexactly
     step = jax.lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
     return jnp.clip(jnp.round(x / step) * step, -element.max, element.max)
+
+
+def fake(weight: Array, bits: int, group: int | None) -> Array:
+    """weight[O, I] rounded to integer codes with BF16 absmax scales, as float32.
+
+    Equals decode(encode(…)) of `integers`. UsageError if `group` does not divide the columns.
+    """
+    lowest, highest = code_range(bits)
+    width = group_width(weight.shape[-1], group)
+    parts = weight.astype(jnp.float32).reshape(*weight.shape[:-1], -1, width)
+    # XLA would turn a division by a constant into a product, and drop a cast to BF16 and back.
+    divisor = jax.lax.optimization_barrier(jnp.float32(highest))
+    largest = jnp.abs(parts).max(-1, keepdims=True)
+    scale = jax.lax.reduce_precision(largest / divisor, 8, 7)
+    scale = jnp.where(scale > 0, scale, np.float32(1))
+    codes = jnp.clip(jnp.round(parts / scale), lowest, highest)
+    return (codes * scale).reshape(weight.shape)
 
 
 def fake_nvfp4(weights: Sequence[Array]) -> list[Array]:

@@ -1,5 +1,5 @@
-"""Rounding to the values of codes in torch: `Integers.round` and `SmallFloat.round`; and the
-rounding of `scales` to NVFP4, for quantization-aware training."""
+"""Rounding to the values of codes in torch: `Integers.round` and `SmallFloat.round`; and those of
+`integers` and, to NVFP4, of `scales`, for quantization-aware training."""
 
 from collections.abc import Sequence
 
@@ -19,6 +19,19 @@ def nearest(element: Integers | SmallFloat, x: torch.Tensor) -> torch.Tensor:
     power = torch.frexp(x)[1] - 1  # 2^power ≤ |x| < 2^(power+1)
     step = torch.ldexp(torch.ones_like(x), power.clamp_min(1 - element.bias) - element.mantissa)
     return (torch.round(x / step) * step).clamp(-element.max, element.max)
+
+
+def fake(weight: Tensor, bits: int, group: int | None) -> Tensor:
+    """weight[O, I] rounded to integer codes with BF16 absmax scales, as float32.
+
+    Equals decode(encode(…)) of `integers`. UsageError if `group` does not divide the columns.
+    """
+    lowest, highest = code_range(bits)
+    parts = weight.float().unflatten(-1, (-1, group_width(weight.shape[-1], group)))  # [O, G, g]
+    scale = (parts.abs().amax(-1, keepdim=True) / highest).bfloat16().float()
+    scale = torch.where(scale > 0, scale, 1.0)
+    codes = (parts / scale).round().clamp(lowest, highest)
+    return (codes * scale).flatten(-2)
 
 
 def fake_nvfp4(weights: Sequence[Tensor]) -> list[Tensor]:

@@ -68,7 +68,8 @@ def choose_scales(
     if whole is None:
         whole = whole_scale(float(np.abs(weight).max(initial=0)), scheme)
     if scheme.tile[0] != 1:
-        return Scales(_stored(_largest_of_blocks(weight, scheme), scheme, whole), whole=whole)
+        largest = in_tiles(np.abs(weight), scheme).max((1, 3))
+        return Scales(_stored(largest, scheme, whole), whole=whole)
     rows, columns = weight.shape
     width = group_width(columns, scheme.group)
     step = max(1, _CHUNK_ELEMENTS // max(columns, 1))
@@ -81,13 +82,13 @@ def choose_scales(
     return Scales(stored, None if scheme.symmetric else zero.astype(np.int8), whole)
 
 
-def _largest_of_blocks(weight: np.ndarray, scheme: Scheme) -> np.ndarray:
+def in_tiles(weight: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """weight[O, I], filled up with zeros, as [tiles down, height, tiles across, width]."""
     rows, columns = weight.shape
     down, across = scheme.tiles(rows, columns)
-    height, width = (size or whole for size, whole in zip(scheme.tile, weight.shape, strict=True))
-    padded = np.pad(np.abs(weight), ((0, down * height - rows), (0, across * width - columns)))
-    largest: np.ndarray = padded.reshape(down, height, across, width).max((1, 3))
-    return largest
+    height, width = scheme.tile[0] or rows, scheme.tile[1] or columns
+    padded = np.pad(weight, ((0, down * height - rows), (0, across * width - columns)))
+    return padded.reshape(down, height, across, width)
 
 
 def _of_groups(

@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sabia.core.errors import BadData
-from sabia.core.numerics import nf4
+from sabia.core.numerics import compressed, nf4
 from sabia.core.numerics.nf4 import Nf4
-
-if TYPE_CHECKING:
-    from sabia.core.numerics.scales import Scales
-    from sabia.core.numerics.schemes import Scheme
+from sabia.core.numerics.scales import Scales
+from sabia.core.numerics.schemes import Scheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,27 +19,21 @@ class StoredMatrix:
     """weight[O, I] in the stored parts of a format; see `compressed`."""
 
     parts: Mapping[str, np.ndarray]
-    scheme: "Scheme"
+    scheme: Scheme
     shape: tuple[int, int]
 
     @cached_property
-    def scales(self) -> "Scales":
+    def scales(self) -> Scales:
         """The scales, with zero points for each tile."""
-        from sabia.core.numerics.compressed import stored_scales
-
-        return stored_scales(self.parts, self.scheme, self.shape)
+        return compressed.stored_scales(self.parts, self.scheme, self.shape)
 
     def __getitem__(self, part: tuple[slice, slice]) -> "StoredMatrix":
         """weight[rows, columns]; ValueError where they cut what shares a scale or a word."""
-        from sabia.core.numerics.compressed import part_of
-
-        return StoredMatrix(*part_of(self.parts, self.scheme, self.shape, part))
+        return StoredMatrix(*compressed.part_of(self.parts, self.scheme, self.shape, part))
 
     def decoded(self) -> np.ndarray:
         """float32 [O, I]."""
-        from sabia.core.numerics.compressed import decode_weight
-
-        return decode_weight(self.parts, self.scheme)
+        return compressed.decode_weight(self.parts, self.scheme)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +73,6 @@ def stored_matrix(
 
     Raises BadData for parts that do not fit the format or the shape.
     """
-    from sabia.core.numerics.compressed import PARTS, scheme_of, stored_scales
-
     if config.get("quant_method") == "bitsandbytes":
         coded = nf4.read(tensors, name)
         if coded is not None and coded.shape != shape:
@@ -91,19 +81,17 @@ def stored_matrix(
     module = name.removesuffix(".weight")
     if f"{module}.weight_scale" not in tensors or f"{module}.weight_g_idx" in tensors:
         return None
-    parts = {part: tensors[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in tensors}
-    scheme = scheme_of(module, config)
+    parts = compressed.parts_of(module, tensors)
+    scheme = compressed.scheme_of(module, config)
     stored = StoredMatrix(parts, scheme, shape)
     if scheme.bits not in (4, 8):
         return None
-    stored_scales(parts, scheme, shape)  # checked
+    compressed.stored_scales(parts, scheme, shape)  # checked
     return stored
 
 
 def part_names(name: str, config: Mapping[str, Any]) -> list[str]:
     """The names that the parts of the matrix NAME.weight may have in the files."""
-    from sabia.core.numerics.compressed import PARTS
-
     if config.get("quant_method") == "bitsandbytes":
         return [name + suffix for suffix in nf4.PARTS]
-    return [f"{name.removesuffix('.weight')}.{part}" for part in PARTS]
+    return [f"{name.removesuffix('.weight')}.{part}" for part in compressed.PARTS]

@@ -306,19 +306,16 @@ class Ops(ArrayFunctions, Protocol):
         log_decay: Array,
         beta: Array,
         segments: Array | None = None,
-    ) -> Array:
-        """The gated delta rule over whole rows (core/spec/layers.py), its state in fp32.
+        state: Array | None = None,
+    ) -> tuple[Array, Array | None]:
+        """The gated delta rule over whole rows (core/spec/layers.py), and the state after them.
 
         q, k[B, T, K, N], v[B, T, H, V], log_decay, beta[B, T, H] → [B, T, H, V] in v's dtype;
         head h reads q, k of head h·K // H. Does not scale or norm its inputs. The state is zero
-        at the start of a row and wherever `segments` changes.
+        at the start of a row and wherever `segments` changes, or rows without segments continue
+        from state[B, H, N, V], fp32; only then is the state after them surely made. A token with
+        decay and beta 0 changes nothing.
         """
-
-    def delta_rule_from(
-        self, q: Array, k: Array, v: Array, log_decay: Array, beta: Array, state: Array
-    ) -> tuple[Array, Array]:
-        """The delta rule of rows that continue from state[B, H, N, V], fp32: the result of
-        `delta_rule` and the state after the rows. A token with decay and beta 0 changes nothing."""
 
     def whole_segments(self, segments: Array) -> Array:
         """segments[B, T] of whole rows, even if a mesh splits the sequence."""

@@ -46,26 +46,10 @@ def causal_conv(x: Array, weight: Array, segments: Array | None = None) -> Array
 
 
 def delta_rule(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, segments: Array | None = None
-) -> Array:
-    """See Ops.delta_rule."""
-    return _delta_rule(q, k, v, log_decay, beta, segments, None)[0]
-
-
-def delta_rule_from(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, state: Array
-) -> tuple[Array, Array]:
-    """See Ops.delta_rule_from."""
-    out, after = _delta_rule(q, k, v, log_decay, beta, None, state)
-    assert after is not None
-    return out, after
-
-
-def _delta_rule(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, segments: Array | None,
-    state: Array | None,
+    q: Array, k: Array, v: Array, log_decay: Array, beta: Array,
+    segments: Array | None = None, state: Array | None = None,
 ) -> tuple[Array, Array | None]:  # fmt: skip
-    """The result and, of rows that continue from a state[B, H, N, V], the state after them."""
+    """See Ops.delta_rule."""
     of_heads = {"v": (v, "BTHV"), "log_decay": (log_decay, "BTH"), "beta": (beta, "BTH")}
     of_keys = {"q": (q, "BTKN"), "k": (k, "BTKN"), "segments": (segments, "BT")}
     check_shared_axes("delta_rule", **of_keys, **of_heads)

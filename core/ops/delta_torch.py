@@ -116,26 +116,10 @@ affine_scan.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, segments: Tensor | None = None
-) -> Tensor:
-    """See Ops.delta_rule."""
-    return _delta_rule(q, k, v, log_decay, beta, segments, None)[0]
-
-
-def delta_rule_from(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """See Ops.delta_rule_from."""
-    out, after = _delta_rule(q, k, v, log_decay, beta, None, state)
-    assert after is not None
-    return out, after
-
-
-def _delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, segments: Tensor | None,
-    state: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
+    segments: Tensor | None = None, state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The result and, of rows that continue from a state[B, H, N, V], the state after them."""
+    """See Ops.delta_rule."""
     of_heads = {"v": (v, "BTHV"), "log_decay": (log_decay, "BTH"), "beta": (beta, "BTH")}
     of_keys = {"q": (q, "BTKN"), "k": (k, "BTKN"), "segments": (segments, "BT")}
     check_shared_axes("delta_rule", **of_keys, **of_heads)

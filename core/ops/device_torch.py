@@ -20,6 +20,8 @@ from torch.utils import checkpoint
 from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name, is_stored
+from sabia.core.ops.delta_torch import causal_conv, delta_rule
+from sabia.core.ops.experts_torch import DispatchPlan, biased, combine, dispatch, grouped
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product, check_product
@@ -28,9 +30,7 @@ from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import linear
 
 if TYPE_CHECKING:
-    from sabia.core.numerics.stored import Stored
     from sabia.core.ops.decoded_torch import DecodedRows
-    from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor
 
@@ -50,32 +50,15 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def _on_device(array: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if is_stored(array):
+        from sabia.core.ops.stored_torch import codes_on
+
+        return codes_on(array, device)
     array = np.array(array, order="C")  # a copy: files are mapped read-only
-    dtype = getattr(torch, array.dtype.name)
-    if dtype not in _BITS:
-        return torch.from_numpy(array)
-    return torch.from_numpy(array.view(f"u{array.itemsize}")).view(dtype)
-
-
-def _codes(stored: "Stored", device: torch.device) -> Any:
-    from sabia.core.ops.stored_torch import codes_on
-
-    return codes_on(stored, device)
-
-
-def to_device(
-    params: Mapping[str, np.ndarray], dtype: str | None = None, device: torch.device | None = None
-) -> dict[str, Tensor]:
-    """See Ops.to_device; `device` defaults to `default_device()`."""
-    on_device = torch.device(device) if device is not None else default_device()
-    torch_dtype = None if dtype is None else _dtype(dtype)
-    return {
-        key: _codes(array, on_device)
-        if is_stored(array)
-        else _tensor(array).to(on_device, torch_dtype)
-        for key, array in params.items()
-    }
+    own = getattr(torch, array.dtype.name)
+    bits = array.view(f"u{array.itemsize}") if own in _BITS else array
+    return torch.from_numpy(bits).view(own).to(device, dtype)
 
 
 def host_array(x: Tensor) -> np.ndarray:
@@ -86,84 +69,9 @@ def host_array(x: Tensor) -> np.ndarray:
     return x.contiguous().view(_BITS[x.dtype]).numpy().view(numpy_dtype(dtype_name(x)))
 
 
-def to_numpy(params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """See Ops.to_numpy."""
-    return {key: np.array(host_array(value), order="C") for key, value in params.items()}
-
-
-def integers(values: Any, like: Tensor) -> Tensor:
-    """See Ops.integers."""
-    if isinstance(values, np.ndarray) and not values.flags.writeable:
-        values = values.copy()  # torch warns about read-only arrays
-    x = torch.as_tensor(values, device=like.device)
-    return x if x.dtype == torch.int64 else x.long()
-
-
-def arange(count: int, like: Tensor) -> Tensor:
-    """See Ops.arange."""
-    return torch.arange(count, device=like.device)
-
-
-def zeros(shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tensor:
-    """See Ops.zeros. On a CPU, memory is taken when it is first written (torch.zeros fills it)."""
-    device = default_device() if like is None else like.device
-    if device.type != "cpu":
-        return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
-    bits = np.zeros(tuple(shape), f"i{_dtype(dtype).itemsize}")
-    return torch.from_numpy(bits).view(_dtype(dtype))
-
-
-def full(shape: Sequence[int], value: float, like: Tensor) -> Tensor:
-    """See Ops.full."""
-    return torch.full(tuple(shape), value, dtype=like.dtype, device=like.device)
-
-
-def cast(x: Tensor, dtype: str) -> Tensor:
-    """See Ops.cast."""
-    return x.to(_dtype(dtype))
-
-
-def concat(xs: Sequence[Tensor], axis: int) -> Tensor:
-    """See Ops.concat."""
-    return torch.cat(tuple(xs), axis)
-
-
-def known_max(x: Tensor) -> int | None:
-    """See Ops.known_max: on CPU, and not while compiling."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    return int(x.max())
-
-
-def weighted_bincount(indices: Tensor, weights: Tensor, count: int) -> Tensor:
-    """See Ops.weighted_bincount."""
-    sums = weights.new_zeros((len(indices), count), dtype=torch.float32)
-    return sums.scatter_add_(1, indices, weights.detach().float())
-
-
 def _by_hand(x: Tensor) -> bool:
     """Whether to use the hand-written path: fp32, and no compiler that fuses by itself."""
     return x.dtype == torch.float32 and not torch.compiler.is_compiling()
-
-
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See Ops.layer_norm."""
-    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), eps=eps).to(x.dtype)
-
-
-def gelu(x: Tensor, tanh: bool = False) -> Tensor:
-    """See Ops.gelu."""
-    return F.gelu(x, approximate="tanh" if tanh else "none")
-
-
-def softmax(x: Tensor) -> Tensor:
-    """See Ops.softmax."""
-    return torch.softmax(x, -1, dtype=torch.float32)
-
-
-def logsumexp(x: Tensor) -> Tensor:
-    """See Ops.logsumexp."""
-    return torch.logsumexp(x.float(), -1)
 
 
 def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
@@ -177,22 +85,6 @@ def _constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 def _copied_constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device)
-
-
-def rope_angles(
-    positions: Tensor, frequencies: tuple[float, ...], growth: Tensor | None = None
-) -> Angles:
-    """See Ops.rope_angles."""
-    # both halves of the head dimension rotate by the same angles
-    table = _constants(frequencies * 2, positions.device)
-    if growth is not None:
-        last = len(frequencies) - 1
-        exponents = tuple(-pair / last for pair in range(last + 1))
-        table = table * growth[:, :, None] ** _constants(exponents * 2, positions.device)
-    angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
-    if torch.compiler.is_compiling() and angles.device.type == "cpu":
-        return _compiled_cos_and_sin(angles)
-    return angles.cos(), angles.sin()
 
 
 @torch.library.custom_op("sabia::cpu_cos_and_sin", mutates_args=())
@@ -229,11 +121,6 @@ class _Rope(torch.autograd.Function):
         return _rotate(grad, cos, -sin), None, None
 
 
-def rope(x: Tensor, angles: Angles) -> Tensor:
-    """See Ops.rope."""
-    return rotate(x, *angles) if serves(x, decodes=True) else plain_rope(x, angles)
-
-
 def plain_rope(x: Tensor, angles: Angles) -> Tensor:
     """See Ops.rope; its elements do not depend on the size of x."""
     cos, sin = angles
@@ -257,14 +144,6 @@ def _kept_row_numbers(count: int, device: torch.device) -> Tensor:
         return torch.arange(count, device=device)[:, None]
 
 
-def cache_write(cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
-    """See Ops.cache_write: in place."""
-    cache[_row_numbers(cache.shape[0], cache.device), slots] = new.to(
-        cache.dtype
-    )  # slots [B, T], new [B, T, K, N]
-    return cache
-
-
 _ATEN = torch.ops.aten
 _MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
 
@@ -272,20 +151,6 @@ _MATMULS = frozenset((_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default))
 def _keep_matmuls(ctx: Context, operation: object, *args: object, **kwargs: object) -> Any:
     policy = checkpoint.CheckpointPolicy
     return policy.MUST_SAVE if operation in _MATMULS else policy.PREFER_RECOMPUTE
-
-
-def remat(function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tensor]:
-    """See Ops.remat."""
-    if policy == "none":
-        return function
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    if policy == "matmuls":
-        # a partial, because torch.compile cannot trace a lambda here
-        create = checkpoint.create_selective_checkpoint_contexts
-        options["context_fn"] = functools.partial(create, _keep_matmuls)
-    elif policy != "full":
-        raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
-    return functools.partial(checkpoint.checkpoint, function, **options)
 
 
 def _repeat(times: int, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -300,21 +165,13 @@ class TorchOps(Ops):
     name = "torch"
     requested = requested_kernels("torch")
 
-    to_device, to_numpy = staticmethod(to_device), staticmethod(to_numpy)
-    integers, arange = staticmethod(integers), staticmethod(arange)
-    zeros, full, cast = staticmethod(zeros), staticmethod(full), staticmethod(cast)
-    concat, known_max = staticmethod(concat), staticmethod(known_max)
     silu, sigmoid = staticmethod(F.silu), staticmethod(torch.sigmoid)
-    softplus, gelu = staticmethod(F.softplus), staticmethod(gelu)
-    exp, tanh, where = staticmethod(torch.exp), staticmethod(torch.tanh), staticmethod(torch.where)
+    softplus, where = staticmethod(F.softplus), staticmethod(torch.where)
+    exp, tanh = staticmethod(torch.exp), staticmethod(torch.tanh)
     log1mexp = staticmethod(lambda x: torch.log(-torch.expm1(x)))
-    stop_gradient = staticmethod(torch.Tensor.detach)
-    topk = staticmethod(torch.topk)
-    softmax, logsumexp = staticmethod(softmax), staticmethod(logsumexp)
-    layer_norm = staticmethod(layer_norm)
-    rope_angles, rope = staticmethod(rope_angles), staticmethod(rope)
-    weighted_bincount = staticmethod(weighted_bincount)
-    cache_write, remat = staticmethod(cache_write), staticmethod(remat)
+    stop_gradient, topk = staticmethod(torch.Tensor.detach), staticmethod(torch.topk)
+    causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
+    dispatch, combine = staticmethod(dispatch), staticmethod(combine)
 
     # of the optimizers
     sqrt, sign, expm1 = staticmethod(torch.sqrt), staticmethod(torch.sign), staticmethod(math.expm1)
@@ -326,6 +183,113 @@ class TorchOps(Ops):
     orthonormal = staticmethod(lambda x: torch.linalg.qr(x)[0])
     cond = staticmethod(lambda condition, yes, no: yes() if condition else no())
     repeat = staticmethod(_repeat)
+
+    def to_device(
+        self, params: Mapping[str, np.ndarray], dtype: str | None = None
+    ) -> dict[str, Tensor]:
+        """See Ops.to_device."""
+        device, kind = default_device(), None if dtype is None else _dtype(dtype)
+        return {key: _on_device(array, device, kind) for key, array in params.items()}
+
+    def to_numpy(self, params: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+        """See Ops.to_numpy."""
+        return {key: np.array(host_array(value), order="C") for key, value in params.items()}
+
+    def integers(self, values: Any, like: Tensor) -> Tensor:
+        """See Ops.integers."""
+        if isinstance(values, np.ndarray) and not values.flags.writeable:
+            values = values.copy()  # torch warns about read-only arrays
+        x = torch.as_tensor(values, device=like.device)
+        return x if x.dtype == torch.int64 else x.long()
+
+    def arange(self, count: int, like: Tensor) -> Tensor:
+        """See Ops.arange."""
+        return torch.arange(count, device=like.device)
+
+    def zeros(self, shape: Sequence[int], dtype: str, like: Tensor | None = None) -> Tensor:
+        """See Ops.zeros. On a CPU memory is taken when it is first written (torch.zeros fills)."""
+        device = default_device() if like is None else like.device
+        if device.type != "cpu":
+            return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=device)
+        bits = np.zeros(tuple(shape), f"i{_dtype(dtype).itemsize}")
+        return torch.from_numpy(bits).view(_dtype(dtype))
+
+    def full(self, shape: Sequence[int], value: float, like: Tensor) -> Tensor:
+        """See Ops.full."""
+        return torch.full(tuple(shape), value, dtype=like.dtype, device=like.device)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        """See Ops.cast."""
+        return x.to(_dtype(dtype))
+
+    def concat(self, xs: Sequence[Tensor], axis: int) -> Tensor:
+        """See Ops.concat."""
+        return torch.cat(tuple(xs), axis)
+
+    def known_max(self, x: Tensor) -> int | None:
+        """See Ops.known_max: on CPU, and not while compiling."""
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
+            return None
+        return int(x.max())
+
+    def layer_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops.layer_norm."""
+        return F.layer_norm(x.float(), x.shape[-1:], weight.float(), eps=eps).to(x.dtype)
+
+    def gelu(self, x: Tensor, tanh: bool = False) -> Tensor:
+        """See Ops.gelu."""
+        return F.gelu(x, approximate="tanh" if tanh else "none")
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """See Ops.softmax."""
+        return torch.softmax(x, -1, dtype=torch.float32)
+
+    def logsumexp(self, x: Tensor) -> Tensor:
+        """See Ops.logsumexp."""
+        return torch.logsumexp(x.float(), -1)
+
+    def rope_angles(
+        self, positions: Tensor, frequencies: tuple[float, ...], growth: Tensor | None = None
+    ) -> Angles:
+        """See Ops.rope_angles."""
+        # both halves of the head dimension rotate by the same angles
+        table = _constants(frequencies * 2, positions.device)
+        if growth is not None:
+            last = len(frequencies) - 1
+            exponents = tuple(-pair / last for pair in range(last + 1))
+            table = table * growth[:, :, None] ** _constants(exponents * 2, positions.device)
+        angles = (positions[:, :, None].float() * table)[:, :, None, :]  # [B or 1, T, 1, N]
+        if torch.compiler.is_compiling() and angles.device.type == "cpu":
+            return _compiled_cos_and_sin(angles)
+        return angles.cos(), angles.sin()
+
+    def rope(self, x: Tensor, angles: Angles) -> Tensor:
+        """See Ops.rope."""
+        return rotate(x, *angles) if serves(x, decodes=True) else plain_rope(x, angles)
+
+    def cache_write(self, cache: Tensor, new: Tensor, slots: Tensor) -> Tensor:
+        """See Ops.cache_write: in place."""
+        # slots [B, T], new [B, T, K, N]
+        cache[_row_numbers(cache.shape[0], cache.device), slots] = new.to(cache.dtype)
+        return cache
+
+    def remat(self, function: Callable[..., Tensor], policy: Remat) -> Callable[..., Tensor]:
+        """See Ops.remat."""
+        if policy == "none":
+            return function
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if policy == "matmuls":
+            # a partial, because torch.compile cannot trace a lambda here
+            create = checkpoint.create_selective_checkpoint_contexts
+            options["context_fn"] = functools.partial(create, _keep_matmuls)
+        elif policy != "full":
+            raise UsageError(f"remat: {policy!r} (expected none, matmuls or full)")
+        return functools.partial(checkpoint.checkpoint, function, **options)
+
+    def weighted_bincount(self, indices: Tensor, weights: Tensor, count: int) -> Tensor:
+        """See Ops.weighted_bincount."""
+        sums = weights.new_zeros((len(indices), count), dtype=torch.float32)
+        return sums.scatter_add_(1, indices, weights.detach().float())
 
     def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
         """See Ops.prepared."""
@@ -362,45 +326,6 @@ class TorchOps(Ops):
         """See Ops.put_along."""
         return x.scatter(-1, indices, value)
 
-    # layers that few models have: their modules are loaded with the first of them
-
-    def causal_conv(self, x: Tensor, weight: Tensor, segments: Tensor | None = None) -> Tensor:
-        """See Ops.causal_conv."""
-        from sabia.core.ops.delta_torch import causal_conv
-
-        return causal_conv(x, weight, segments)
-
-    def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
-        segments: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """See Ops.delta_rule."""
-        from sabia.core.ops.delta_torch import delta_rule
-
-        return delta_rule(q, k, v, log_decay, beta, segments)
-
-    def delta_rule_from(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See Ops.delta_rule_from."""
-        from sabia.core.ops.delta_torch import delta_rule_from
-
-        return delta_rule_from(q, k, v, log_decay, beta, state)
-
-    def dispatch(
-        self, y: Tensor, experts_of_tokens: Tensor, experts: int
-    ) -> "tuple[Tensor, DispatchPlan]":
-        """See Ops.dispatch."""
-        from sabia.core.ops.experts_torch import dispatch
-
-        return dispatch(y, experts_of_tokens, experts)
-
-    def combine(self, rows: Tensor, plan: "DispatchPlan", gates: Tensor) -> Tensor:
-        """See Ops.combine."""
-        from sabia.core.ops.experts_torch import combine
-
-        return combine(rows, plan, gates)
-
     # -- products
 
     def kernel(self, product: Product) -> list[Tensor]:
@@ -422,11 +347,9 @@ class TorchOps(Ops):
         return results
 
 
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: "DispatchPlan | None") -> Tensor:
+def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tensor:
     """A product of `TorchOps.kernel` with a weight in the dtype of x."""
     if plan is not None:
-        from sabia.core.ops.experts_torch import biased, grouped
-
         return biased(grouped(x, weight, plan), bias, plan)
     bias = None if bias is None else bias.to(x.dtype)
     return linear(x, weight, bias)

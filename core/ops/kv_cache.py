@@ -84,6 +84,13 @@ def check_context(spec: ModelSpec, slots: int) -> None:
         )
 
 
+def _zeros(shapes: Shapes, ops: Ops, like: Array | None) -> list[dict[str, Array]]:
+    return [
+        {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
+        for layer in shapes
+    ]
+
+
 @dataclass
 class KVCache:
     """The cached arrays of all layers, for B rows of S slots."""
@@ -110,10 +117,7 @@ class KVCache:
         caller checks the context."""
         if not slack:
             check_context(spec, slots)
-        layers = [
-            {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
-            for layer in cache_shapes(spec, batch, slots, dtype, slack)
-        ]
+        layers = _zeros(cache_shapes(spec, batch, slots, dtype, slack), ops, like)
         return cls(layers, rings=ring_layers(spec, slots, slack), slack=slack or 0)
 
     @classmethod
@@ -123,11 +127,8 @@ class KVCache:
         """Arrays of `pages` pieces of `size` tokens of a row, and of `states` states."""
         pairs = zip(cache_shapes(spec, pages, size, dtype),
                     cache_shapes(spec, states, size, dtype), strict=True)  # fmt: skip
-        chosen = (of_state if "state" in of_state else of_page for of_page, of_state in pairs)
-        return cls([
-            {name: ops.zeros(shape, kind, like) for name, (shape, kind) in layer.items()}
-            for layer in chosen
-        ])  # fmt: skip
+        chosen = [of_state if "state" in of_state else of_page for of_page, of_state in pairs]
+        return cls(_zeros(chosen, ops, like))
 
     @property
     def slots(self) -> int:

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sabia.core.errors import UsageError
+from sabia.core.numerics.integers import usual_group
 from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.quantize.definitions import (
@@ -78,6 +79,18 @@ class QatTarget:
 
     kind: str  # int8, int4 or nvfp4
     grouped: bool = False
+
+    def rounded(
+        self, weights: Sequence[Array], fake: Callable[..., Array],
+        fake_nvfp4: Callable[[Sequence[Array]], list[Array]],
+    ) -> list[Array]:  # fmt: skip
+        """The weights of one product in this format, by a backend's roundings."""
+        if self.kind == "nvfp4":
+            return fake_nvfp4(weights)
+        bits = int(self.kind.removeprefix("int"))
+        shapes = [tuple(w.shape) for w in weights]
+        groups = [usual_group(x, len(x) == 3) if self.grouped else None for x in shapes]
+        return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
 @dataclass(frozen=True)

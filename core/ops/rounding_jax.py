@@ -12,7 +12,6 @@ same values in the compute dtype, which holds them exactly, and scales of the te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,11 +23,9 @@ from jax import lax
 
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
-from sabia.core.numerics.integers import usual_group
-from sabia.core.numerics.integers_jax import fake
-from sabia.core.numerics.nearest_jax import fake_nvfp4
+from sabia.core.numerics.nearest_jax import fake, fake_nvfp4
 from sabia.core.ops.experts_jax import DispatchPlan, biased
-from sabia.core.ops.precision import MatmulRecipe, QatTarget, RoundedProducts, hash_words
+from sabia.core.ops.precision import MatmulRecipe, RoundedProducts, hash_words
 from sabia.kernels.quantize.definitions import Layout
 from sabia.kernels.quantize.interface import quantize
 from sabia.kernels.quantize.jax_arithmetic import hadamard, mix, rounded
@@ -53,7 +50,7 @@ class JaxRounding(RoundedProducts):
 
     def fake_quantize(self, weights: list[Array]) -> list[Array]:
         """See RoundedProducts; straight-through: the gradient is that of the weight itself."""
-        made = zip(weights, _fake_quantized(weights, self.qat), strict=True)
+        made = zip(weights, self.qat.rounded(weights, fake, fake_nvfp4), strict=True)
         # straight-through estimator: forward the rounded weight, backward the identity
         return [
             w - lax.stop_gradient(w) + lax.stop_gradient(rounded_weight.astype(w.dtype))
@@ -99,14 +96,6 @@ class _Settings:
             return x.T
         signs: Any = hadamard_signs(self.seed)
         return hadamard(jnp.pad(x.T, ((0, 0), (0, -len(x) % SIZE))), signs)
-
-
-def _fake_quantized(weights: Sequence[Array], target: QatTarget) -> list[Array]:
-    if target.kind == "nvfp4":
-        return fake_nvfp4(weights)
-    bits = int(target.kind.removeprefix("int"))
-    groups = [usual_group(w.shape, w.ndim == 3) if target.grouped else None for w in weights]
-    return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
 def describe_units(recipe: MatmulRecipe, device: jax.Device) -> str:

@@ -19,9 +19,7 @@ import torch.nn.functional as F
 
 from sabia.core.numerics.hadamard import SIZE
 from sabia.core.numerics.hadamard import signs as hadamard_signs
-from sabia.core.numerics.integers import usual_group
-from sabia.core.numerics.integers_torch import fake
-from sabia.core.numerics.nearest_torch import fake_nvfp4
+from sabia.core.numerics.nearest_torch import fake, fake_nvfp4
 from sabia.core.ops.experts_torch import DispatchPlan, biased
 from sabia.core.ops.precision import (
     MatmulRecipe,
@@ -94,20 +92,12 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, target: QatTarget, *weights: Tensor) -> tuple[Tensor, ...]:
-        made = _fake_quantized(weights, target)
+        made = target.rounded(weights, fake, fake_nvfp4)
         return tuple(values.to(w.dtype) for values, w in zip(made, weights, strict=True))
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, *grads
-
-
-def _fake_quantized(weights: Sequence[Tensor], target: QatTarget) -> list[Tensor]:
-    if target.kind == "nvfp4":
-        return fake_nvfp4(weights)
-    bits = int(target.kind.removeprefix("int"))
-    groups = [usual_group(tuple(w.shape), w.ndim == 3) if target.grouped else None for w in weights]
-    return [fake(w, bits, group) for w, group in zip(weights, groups, strict=True)]
 
 
 def _weight_key(key: Tensor | None) -> Tensor | None:

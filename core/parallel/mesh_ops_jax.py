@@ -29,7 +29,6 @@ from sabia.core.parallel.mesh import (
     ROW_AXES,
     TOKEN_AXES,
     Mesh,
-    Split,
     activation_split,
     weight_split,
 )
@@ -47,11 +46,6 @@ def device_mesh(mesh: Mesh, world: World) -> JaxMesh:
         there = f"{len(devices)}, {devices[0].platform}"
         raise UsageError(f"--mesh: {mesh} needs {mesh.size} devices (there are {there})")
     return JaxMesh(np.array(devices[: mesh.size]).reshape(mesh.shape), RANK_ORDER)
-
-
-def partition(split: Split) -> PartitionSpec:
-    """A weight's split as a PartitionSpec."""
-    return PartitionSpec(*split)
 
 
 class MeshOps(JaxOps):

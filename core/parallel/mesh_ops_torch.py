@@ -147,7 +147,7 @@ class MeshOps(TorchOps):
     def remat(self, function: Callable[..., Any], policy: Remat) -> Callable[..., Any]:
         """See Ops.remat; without it only gathered weights are recomputed (gathered again)."""
         if policy != "none" or self.mesh.fsdp == 1:
-            return TorchOps.remat(function, policy)
+            return super().remat(function, policy)
 
         def run(*args: object) -> Any:
             with self.weights.released():

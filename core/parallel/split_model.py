@@ -9,45 +9,17 @@ Generation, in torch and over data and tensor alone: processes along `tensor` de
 each with its own heads of keys and values, and the first of them draws the tokens.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.ops.base import Ops
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.mesh import Mesh, check_fits
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 
 AXES = ("data", "fsdp", "expert", "tensor")
 GENERATION_AXES = ("data", "tensor")
-
-
-class SplitModel(Protocol):
-    """What differs between a model on one device and one over a mesh."""
-
-    ops: Ops
-    cached: ModelSpec  # with the heads whose keys, values and states this process caches
-    rows: int  # of which the rows of a batch are a multiple
-    part: tuple[int, int]  # which part of the items this process has, and their number
-    leads: bool  # among the processes that compute the same items
-
-    def to_mesh(self, name: str, whole: object, dtype: str) -> Any:
-        """What this process holds of a NumPy array of the model, or of an adapter of it."""
-
-    def copied(self, whole: object, dtype: str) -> Any:
-        """An array that every device has whole, from NumPy or as it is stored."""
-
-    def agreed(self, value: object) -> Any:
-        """The value that the leading process gives; every process of the same items calls it."""
-
-    def whole_vocabulary(self, logits: object) -> Any:
-        """Logits[..., V] of this process's part of the vocabulary."""
-
-    def of_cache(self, layers: object) -> Any:
-        """In JAX the layers of a cache, each device with its heads; in torch they are already."""
-
-    def compiled(self, function: object) -> Any:
-        """In JAX `jax.jit` of a function whose results every process reads; in torch the same."""
 
 
 class Beside:

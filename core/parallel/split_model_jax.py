@@ -10,26 +10,23 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sabia.core.ops.base import is_stored
-from sabia.core.ops.device_jax import to_device
 from sabia.core.ops.kv_cache import cache_shapes
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.cached_heads import cached_part
 from sabia.core.parallel.mesh import Mesh, weight_split
-from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
+from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh
+from sabia.core.parallel.split_interface import SplitModel, cached_part
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 
 
-class JaxSplit:
+class JaxSplit(SplitModel):
     """See SplitModel."""
-
-    part = (0, 1)
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, world: World) -> None:
         table = {tensor.name: tensor for tensor in spec.tensors()}
         self.devices = device_mesh(mesh, world)
         self.shardings = {
-            name: NamedSharding(self.devices, partition(weight_split(tensor, mesh)))
+            name: NamedSharding(self.devices, PartitionSpec(*weight_split(tensor, mesh)))
             for name, tensor in table.items()
         }
         self.whole = NamedSharding(self.devices, PartitionSpec())
@@ -58,7 +55,7 @@ class JaxSplit:
             whole = whole.decoded()
 
         def piece(index: object) -> Any:
-            return to_device({name: np.asarray(whole[index])}, dtype)[name]
+            return self.ops.to_device({name: np.asarray(whole[index])}, dtype)[name]
 
         if name not in self.shardings:
             return self.copied(whole, dtype)
@@ -66,7 +63,7 @@ class JaxSplit:
 
     def copied(self, whole: Any, dtype: str) -> Any:
         """See SplitModel."""
-        return jax.device_put(to_device({"": whole}, dtype)[""], self.whole)
+        return jax.device_put(self.ops.to_device({"": whole}, dtype)[""], self.whole)
 
     def agreed(self, value: object) -> Any:
         """See SplitModel."""
@@ -79,10 +76,6 @@ class JaxSplit:
         padded = np.zeros(length, np.uint8)
         padded[: min(len(sent), length)] = sent[:length]
         return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())
-
-    def whole_vocabulary(self, logits: object) -> Any:
-        """See SplitModel."""
-        return logits
 
     def compiled(self, function: Any) -> Any:
         """See SplitModel."""

@@ -9,20 +9,18 @@ from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.ops.backend import load_ops
 from sabia.core.parallel.build_ops import build_ops
-from sabia.core.parallel.cached_heads import cached_part
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
 from sabia.core.parallel.mesh import AXES, Mesh, shard_slices, weight_split
 from sabia.core.parallel.mesh_ops_torch import MeshOps
+from sabia.core.parallel.split_interface import SplitModel, cached_part
 from sabia.core.parallel.world import World
 from sabia.core.spec.model import ModelSpec
 
 TOGETHER = tuple(axis for axis in AXES if axis != "data")  # of processes with the same items
 
 
-class TorchSplit:
+class TorchSplit(SplitModel):
     """See SplitModel."""
-
-    rows = 1
 
     def __init__(self, spec: ModelSpec, mesh: Mesh, world: World) -> None:
         self.mesh, self.rank, self.vocabulary = mesh, world.rank, spec.vocab_size
@@ -61,11 +59,3 @@ class TorchSplit:
         if logits.shape[-1] == self.vocabulary:
             return logits
         return gathered(logits, logits.ndim - 1, self.groups.along("tensor"))
-
-    def of_cache(self, layers: object) -> Any:
-        """See SplitModel."""
-        return layers
-
-    def compiled(self, function: object) -> Any:
-        """See SplitModel."""
-        return function

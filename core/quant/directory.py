@@ -64,66 +64,57 @@ def quantize_directory(
     Raises what `quantize` raises, before any layer is computed, and Failed where the written model
     is not the measured one. After errors of the data or the disk no finished layer is left.
     """
+    with _removed_after_errors(finished):
+        spec = files.spec
+        parts: list[int | None] = [*range(len(spec.layers)), None]
+        linears = plan(stored_form(spec, recipe), recipe)
+        comparison = Comparison(spec, linears, held_out, sources) if held_out else None
+        work = Rounding(spec, files.read, recipe, ops, calibration, comparison)
+        done = len(finished.records)
+        if done == 0:
+            for layer in parts:
+                stop.check()
+                for name, array in files.read(layer).items():
+                    check_finite(name, array)
+            work.begin()
+        elif done < len(parts):
+            _restore(work, finished.states(), ops)
+        if done:
+            notes.note(f"{done} of {len(parts)} parts are finished in {finished.folder}; going on")
+        with progress(len(parts), "quantize", "layers") as bar, _collected_quickly():
+            bar.advance(done)
+            for layer in parts[done:]:
+                stop.check()
+                _keep(work, work.part(layer), finished)
+                gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
+                bar.advance(layer=layer)
+        tensors = _in_order(work, finished)
+        config = {key: value for key, value in spec.config.items() if key != TRAINED_FOR}
+        if recipe.container == "gguf":
+            from sabia.core.quant import gguf_file
+
+            tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
+            gguf_file.write_gguf(out, work.form, recipe, tensors, tokenizer)
+            _check_gguf(out / gguf_file.FILE, work.form, finished)
+        else:
+            if recipe.container != "dense":
+                config = export_config(work.form, work.linears)
+            hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
+            _check_written(out, parts, finished)
+        rows = [row for record in finished.records for row in record["rows"]]
+        size = sum(array.nbytes for array in tensors.values())
+        return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
+
+
+@contextmanager
+def _removed_after_errors(finished: FinishedLayers) -> Iterator[None]:
+    """After errors of the data or the disk no finished layer is left."""
     try:
-        return _quantized(
-            files, out, recipe, ops, finished, calibration, held_out, sources, tokenizer_from
-        )
+        yield
     except (BadData, Failed, OSError) as error:
         if not isinstance(error, OSError) or error.errno != errno.EINTR:
             finished.remove()
         raise
-
-
-def _quantized(
-    files: LayeredFiles,
-    out: Path,
-    recipe: Recipe,
-    ops: Ops,
-    finished: FinishedLayers,
-    calibration: Sequence[Batch],
-    held_out: Sequence[Batch],
-    sources: Sequence[str],
-    tokenizer_from: str | None,
-) -> QuantizedDirectory:
-    spec = files.spec
-    parts: list[int | None] = [*range(len(spec.layers)), None]
-    linears = plan(stored_form(spec, recipe), recipe)
-    comparison = Comparison(spec, linears, held_out, sources) if held_out else None
-    work = Rounding(spec, files.read, recipe, ops, calibration, comparison)
-    done = len(finished.records)
-    if done == 0:
-        for layer in parts:
-            stop.check()
-            for name, array in files.read(layer).items():
-                check_finite(name, array)
-        work.begin()
-    elif done < len(parts):
-        _restore(work, finished.states(), ops)
-    if done:
-        notes.note(f"{done} of {len(parts)} parts are finished in {finished.folder}; going on")
-    with progress(len(parts), "quantize", "layers") as bar, _collected_quickly():
-        bar.advance(done)
-        for layer in parts[done:]:
-            stop.check()
-            _keep(work, work.part(layer), finished)
-            gc.collect()  # operations are in cycles, which hold states and Hessians of a layer
-            bar.advance(layer=layer)
-    tensors = _in_order(work, finished)
-    config = {key: value for key, value in spec.config.items() if key != TRAINED_FOR}
-    if recipe.container == "gguf":
-        from sabia.core.quant import gguf_file
-
-        tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
-        gguf_file.write_gguf(out, work.form, recipe, tensors, tokenizer)
-        _check_gguf(out / gguf_file.FILE, work.form, finished)
-    else:
-        if recipe.container != "dense":
-            config = export_config(work.form, work.linears)
-        hub.write_checkpoint(out, config, tensors, tokenizer_from=tokenizer_from)
-        _check_written(out, parts, finished)
-    rows = [row for record in finished.records for row in record["rows"]]
-    size = sum(array.nbytes for array in tensors.values())
-    return QuantizedDirectory(config, rows, finished.records[-1]["divergence"], size)
 
 
 @contextmanager

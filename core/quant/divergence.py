@@ -66,17 +66,17 @@ class Comparison:
         linears: Sequence[Linear],
         batches: Sequence[Batch],
         sources: Sequence[str] = (),
-        input_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.spec, self.batches, self.sources = spec, batches, sources
         # static scales of inputs are set when a part of the model is compared
         self.formats: dict[str, InputFormat] = {
-            tensor.name: InputFormat(x.scheme.inputs, (input_scales or {}).get(tensor.name))
+            tensor.name: InputFormat(x.scheme.inputs)
             for x in linears
             if x.scheme.inputs is not None
             for tensor in x.tensors
         }
         self.rules = None, RoundedInputs(self.formats)
+        self.ops = [build_ops("torch", record=rule) for rule in self.rules]
         # of both models and each batch, the input states [B, T, D] of the next layer
         self.states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.result: Divergence | None = None
@@ -89,7 +89,7 @@ class Comparison:
     def begin(self, original: Mapping[str, Any], quantized: Mapping[str, Any]) -> None:
         """Compute the embeddings; original, quantized: backend arrays in float32."""
         for states, weights in zip(self.states, (original, quantized), strict=True):
-            states[:] = embeddings(self.spec, weights, self.batches, self._ops(None)[0])
+            states[:] = embeddings(self.spec, weights, self.batches, self.ops[0])
 
     def advance(
         self, layer: int | None, original: Mapping[str, Any], quantized: Mapping[str, Any]
@@ -112,9 +112,6 @@ class Comparison:
         if layer is None:
             self.result = _summary(np.concatenate(compared), self.sources)
 
-    def _ops(self, stage: CalibrationStage | None) -> list[Ops]:
-        return [build_ops("torch", stage=stage, record=rule) for rule in self.rules]
-
     def _compared(
         self,
         pair: tuple[Mapping[str, Any], Mapping[str, Any]],
@@ -124,8 +121,7 @@ class Comparison:
         """In slices of rows whose logits need at most _LOGIT_BYTES."""
         rows = max(1, _LOGIT_BYTES // (4 * self.spec.vocab_size * batch.ids.shape[1]))
         parts = (slice(start, start + rows) for start in range(0, len(batch.ids), rows))
-        ops = self._ops(None)
-        return [_compare(self.spec, pair, hidden, part, batch, ops) for part in parts]
+        return [_compare(self.spec, pair, hidden, part, batch, self.ops) for part in parts]
 
 
 def embeddings(
@@ -145,7 +141,8 @@ def divergence(
     input_scales: Mapping[str, float] | None = None,
 ) -> Divergence:
     """Compare whole models, see Comparison."""
-    comparison = Comparison(spec, linears, batches, sources, input_scales)
+    comparison = Comparison(spec, linears, batches, sources)
+    comparison.set_input_scales(input_scales or {})
     with torch.inference_mode():
         comparison.begin(original, quantized)
         for layer in (*range(len(spec.layers)), None):

@@ -7,7 +7,7 @@ of the report. The part after the last layer is what is outside of the layers.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,15 +80,14 @@ class FinishedLayers:
 
     def tensors(self) -> dict[str, LazyArray]:
         """All tensors by name, each of which is read when it is used."""
-        return dict(self._tensors())
-
-    def _tensors(self) -> Iterator[tuple[str, LazyArray]]:
+        tensors: dict[str, LazyArray] = {}
         for number, record in enumerate(self.records):
             path = self._path("layer", number)
             if file_digest(path) != record["layer"]:
                 raise Failed(f"{path} is not as it was written (is the disk damaged?)")
             for name, array in read_tensors(path).items():
-                yield name, LazyArray(array.shape, array.dtype, partial(_rows, array))
+                tensors[name] = LazyArray(array.shape, array.dtype, partial(_rows, array))
+        return tensors
 
     def remove(self) -> None:
         """Remove the folder."""

@@ -158,8 +158,8 @@ def write_gguf(
     recipe: Recipe,
     tensors: Arrays,
     tokenizer: Tokenizer | None,
-) -> int:
-    """Write the directory `out` with FILE, atomically; returns the bytes of its tensors.
+) -> None:
+    """Write the directory `out` with FILE, atomically.
 
     tensors: as `export.stored_tensors` names them, blocks of quantized matrices under PART.
     """
@@ -168,7 +168,6 @@ def write_gguf(
         writer = gguf.GGUFWriter(temporary / FILE, ARCHITECTURES[spec.family])
         _add_facts(writer, spec)
         add_vocabulary(writer, tokenizer, spec.vocab_size)
-        size = 0
         extra = _frequency_factors(spec)
         for name, factors in extra.items():
             writer.add_tensor_info(name, factors.shape, factors.dtype, factors.nbytes)
@@ -180,7 +179,6 @@ def write_gguf(
             count = int(np.prod(shape)) * dtype.itemsize
             raw = None if kind is None else TYPES[kind]
             writer.add_tensor_info(stored_name(tensor), shape, dtype, count, raw_dtype=raw)
-            size += count
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -189,7 +187,6 @@ def write_gguf(
         for tensor, kind in table:
             writer.write_tensor_data(_data(spec, tensor, kind, tensors))
         writer.close()
-    return size
 
 
 def read_gguf(path: str | Path, spec: ModelSpec) -> Iterator[tuple[TensorSpec, np.ndarray]]:

@@ -116,7 +116,7 @@ def _rounded(
     scheme = config.scheme
     values = torch.empty_like(w)
     unit = factor / factor.diagonal()[:, None]  # U_ij / U_ii
-    step, zero = (x.T[order] for x in _columns(scales, scheme, w.T))
+    step, zero = (x.T[order] for x in columns(scales, scheme, w.T))
     size = _block(scheme.group)
     for start in range(0, len(w), size):
         block, end = w[start : start + size], min(start + size, len(w))
@@ -131,7 +131,7 @@ def _rounded(
                 here = slice(column, column + scheme.group)
                 chosen = choose_scales(w[here].T.cpu().numpy(), scheme, config.scale, updated.whole)
                 _replace(updated, chosen, column // scheme.group)
-                step[here], zero[here] = (x.T for x in _columns(chosen, scheme, w[here].T))
+                step[here], zero[here] = (x.T for x in columns(chosen, scheme, w[here].T))
             if scheme.symmetric:
                 value = wanted.copy_(nearest(scheme.codes, row / s))  # q_i / s, [O]
             else:
@@ -150,7 +150,7 @@ def _replace(scales: Scales, chosen: Scales, group: int) -> None:
         scales.zero[:, group] = chosen.zero[:, 0]
 
 
-def _columns(
+def columns(
     scales: Scales, scheme: Scheme, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Steps and zero points of the elements of like[O, I]."""
@@ -163,12 +163,6 @@ def _columns(
 def _block(group: int | None) -> int:
     """Columns of a block: whole groups, so that a group is up to date when its scale is chosen."""
     return BLOCK if group is None else max(group, BLOCK // group * group)
-
-
-def relative_output_error(weight: np.ndarray, decoded: np.ndarray, hessian: torch.Tensor) -> float:
-    """|X (W' - W)ᵀ| / |X Wᵀ| in the Frobenius norm, from H instead of the inputs X."""
-    size = output_norm(weight, hessian)
-    return output_norm(decoded - weight, hessian) / size if size else 0.0
 
 
 def output_norm(matrix: np.ndarray, hessian: torch.Tensor) -> float:

@@ -12,8 +12,9 @@ import torch
 
 from sabia.core import stop
 from sabia.core.numerics.nearest_torch import nearest
-from sabia.core.numerics.scales import Scales, steps
+from sabia.core.numerics.scales import Scales
 from sabia.core.numerics.schemes import Scheme
+from sabia.core.quant.gptq import columns
 
 STEPS = 200
 RATE = 0.005  # of the first step, η; the sum of all is 1/2, the largest offset
@@ -25,10 +26,7 @@ def learned(
     """Codes[O, I] of weight[O, I] for scales and hessian[I, I]."""
     w = torch.tensor(weight, dtype=torch.float32, device=hessian.device)
     h = hessian.float()
-    step, zero = steps(scales, scheme, weight.shape)
-    s = torch.tensor(np.broadcast_to(step, weight.shape), device=w.device)
-    shift = np.broadcast_to(np.float32(0) if zero is None else zero, weight.shape)
-    z = torch.tensor(shift, device=w.device)
+    s, z = columns(scales, scheme, w)
     scaled = w / s + z
     v, best, least = torch.zeros_like(w), torch.empty(0), torch.full((len(w),), torch.inf)
     least = least.to(w.device)

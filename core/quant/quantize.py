@@ -219,7 +219,7 @@ class Rounding:
     def _values(self, layer: int | None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """A part's parameters in float32, and with those that are not quantized in BF16 values, as
         training has all of them."""
-        original = {name: finite(name, array) for name, array in self.read(layer).items()}
+        original = finite(self.read(layer))
         narrow = self.recipe.rounding == "trained" or self.recipe.match != "none"
         wide = frozenset() if narrow else self.quantized
         return original, {
@@ -371,8 +371,11 @@ def check_finite(name: str, array: np.ndarray) -> None:
         raise BadData(f"quantize: {name} has {wrong:,} NaN or infinite values of {array.size:,}")
 
 
-def finite(name: str, array: np.ndarray) -> np.ndarray:
-    """A writable float32 copy; raises BadData for NaN and infinite values."""
-    copy = np.array(array, np.float32)
-    check_finite(name, copy)
-    return copy
+def finite(arrays: Mapping[str, np.ndarray], of: str = "") -> dict[str, np.ndarray]:
+    """Writable float32 copies; raises BadData for NaN and infinite values. of: what messages say
+    behind a name."""
+    copies: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        copies[name] = np.array(array, np.float32)
+        check_finite(name + of, copies[name])
+    return copies

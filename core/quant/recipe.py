@@ -13,7 +13,7 @@ divides them, or one scale per row if none does.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from sabia.core.spec import ModelSpec, TensorSpec
 from sabia.core.spec.tensors import FusedPart
 
 Rounding = Literal["auto", "gptq", "learned", "rtn", "trained"]
-ROUNDINGS: tuple[Rounding, ...] = ("auto", "gptq", "learned", "rtn", "trained")
 Smooth = Literal["none", "awq", "smoothquant"]
 Tokens = Literal["routed", "all"]
 Container = Literal["compressed-tensors", "dense", "gguf"]
@@ -41,6 +40,9 @@ COMPONENTS = (
 KEYS: dict[str, Any] = {"name": str, "components": dict, "rules": list, "group": int}
 KEYS |= {"rounding": str, "scale": str, "order": str, "damping": float}
 KEYS |= {"smooth": str, "alpha": float, "experts": str, "match": str}
+CHOICES: dict[str, tuple[str, ...]] = {"rounding": get_args(Rounding), "scale": ("mse", "absmax")}
+CHOICES |= {"order": ("static", "natural"), "smooth": get_args(Smooth), "experts": get_args(Tokens)}
+CHOICES |= {"match": ("none", "llmcompressor")}
 NEVER = ("embedding", "norm", "router")  # inference kernels do not read these in integers
 _FEED_FORWARD = ("mlp", "expert", "shared_expert")
 BUILT_IN: dict[str, dict[str, str]] = {
@@ -205,16 +207,8 @@ def _rule(path: str, values: Any) -> RecipeRule:
 
 def checked(recipe: Recipe) -> Recipe:
     """The recipe; raises UsageError for a setting with an unknown value."""
-    choices = (
-        ("rounding", recipe.rounding, ROUNDINGS),
-        ("scale", recipe.scale, ("mse", "absmax")),
-        ("order", recipe.order, ("static", "natural")),
-        ("smooth", recipe.smooth, ("none", "awq", "smoothquant")),
-        ("experts", recipe.experts, ("routed", "all")),
-        ("match", recipe.match, ("none", "llmcompressor")),
-    )
-    for key, given, allowed in choices:
-        if given not in allowed:
+    for key, allowed in CHOICES.items():
+        if (given := getattr(recipe, key)) not in allowed:
             raise UsageError(f"recipe: {key} is {given!r} (expected {' or '.join(allowed)})")
     for name, fraction in (("damping", recipe.damping), ("alpha", recipe.alpha)):
         if not 0 < fraction < 1:
@@ -238,13 +232,9 @@ def format_names(recipe: Recipe) -> list[str]:
 
 def _check_nearest(recipe: Recipe, name: str) -> None:
     """Raise UsageError for another rounding than that of bitsandbytes, to nearest."""
-    settings = (
-        ("rounding", recipe.rounding, ("auto", "rtn")),
-        ("smooth", recipe.smooth, ("none",)),
-        ("match", recipe.match, ("none",)),
-    )
-    for key, given, allowed in settings:
-        if given not in allowed:
+    nearest = {"rounding": ("auto", "rtn"), "smooth": ("none",), "match": ("none",)}
+    for key, allowed in nearest.items():
+        if (given := getattr(recipe, key)) not in allowed:
             raise UsageError(
                 f"recipe: {key} is {given} with format {name}, whose scales are the largest values "
                 f"and which is rounded to nearest (expected {' or '.join(allowed)})"
@@ -287,11 +277,7 @@ class Linear:
     @property
     def module(self) -> str:
         """The name of its module in the checkpoint."""
-        names: Any = self.tensor.hf
-        if isinstance(names, FusedPart):
-            names = names.file
-        name = names if self.index is None else names[self.index]
-        return str(name).removesuffix(".weight")
+        return self.tensor.files[self.index or 0].removesuffix(".weight")
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:

@@ -114,11 +114,8 @@ def errors_of(
     output_error_rtn is the output_error of rounding to nearest with the same scales, for comparison
     with the others.
     """
-    errors: dict[str, float | None] = {
-        **weight_errors(weight, stored.decoded),
-        "output_error": None,
-        "output_error_rtn": None,
-    }
+    errors: dict[str, float | None] = {**weight_errors(weight, stored.decoded)}
+    errors |= {"output_error": None, "output_error_rtn": None}
     if hessian is None:
         return errors
     size = output_norm(weight, hessian) or 1.0

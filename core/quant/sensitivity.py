@@ -65,7 +65,7 @@ def fisher(
         _forward(spec, read, batches, ops, states)
         generator = torch.Generator().manual_seed(seed)
         for layer in (None, *reversed(range(layers))):
-            values = _float32(read(layer))
+            values = finite(read(layer))
             params = ops.to_device(values, "float32")
             names = [name for name in params if name in of]
             for name in names:
@@ -139,11 +139,11 @@ def _forward(
     spec: ModelSpec, read: Read, batches: Sequence[Batch], ops: Ops, states: _States
 ) -> None:
     with torch.inference_mode():
-        outside = ops.to_device(_float32(read(None)), "float32")
+        outside = ops.to_device(finite(read(None)), "float32")
         for number, x in enumerate(embeddings(spec, outside, batches, ops)):
             states.write(0, number, x)
         for layer in range(len(spec.layers)):
-            params = ops.to_device(_float32(read(layer)), "float32")
+            params = ops.to_device(finite(read(layer)), "float32")
             for number, batch in enumerate(batches):
                 stop.check()
                 stage = CalibrationStage(layer, states.read(layer, number, ops))
@@ -177,7 +177,3 @@ def _drawn_loss(
     logs = forward.logits(spec, params, hidden, ops).log_softmax(-1)[batch.mask.to(hidden.device)]
     labels = torch.multinomial(logs.detach().exp().cpu(), 1, generator=generator)
     return -logs.gather(1, labels.to(logs.device)).sum()
-
-
-def _float32(values: Arrays) -> dict[str, np.ndarray]:
-    return {name: finite(name, array) for name, array in values.items()}

@@ -101,7 +101,7 @@ def verify_directory(
 
     def arrays(files: LayeredFiles, layer: int | None) -> Arrays:
         of = "--model" if files is original else "--verify"
-        return {name: finite(f"{name} of {of}", x) for name, x in files.read(layer).items()}
+        return finite(files.read(layer), f" of {of}")
 
     parts: list[int | None] = [*range(len(spec.layers)), None]
     with torch.inference_mode(), progress(len(parts), "verify", "layers") as bar:

@@ -59,7 +59,7 @@ from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.options.chat_template import DATE
 from sabia.core.options.eval import ENDPOINT, EvalOptions
 from sabia.core.parallel.mesh import parse_mesh
-from sabia.core.parallel.split_model import SplitModel
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.recipes.eval_judging import Judging, score_missing
 from sabia.core.spec import ModelSpec, load_spec, parameter_count
 from sabia.core.spec.model import training_flops_per_token

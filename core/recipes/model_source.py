@@ -14,7 +14,7 @@ import numpy as np
 
 from sabia.core import notes
 from sabia.core.errors import UsageError
-from sabia.core.model.init import init_tensor
+from sabia.core.model.init import LazyParams, init_tensor
 from sabia.core.model.lora import LoraConfig, base_names
 from sabia.core.model.storage import hub
 from sabia.core.options.pretrain import PretrainOptions
@@ -26,7 +26,6 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.stores.objects import is_there, is_url
 from sabia.core.spec import ModelSpec, from_config, load_spec, new_config, parse_shape
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
-from sabia.core.train.stepper import LazyState
 
 Params = Mapping[str, np.ndarray]
 
@@ -62,7 +61,7 @@ def fresh_model(
 
     def load() -> Params:
         stds, table = initial_stds(options, spec), {t.name: t for t in spec.tensors()}
-        return LazyState([*table], lambda name: init_tensor(table[name], seed, stds.get(name)))
+        return LazyParams([*table], lambda name: init_tensor(table[name], seed, stds.get(name)))
 
     return spec, load
 

@@ -16,7 +16,7 @@ from sabia.core.generate.engine import PAGES_SHARE, Engine
 from sabia.core.generate.model_directory import load_draft, load_engine
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.options.serve import LOOPBACK, ServeOptions
-from sabia.core.parallel.split_model import SplitModel
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.serve.followers import Others, follow, packed, served_session
 from sabia.core.serve.http_server import ENDED, serve
 from sabia.core.shards.job import Job

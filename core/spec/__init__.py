@@ -7,11 +7,9 @@ new tokens; `parameter_count`, `active_parameter_count`, `matmul_parameter_count
 and the planner all read the same table, `ModelSpec.tensors()`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from sabia.core.spec.extend import extend_context, extend_vocabulary
 from sabia.core.spec.families import families, from_config, load_spec
-from sabia.core.spec.layers import Attention, GatedMlp, Layer
+from sabia.core.spec.from_scratch import new_config, parse_shape
 from sabia.core.spec.model import (
     ModelSpec,
     active_parameter_count,
@@ -19,20 +17,11 @@ from sabia.core.spec.model import (
     parameter_count,
     training_flops_per_token,
 )
-from sabia.core.spec.rope import Rope, inverse_frequencies
-from sabia.core.spec.tensors import Init, TensorSpec
-
-if TYPE_CHECKING:
-    from sabia.core.spec.extend import extend_context, extend_vocabulary
-    from sabia.core.spec.from_scratch import new_config, parse_shape
+from sabia.core.spec.rope import inverse_frequencies
+from sabia.core.spec.tensors import TensorSpec
 
 __all__ = [
-    "Attention",
-    "GatedMlp",
-    "Init",
-    "Layer",
     "ModelSpec",
-    "Rope",
     "TensorSpec",
     "active_parameter_count",
     "extend_context",
@@ -47,13 +36,3 @@ __all__ = [
     "parse_shape",
     "training_flops_per_token",
 ]
-
-# functions that write configurations are imported at their first use
-_LAZY = {"extend_context": "extend", "extend_vocabulary": "extend"}
-_LAZY |= {"new_config": "from_scratch", "parse_shape": "from_scratch"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -33,7 +33,12 @@ from typing import Any, Literal, Protocol
 
 from sabia.core.errors import UsageError
 from sabia.core.spec.rope import Rope
-from sabia.core.spec.tensors import InitKind, TableRow
+from sabia.core.spec.tensors import Component, InitKind, TableRow
+
+
+def _output(name: str, width: int, size: int, axis: str, component: Component) -> TableRow:
+    """The matrix by which a part adds to a residual stream of `width`."""
+    return TableRow(name, (width, size), ("embed", axis), component, residual_output=True)
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,7 @@ class GatedDeltaNet:
             TableRow("delta.a_log", *per_head, "rate"),
             TableRow("delta.dt_bias", *per_head, "step"),
             TableRow("delta.norm", (self.value_dim,), ("head_dim",), "norm", "ones"),
-            TableRow(
-                "delta.o", (width, values), ("embed", "heads"), "attention", residual_output=True
-            ),
+            _output("delta.o", width, values, "heads", "attention"),
         )
 
     def split_units(self) -> dict[str, int]:
@@ -138,21 +141,16 @@ class LatentAttention:
             *self._down_rows("kv", latent, width),
             TableRow("attn.kv_norm", (self.kv_rank,), ("latent",), "norm", "ones"),
             TableRow("attn.kv_up", (up, self.kv_rank), ("heads", "latent"), "attention"),
-            TableRow(
-                "attn.o", (width, values), ("embed", "heads"), "attention", residual_output=True
-            ),
+            _output("attn.o", width, values, "heads", "attention"),
         ]
         if self.bias:
             rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
 
     def _down_rows(self, name: str, size: int, width: int) -> list[TableRow]:
-        rows = [TableRow(f"attn.{name}_down", (size, width), ("latent", "embed"), "attention")]
-        if self.bias:
-            rows.append(
-                TableRow(f"attn.{name}_down_bias", (size,), ("latent",), "attention", "zeros")
-            )
-        return rows
+        row = TableRow(f"attn.{name}_down", (size, width), ("latent", "embed"), "attention")
+        bias = TableRow(f"attn.{name}_down_bias", (size,), ("latent",), "attention", "zeros")
+        return [row, *[bias] * self.bias]
 
     def score_width(self) -> int:
         """Multiply-adds per (query, key) pair over both products, summed over heads."""
@@ -203,16 +201,15 @@ class Attention:
     def rows(self, width: int) -> tuple[TableRow, ...]:
         """Tensors for a residual stream of `width`."""
         n, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        inputs = (("q", n, "heads"), ("k", kv, "kv_heads"), ("v", kv, "kv_heads"))
         rows = [
-            TableRow("attn.q", (n, width), ("heads", "embed"), "attention"),
-            TableRow("attn.k", (kv, width), ("kv_heads", "embed"), "attention"),
-            TableRow("attn.v", (kv, width), ("kv_heads", "embed"), "attention"),
+            TableRow(f"attn.{name}", (size, width), (axis, "embed"), "attention")
+            for name, size, axis in inputs
         ]
         if self.qkv_bias:
             rows += [
-                TableRow("attn.q_bias", (n,), ("heads",), "attention", "zeros"),
-                TableRow("attn.k_bias", (kv,), ("kv_heads",), "attention", "zeros"),
-                TableRow("attn.v_bias", (kv,), ("kv_heads",), "attention", "zeros"),
+                TableRow(f"attn.{name}_bias", (size,), (axis,), "attention", "zeros")
+                for name, size, axis in inputs
             ]
         if self.output_gate:
             rows.append(TableRow("attn.gate", (n, width), ("heads", "embed"), "attention"))
@@ -229,9 +226,7 @@ class Attention:
         for name, heads, axis in norms:
             size = (heads * self.head_dim,)
             rows.append(TableRow(f"attn.{name}_norm", size, (axis,), "norm", init))
-        rows.append(
-            TableRow("attn.o", (width, n), ("embed", "heads"), "attention", residual_output=True)
-        )
+        rows.append(_output("attn.o", width, n, "heads", "attention"))
         if self.output_bias:
             rows.append(TableRow("attn.o_bias", (width,), ("embed",), "attention", "zeros"))
         return tuple(rows)
@@ -263,7 +258,7 @@ class GatedMlp:
         rows = [
             TableRow("mlp.gate", (inner, width), ("mlp", "embed"), "mlp"),
             TableRow("mlp.up", (inner, width), ("mlp", "embed"), "mlp"),
-            TableRow("mlp.down", (width, inner), ("embed", "mlp"), "mlp", residual_output=True),
+            _output("mlp.down", width, inner, "mlp", "mlp"),
         ]
         if self.bias:
             rows += [

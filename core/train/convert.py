@@ -5,8 +5,7 @@ block are in memory, because arrays are lazy (core.model.storage.lazy_array), re
 cast when they are written.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import TensorSpec
 from sabia.core.train.checkpoint.pieces import BLOCK_BYTES
 from sabia.core.train.checkpoint.reader import Reader
 
@@ -59,11 +57,14 @@ def export_checkpoint(
         assert lora is not None, "there is a base"
         return stored_base(started[name], lora.base).decoded()
 
+    def rows(name: str, start: int, stop: int) -> np.ndarray:
+        return decoded(name)[start:stop]
+
     params: dict[str, Any] = {}
     for tensor in spec.tensors():
         key = f"param/{tensor.name}"
         if tensor.name in base:
-            weight = _rows_of(tensor, decoded)
+            weight = LazyArray(tensor.shape, np.dtype(np.float32), partial(rows, tensor.name))
         elif key not in reader or reader[key].shape != tensor.shape:
             shape = reader[key].shape if key in reader else "missing"
             raise BadData(f"checkpoint: {key} is {shape} (expected {tensor.shape})")
@@ -87,12 +88,6 @@ def _merged(reader: Reader, name: str, weight: LazyArray, lora: LoraConfig) -> L
         return rows + np.float32(lora.scale) * (b.fetch(start, stop) @ a)
 
     return LazyArray(weight.shape, np.dtype(np.float32), fetch)
-
-
-def _rows_of(tensor: TensorSpec, whole: Callable[[str], np.ndarray]) -> LazyArray:
-    """A tensor whose rows are those of an fp32 array that is made when it is read."""
-    name, kind = tensor.name, np.dtype(np.float32)
-    return LazyArray(tensor.shape, kind, lambda start, stop: whole(name)[start:stop])
 
 
 def cast(array: LazyArray, numpy_type: np.dtype) -> LazyArray:

@@ -67,9 +67,7 @@ class RunDirectory:
 
     def recorded_identity(self) -> Identity:
         """The identity of the run in the directory; {} if there is none."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return dict(read_json(self.record)["identity"])
-        return {}
+        return dict(self._recorded().get("identity", {}))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -16,11 +16,10 @@ starts.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from sabia.core.errors import BadData
 from sabia.core.model.lora import LoraConfig, base_names, lora_tensors
 from sabia.core.ops.base import Array
 from sabia.core.ops.precision import Precision, PrecisionSchedule
@@ -41,22 +40,6 @@ ReadPiece = Callable[[str, tuple[int, ...], tuple[int, ...]], np.ndarray]  # nam
 FP32 = 4  # bytes
 
 
-class LazyState(Mapping[str, np.ndarray]):
-    """Named arrays that are created, or fetched from a device, only when they are read."""
-
-    def __init__(self, names: list[str], fetch: Callable[[str], np.ndarray]) -> None:
-        self._names, self._fetch = names, fetch
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._fetch(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Sums over the tokens of all processes: loss is the mean by `weight`; extras: the sums that
@@ -65,6 +48,16 @@ class Evaluation:
     loss: float
     weight: float
     extras: Mapping[str, Any]
+
+    @classmethod
+    def of_sums(cls, sums: dict[str, Any], **more: Any) -> Self:
+        """From the sums of loss and weight, and extras; of a step also the norm of the summed
+        gradient, and its other fields."""
+        loss, weight = sums.pop("loss"), sums.pop("weight")
+        divisor = max(weight, LEAST_WEIGHT)
+        if "grad_norm" in sums:
+            more["grad_norm"] = sums.pop("grad_norm") / divisor
+        return cls(loss / divisor, weight, sums, **more)
 
 
 @dataclass(frozen=True)
@@ -75,21 +68,6 @@ class StepResult(Evaluation):
     grad_norm: float
     updated: bool
     extra_sums: np.ndarray | None = None
-
-    @classmethod
-    def of_sums(
-        cls, sums: dict[str, Any], updated: bool, extra_sums: np.ndarray | None
-    ) -> "StepResult":
-        """From the sums of loss and weight, the norm of the summed gradient, and extras."""
-        loss, weight, norm = (sums.pop(name) for name in ("loss", "weight", "grad_norm"))
-        divisor = max(weight, LEAST_WEIGHT)
-        return cls(loss / divisor, weight, sums, norm / divisor, updated, extra_sums)
-
-
-def evaluation(sums: dict[str, Any]) -> Evaluation:
-    """From the sums of loss and weight, and extras."""
-    loss, weight = sums.pop("loss"), sums.pop("weight")
-    return Evaluation(loss / max(weight, LEAST_WEIGHT), weight, sums)
 
 
 class Stepper(Protocol):
@@ -133,9 +111,6 @@ class Stepper(Protocol):
     def whole_params(self) -> dict[str, Array]:
         """All parameters, unsharded, on this process's device, current until the next step; every
         process calls it."""
-
-    def state(self) -> Mapping[str, np.ndarray]:
-        """The whole state, on a mesh that does not shard it."""
 
     def load(self, read: ReadPiece) -> None:
         """Load a state piece by piece; raises BadData if it belongs to another model."""
@@ -192,22 +167,6 @@ class Setup:
     def base_names(self) -> frozenset[str]:
         """Tensors that are held as codes."""
         return base_names(self.spec, self.lora)
-
-
-def piece_reader(state: Mapping[str, np.ndarray]) -> ReadPiece:
-    """A function that reads pieces of whole arrays."""
-
-    def read(name: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray:
-        if name not in state:
-            raise BadData(f"optimizer state: {name!r} is missing (another model's state?)")
-        # may be lazy: read only when asked for
-        whole = np.asarray(state[name])
-        box = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=False))
-        if whole.ndim != len(shape) or whole[box].shape != tuple(shape):
-            raise BadData(f"optimizer state: {name} is {whole.shape} (expected {tuple(shape)})")
-        return whole[box]
-
-    return read
 
 
 @dataclass(frozen=True)

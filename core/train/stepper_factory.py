@@ -53,13 +53,10 @@ def make_stepper(
     if isinstance(precision, str):
         precision = PrecisionSchedule(precision_named(precision), 1)
     setup = Setup(spec, loss, optimizer or OptimizerConfig(), precision, **settings)
-    layers: list[Any]
-    if setup.lora is not None:
-        layers = [params, init_lora(spec, setup.lora, setup.seed)]
-        params = ChainMap(*layers)
-    if setup.heads:
-        layers = [{t.name: init_tensor(t, setup.seed) for t in setup.heads}, params]
-        params = ChainMap(*layers)
+    adapters = {} if setup.lora is None else init_lora(spec, setup.lora, setup.seed)
+    heads = {tensor.name: init_tensor(tensor, setup.seed) for tensor in setup.heads}
+    layers: list[Any] = [heads, params, adapters]
+    params = ChainMap(*layers)
     operations_class(backend)  # raises where the backend is unknown or not installed
     check_base(backend, setup, mesh)
     if backend == "torch":

@@ -22,7 +22,7 @@ from sabia.core.ops.base import Ops
 from sabia.core.ops.precision import Precision, precision_at
 from sabia.core.parallel.build_ops import build_ops
 from sabia.core.parallel.mesh import ROW_AXES, Mesh, weight_split
-from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh, partition
+from sabia.core.parallel.mesh_ops_jax import MeshOps, device_mesh
 from sabia.core.parallel.world import World
 from sabia.core.train.checkpoint.pieces import Piece
 from sabia.core.train.checkpoint.pieces_jax import jax_pieces
@@ -32,14 +32,11 @@ from sabia.core.train.optimizer.updates_jax import apply_jax, init_jax
 from sabia.core.train.stepper import (
     Batch,
     Evaluation,
-    LazyState,
     ReadPiece,
     Setup,
     StepResult,
     balanced_bias,
     bias_names,
-    evaluation,
-    piece_reader,
 )
 
 Array = jax.Array
@@ -93,7 +90,7 @@ class JaxStepper:
         parts: dict[str, Any] = {}
         replicated: Any = self._sharding()
         for name, tensor in self.table.items():
-            split = NamedSharding(self.devices, partition(weight_split(tensor, self.mesh)))
+            split = self._sharding(*weight_split(tensor, self.mesh))
             params[name] = split
             kept = state_parts(self.rules[name], tensor.shape)
             parts[name] = {k: replicated if whole else split for k, (_, whole) in kept.items()}
@@ -152,12 +149,12 @@ class JaxStepper:
         updated = bool(fetched.pop("updated"))
         if extra_sums is not None:
             extra_sums = _sum_over_processes(extra_sums, self.setup.world)
-        return StepResult.of_sums(fetched, updated, extra_sums)
+        return StepResult.of_sums(fetched, updated=updated, extra_sums=extra_sums)
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """See Stepper.evaluate."""
         measure = self._function("measure", self.setup.precision.precision)
-        return evaluation(_fetch(measure(self._state.params, self._sharded_batch(batch))))
+        return Evaluation.of_sums(_fetch(measure(self._state.params, self._sharded_batch(batch))))
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
@@ -199,11 +196,6 @@ class JaxStepper:
             arrays[key] = self.params[name] if part == "param" else self._state.parts[name][part]
         return arrays | {COUNT: self._state.count}
 
-    def state(self) -> Mapping[str, np.ndarray]:
-        """See Stepper.state."""
-        arrays = self._arrays()
-        return LazyState(list(arrays), lambda name: _whole(arrays[name], name))
-
     def pieces(self) -> Iterator[Piece]:
         """See Stepper.pieces."""
         for name, array in self._arrays().items():
@@ -211,8 +203,6 @@ class JaxStepper:
 
     def load(self, read: ReadPiece) -> None:
         """See Stepper.load."""
-        if not callable(read):
-            read = piece_reader(read)
         loaded = {}
         for name, array in self._arrays().items():
             kind = np.int32 if name == COUNT else np.float32
@@ -299,16 +289,6 @@ def _read_piece(
 ) -> np.ndarray:
     ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return read(name, tuple(r[0] for r in ranges), tuple(r[1] - r[0] for r in ranges))
-
-
-def _whole(array: Array, name: str) -> np.ndarray:
-    if array.is_fully_addressable or array.is_fully_replicated:
-        whole = np.asarray(array)
-    else:
-        from jax.experimental import multihost_utils
-
-        whole = multihost_utils.process_allgather(array, tiled=True)
-    return whole.astype(np.int64) if name == COUNT else whole
 
 
 def _sum_over_processes(extra_sums: np.ndarray, world: World) -> np.ndarray:

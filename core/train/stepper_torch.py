@@ -36,14 +36,11 @@ from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 from sabia.core.train.stepper import (
     Batch,
     Evaluation,
-    LazyState,
     ReadPiece,
     Setup,
     StepResult,
     balanced_bias,
     bias_names,
-    evaluation,
-    piece_reader,
 )
 from sabia.core.train.stepper_torch_shards import Shards, lazy
 from sabia.kernels.runtime.torch_process import allow_compilations, keep_freed_memory
@@ -199,7 +196,7 @@ class TorchStepper:
             sums["extra_sums"] = own
         fetched = _fetch(self._global(sums, gradients))
         totals, loads = fetched.pop("extra_sums", None), fetched.get("expert_load")
-        result = StepResult.of_sums(fetched, False, totals)
+        result = StepResult.of_sums(fetched, updated=False, extra_sums=totals)
         loss, norm = result.loss, result.grad_norm
         within = loss <= limits[0] and norm <= limits[1]  # False for NaN
         if result.weight > 0 and within and math.isfinite(loss + norm):
@@ -285,7 +282,7 @@ class TorchStepper:
     def evaluate(self, batch: Batch) -> Evaluation:
         """See Stepper.evaluate."""
         sums = self._passes(batch, self._loss(None), 0, train=False)
-        return evaluation(_fetch(self._global(sums)))
+        return Evaluation.of_sums(_fetch(self._global(sums)))
 
     def gradients(self, batch: Batch, number: int = 0) -> dict[str, np.ndarray]:
         """See Stepper.gradients."""
@@ -380,22 +377,9 @@ class TorchStepper:
         if self.world.leads:
             yield Piece(COUNT, np.array(self.count, np.int64))
 
-    def state(self) -> Mapping[str, np.ndarray]:
-        """See Stepper.state; on a CPU the arrays are views that the next step changes."""
-        held = {key: tensor for key, _, tensor, _ in self._held()}
-
-        def fetch(key: str) -> np.ndarray:
-            if key == COUNT:
-                return np.array(self.count, np.int64)
-            return held[key].detach().cpu().numpy()
-
-        return LazyState([*held, COUNT], fetch)
-
     @torch.no_grad()
-    def load(self, read: ReadPiece | Mapping[str, np.ndarray]) -> None:
+    def load(self, read: ReadPiece) -> None:
         """See Stepper.load."""
-        if not callable(read):
-            read = piece_reader(read)
         for key, name, tensor, whole in self._held():
             offset = (0,) * tensor.dim() if whole else self.shards.location(name)["offset"]
             tensor.copy_(torch.from_numpy(np.array(read(key, offset, tuple(tensor.shape)))))
@@ -417,11 +401,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 def _fetch(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     """All sums as NumPy arrays or floats, by one copy from the device."""
     device = next(iter(sums.values())).device
-    flat = torch.cat([value.to(device).reshape(-1) for value in sums.values()]).cpu().numpy()
-    fetched: dict[str, Any] = {}
-    start = 0
-    for key, value in sums.items():
-        part = flat[start : start + value.numel()]
-        start += value.numel()
-        fetched[key] = part.reshape(value.shape) if value.dim() else float(part[0])
-    return fetched
+    flat = torch.cat([value.to(device).reshape(-1) for value in sums.values()]).cpu()
+    parts = zip(sums.items(), flat.split([x.numel() for x in sums.values()]), strict=True)
+    return {k: part.view(x.shape).numpy() if x.dim() else float(part) for (k, x), part in parts}

@@ -142,7 +142,7 @@ def disturb(size: float, place: Path) -> None:
     import torch
 
     from sabia.core.train.checkpoint.pieces import whole_pieces
-    from sabia.core.train.checkpoint.saver import Saver
+    from sabia.core.train.checkpoint.saver import Saver, wait_for
 
     flowing = slow_store()
     torch.set_num_threads(1)
@@ -159,7 +159,7 @@ def disturb(size: float, place: Path) -> None:
     times: dict[str, list[float]] = {"held": [], "flowing": []}
     with Saver(place / "spool", f"slow://{place}/remote") as saver:
         saver.save(1, whole_pieces(make_state(size)), {})
-        saver._wait_for_commit()
+        wait_for(saver._commit)
         for turn in range(10**6):
             kind = ("held", "flowing")[turn % 2]
             (flowing.set if turn % 2 else flowing.clear)()

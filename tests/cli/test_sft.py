@@ -91,12 +91,12 @@ def test_packing_changes_no_loss(made: Path, tmp_path: Path, sabia: Commands) ->
     transformers = pytest.importorskip("transformers", reason="the judge of the loss")
     import torch
 
-    from sabia.core.generate.chat import render_with_mask
+    from sabia.core.generate.chat import render_rows
 
     model = transformers.AutoModelForCausalLM.from_pretrained(made / "base" / "final")
     total = count = 0.0
     for row in chats(30):
-        ids, mask = render_with_mask(row["messages"], load(made / "tokens"))
+        ((ids, mask),) = render_rows(row["messages"], load(made / "tokens"))
         tensor = torch.tensor([ids])
         with torch.no_grad():
             scores = model(input_ids=tensor).logits[0, :-1].log_softmax(-1)

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from in_process import sabia  # noqa: E402
 from pretended_cuda import MixedDevices, pretended_cuda  # noqa: E402
 from training_cases import losses, make_tokens  # noqa: E402
+from whole_state import reading, whole_state  # noqa: E402
 
 from sabia.core.generate.engine import Engine  # noqa: E402
 from sabia.core.generate.requests import Request  # noqa: E402
@@ -56,8 +57,8 @@ def trained(name: str, **settings: Any) -> list[float]:
     for number in range(2):
         data = mesh_cases.batch(spec, number, rows=2)
         losses.append(stepper.step(data, 1e-3, np.ones(2), number=number).loss)
-        pieces = {piece.name: np.asarray(piece.array) for piece in stepper.pieces()}
-        stepper.load(dict(stepper.state()))
+        pieces = whole_state(stepper)
+        stepper.load(reading(pieces))
         losses.append(stepper.evaluate(data).loss)
         assert all(np.isfinite(array).all() for array in pieces.values())
     assert stepper.gradients(data)

@@ -21,6 +21,7 @@ from pathlib import Path
 import mesh_cases
 import numpy as np
 import torch
+from whole_state import reading, whole_state
 
 from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
@@ -31,7 +32,6 @@ from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig
-from sabia.core.train.stepper import piece_reader
 from sabia.core.train.stepper_factory import make_stepper
 
 STEPS = 20
@@ -137,11 +137,11 @@ def move(kind: str, first: str, second: str, world: World) -> list:
         one.step(batch(one, n), 3e-3)
     state, counts = written(one, world)
     other = stepper(kind, make_mesh(second, world.size), world, **settings)
-    other.load(piece_reader(state))
+    other.load(reading(state))
     moved, _ = written(other, world)
     alone = stepper(kind, Mesh(), World(), **settings)
-    alone.load(piece_reader(state))
-    back = alone.state()
+    alone.load(reading(state))
+    back = whole_state(alone)
     same = set(state) == set(moved) == set(back) and state["count"] == 3
     same &= all(np.array_equal(state[k], moved[k]) for k in state)
     return [bool(same and all(np.array_equal(state[k], back[k]) for k in state)), counts]
@@ -177,7 +177,7 @@ def updates(kind: str, mesh: str, world: World) -> dict[str, float]:
                     k: torch.from_numpy(each.shards.cut(k, whole[k]).copy()) for k in each.params
                 }
                 each._update(gradients, 1e-2)
-        state, wanted = written(one, world)[0], alone.state()
+        state, wanted = written(one, world)[0], whole_state(alone)
         report[name] = max(float(np.abs(state[k] - wanted[k]).max()) for k in state)
     return report
 

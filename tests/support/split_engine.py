@@ -30,7 +30,8 @@ from sabia.core.model.storage.stored_weights import load_stored
 from sabia.core.ops.backend import load_ops
 from sabia.core.options.shared import Drafting
 from sabia.core.parallel.mesh import Mesh
-from sabia.core.parallel.split_model import SplitModel, split_model
+from sabia.core.parallel.split_interface import SplitModel
+from sabia.core.parallel.split_model import split_model
 from sabia.core.parallel.world import World
 from sabia.core.quant.export import export
 from sabia.core.quant.hessians import batches

@@ -16,7 +16,7 @@ from sabia.core.generate.pages import Begun, Kept
 from sabia.core.generate.requests import Echo, Ranked
 from sabia.core.generate.sampling import RowParams
 from sabia.core.ops.base import Ops, Params
-from sabia.core.parallel.split_model import SplitModel
+from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.spec import ModelSpec
 
 ECHO_POSITIONS = 512  # of a prompt, whose logits are computed together

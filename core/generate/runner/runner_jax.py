@@ -382,15 +382,9 @@ class JaxRunner:
         bias: np.ndarray | None,
     ) -> Drawn:
         """See Runner.draw."""
-        count, size = len(params), padded_size(len(params), LEAST_ROWS)
-        rows = _padded(np.arange(count) if which is None else which, size)
-        pad = (0, size - count)
-        columns = tuple(np.pad(column, pad, mode="edge") for column in params.columns)
-        more = None if bias is None else np.pad(bias, (pad, (0, 0)))
+        count, (inputs, _) = len(params), _sampling(which, params, uniform, bias)
         with double_precision():
-            made = draw(
-                logits, rows, columns, np.pad(uniform, pad), more, params.plain, params.filters
-            )
+            made = draw(logits, *inputs, params.plain, params.filters)
         return Drawn(*(np.asarray(x)[:count] for x in made))
 
     def stacked(self, parts: Sequence[tuple[Array, np.ndarray]]) -> Array:
@@ -403,17 +397,12 @@ class JaxRunner:
         bias: np.ndarray | None, proposed: Proposed,
     ) -> tuple[Drawn, np.ndarray]:  # fmt: skip
         """See Runner.verify."""
-        count, size = len(params), padded_size(len(params), LEAST_ROWS)
-        pad = (0, size - count)
-        columns = tuple(np.pad(column, pad, mode="edge") for column in params.columns)
-        more = None if bias is None else np.pad(bias, (pad, (0, 0)))
+        count, (inputs, size) = len(params), _sampling(which, params, uniform, bias)
         draft = (_padded(x, size) for x in (proposed.steps, proposed.rows, proposed.tokens))
+        keeping = np.pad(proposed.uniform, (0, size - count))
+        given = proposed.logits, *draft, keeping, params.plain, params.filters
         with double_precision():
-            *made, kept = verify(
-                logits, _padded(which, size), columns, np.pad(uniform, pad), more,
-                proposed.logits, *draft, np.pad(proposed.uniform, pad), params.plain,
-                params.filters,
-            )  # fmt: skip
+            *made, kept = verify(logits, *inputs, *given)
         return Drawn(*(np.asarray(x)[:count] for x in made)), np.asarray(kept)[:count]
 
     def likeliest(self, logits: Array, which: np.ndarray, count: int) -> list[Ranked]:
@@ -463,6 +452,18 @@ class JaxRunner:
         self._size = has_rows, has_positions
         rings = ring_layers(spec, has_positions, self._slack)
         self._cache = KVCache(self._placed(layers), rings=rings, slack=self._slack)
+
+
+def _sampling(
+    which: np.ndarray | None, params: RowParams, uniform: np.ndarray, bias: np.ndarray | None
+) -> tuple[tuple[Any, ...], int]:
+    """(rows of logits, columns of `params`, uniform numbers, biases) and their padded number."""
+    count, size = len(params), padded_size(len(params), LEAST_ROWS)
+    pad = (0, size - count)
+    rows = _padded(np.arange(count) if which is None else which, size)
+    columns = tuple(np.pad(column, pad, mode="edge") for column in params.columns)
+    more = None if bias is None else np.pad(bias, (pad, (0, 0)))
+    return (rows, columns, np.pad(uniform, pad), more), size
 
 
 def _tokens(counts: np.ndarray) -> int:

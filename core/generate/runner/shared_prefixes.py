@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from sabia.core.generate.prefixes import common_length
 from sabia.kernels.attention.torch_cached import SharedSlots
 
 LEAST_SHARED = 32  # tokens of a prefix
@@ -43,13 +44,8 @@ class SharedPrefixes:
     def of(self, rows: int) -> list[SharedSlots]:
         """The groups of the first rows; no row is in two."""
         if self._shared is None or self._shared[0] != rows:
-            self._shared = (
-                rows,
-                [
-                    SharedSlots.of(sorted(group), slots)
-                    for group, slots in _groups(self._prompts[:rows])
-                ],
-            )
+            groups = _groups(self._prompts[:rows])
+            self._shared = rows, [SharedSlots.of(sorted(group), slots) for group, slots in groups]
         return self._shared[1]
 
 
@@ -78,6 +74,4 @@ def _groups(prompts: Sequence[bytes]) -> list[tuple[list[int], int]]:
 def _common(one: bytes, other: bytes) -> int:
     """The number of tokens at the beginning that two prompts share, with the same weights."""
     a, b = (np.frombuffer(text, np.int32) for text in (one, other))
-    length = min(len(a), len(b))
-    differ = np.flatnonzero(a[:length] != b[:length])
-    return max(int(differ[0]) if len(differ) else length, _LEAD) - _LEAD
+    return max(common_length(a, b), _LEAD) - _LEAD

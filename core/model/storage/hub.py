@@ -13,10 +13,11 @@ tensor and writing them back gives the same bytes, because every element belongs
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model.init import init_params
 from sabia.core.model.storage.lazy_array import LazyArray, batches_by_size
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
-from sabia.core.ops.product import Array
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import TRAINED_FOR, load_spec
 from sabia.core.spec.model import ModelSpec
@@ -146,10 +146,16 @@ def _files(root: Path) -> list[Path]:
     return files
 
 
-def from_hf(spec: ModelSpec, tensors: Arrays) -> dict[str, np.ndarray]:
-    """Tensors by file name → parameters by our names; raises BadData unless all names match."""
+def from_hf(
+    spec: ModelSpec, tensors: Arrays, kept: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Tensors by file name → parameters by our names, those of `kept` as they are; raises BadData
+    unless all names match."""
     remaining = dict(tensors)
-    params = {tensor.name: take(tensor, remaining) for tensor in spec.tensors()}
+    params = {
+        tensor.name: kept[tensor.name] if tensor.name in kept else take(tensor, remaining)
+        for tensor in spec.tensors()
+    }
     for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
         del remaining[fused]
     check_names(spec, remaining)
@@ -183,7 +189,7 @@ def take(tensor: TensorSpec, remaining: dict[str, np.ndarray]) -> np.ndarray:
         if tensor.hf.file not in remaining:
             raise BadData(f"model: tensor {tensor.hf.file} is missing")
         return read_part(tensor.hf, remaining[tensor.hf.file], tensor.shape)
-    names = (tensor.hf,) if isinstance(tensor.hf, str) else tensor.hf
+    names = tensor.files
     missing = next((name for name in names if name not in remaining), None)
     if missing is not None:
         raise BadData(f"model: tensor {missing} is missing (expected shape {tensor.shape})")
@@ -212,9 +218,14 @@ def file_tensors(table: Iterable[TensorSpec], params: Mapping[str, Any]) -> dict
     named: dict[str, Any] = {}
     fused: dict[str, list[tuple[FusedPart, Any]]] = {}
     for tensor in table:
-        named |= _file_tensors(tensor, params[tensor.name])
+        array = params[tensor.name]
+        if array.shape != tensor.shape:
+            raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
         if isinstance(tensor.hf, FusedPart):
-            fused.setdefault(tensor.hf.file, []).append((tensor.hf, params[tensor.name]))
+            fused.setdefault(tensor.hf.file, []).append((tensor.hf, array))
+            continue
+        parts = array if isinstance(tensor.hf, tuple) else (array,)
+        named |= zip(tensor.files, parts, strict=True)
     for file, parts in fused.items():
         part, array = parts[0]
         named[file] = LazyArray(part.shape, array.dtype, partial(_fused, parts))
@@ -223,15 +234,6 @@ def file_tensors(table: Iterable[TensorSpec], params: Mapping[str, Any]) -> dict
 
 def _fused(parts: Sequence[tuple[FusedPart, Any]], start: int, stop: int) -> np.ndarray:
     return write_parts((part, np.asarray(array)) for part, array in parts)[start:stop]
-
-
-def _file_tensors(tensor: TensorSpec, array: Array) -> Iterator[tuple[str, Any]]:
-    if array.shape != tensor.shape:
-        raise UsageError(f"model: {tensor.name} is {array.shape} (expected {tensor.shape})")
-    if isinstance(tensor.hf, str):
-        yield tensor.hf, array
-    elif isinstance(tensor.hf, tuple):
-        yield from zip(tensor.hf, array, strict=True)
 
 
 def save_model(

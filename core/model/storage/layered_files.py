@@ -41,7 +41,7 @@ class LayeredFiles:
 
         In the dtype of the files, quantized ones float32; copies, no mapped memory.
         """
-        table = self._table(layer)
+        table = [tensor for tensor in self.spec.tensors() if tensor.layer == layer]
         names = dict.fromkeys(name for tensor in table for name in self._names(tensor))
         selected = {name: self.tensors[name] for name in names if name in self.tensors}
         decoded = hub.decoded(self.spec, dict(selected))
@@ -49,9 +49,6 @@ class LayeredFiles:
         for array in selected.values():
             release_pages(array)
         return params
-
-    def _table(self, layer: int | None) -> list[TensorSpec]:
-        return [tensor for tensor in self.spec.tensors() if tensor.layer == layer]
 
     def _names(self, tensor: TensorSpec) -> Iterator[str]:
         """Names in the files of a tensor, and of all of its module where it may be quantized."""

@@ -20,7 +20,7 @@ from sabia.core.model.storage.hub import read_part
 from sabia.core.model.storage.safetensors_file import read_header, read_tensors, write_tensors
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import FileName, FusedPart, TensorSpec
+from sabia.core.spec.tensors import FusedPart, TensorSpec
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_weights"  # in the metadata of WEIGHTS
@@ -121,7 +121,7 @@ def _pairs(root: Path, spec: ModelSpec) -> dict[str, tuple[np.ndarray, np.ndarra
     }
     pairs, used = {}, set[str]()
     for matrix in adaptable(spec):
-        module = next(iter(_files(matrix.hf))).removesuffix(".weight")
+        module = matrix.files[0].removesuffix(".weight")
         names = [f"{module}.lora_{part}" for part in "AB"]
         if not used.issuperset(names) and not tensors.keys() >= set(names):
             continue
@@ -185,14 +185,7 @@ def _rows(part: FusedPart, rows: int) -> np.ndarray:
 
 def _file_modules(tensors: Iterable[TensorSpec]) -> set[str]:
     """The modules of the model's files that hold the tensors."""
-    files = (_files(t.hf) for t in tensors)
-    return {name.removesuffix(".weight") for names in files for name in names}
-
-
-def _files(hf: FileName) -> tuple[str, ...]:
-    if isinstance(hf, FusedPart):
-        return (hf.file,)
-    return (hf,) if isinstance(hf, str) else hf
+    return {name.removesuffix(".weight") for tensor in tensors for name in tensor.files}
 
 
 def _target_modules(spec: ModelSpec, config: LoraConfig) -> list[str]:

@@ -8,20 +8,16 @@ import numpy as np
 from sabia.core.errors import BadData
 from sabia.core.model.lora import APART
 from sabia.core.model.storage.hub import (
-    check_names,
     decoded,
     from_hf,
     load_model,
     read_checkpoint,
-    take,
     with_input_scales,
 )
 from sabia.core.numerics.stored import Stored, StoredStack, is_nf4, part_names, stored_matrix
 from sabia.core.spec.families import load_spec
 from sabia.core.spec.model import ModelSpec
-from sabia.core.spec.tensors import FusedPart, TensorSpec
-
-__all__ = ["Stored", "load_base", "load_stored"]
+from sabia.core.spec.tensors import TensorSpec
 
 
 def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray | Stored]]:
@@ -43,15 +39,7 @@ def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray 
             for name in tensor.files:  # of which none is left to be decoded
                 for part in part_names(name, config):
                     tensors.pop(part, None)
-    remaining = decoded(spec, tensors)
-    params = {
-        tensor.name: kept[tensor.name] if tensor.name in kept else take(tensor, remaining)
-        for tensor in spec.tensors()
-    }
-    for fused in {t.hf.file for t in spec.tensors() if isinstance(t.hf, FusedPart)}:
-        del remaining[fused]
-    check_names(spec, remaining)
-    return spec, params
+    return spec, from_hf(spec, decoded(spec, tensors), kept)
 
 
 def load_base(directory: str | Path, base: frozenset[str], form: str) -> dict[str, Any]:

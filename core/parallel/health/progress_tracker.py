@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sabia.core.parallel.health.heartbeat import WAITING_PHASES, Heartbeat
 
@@ -12,34 +12,24 @@ SMOOTHING = 0.2  # weight of the newest step in the exponential moving averages
 FRAME_AFTER_INTERVALS = 2
 
 
-@dataclass(frozen=True)
-class _Position:
-    """The phase that the main thread entered last, and when."""
-
-    step: int
-    phase: str
-    phases: int
-    since: float
-    patience_s: float
-
-
 class ProgressTracker:
     """The progress of this process; written by its main thread, read by the heartbeat's thread.
 
-    A position is replaced as a whole (one assignment), so neither thread needs a lock.
+    `_entered`, the phase that the main thread entered last and when, is replaced as a whole (one
+    assignment), so neither thread needs a lock.
     """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self._position = _Position(0, "start", 0, time.monotonic(), 0.0)
+        self._entered = Heartbeat(), time.monotonic()
         self._longest_pause_s = self._work_s = self._mean_step_s = self._mean_work_s = 0.0
         self._step_began: float | None = None
         self._main = threading.main_thread().ident
 
     def enter_phase(self, step: int, phase: str, patience_s: float = 0.0) -> None:
         """The main thread enters this phase of this step."""
-        now, old = time.monotonic(), self._position
-        pause_s = now - old.since
+        now, (old, since) = time.monotonic(), self._entered
+        pause_s = now - since
         if old.phase not in WAITING_PHASES:
             self._work_s += pause_s
         # neither the time before the first phase nor one announced as long raises the limit
@@ -54,23 +44,20 @@ class ProgressTracker:
                 self._mean_step_s += share * (now - self._step_began - self._mean_step_s)
                 self._mean_work_s += share * (self._work_s - self._mean_work_s)
             self._step_began, self._work_s = now, 0.0
-        self._position = _Position(step, phase, phases, now, patience_s)
+        self._entered = Heartbeat(step, phase, phases, patience_s=patience_s), now
 
     def restart_clock(self) -> None:
         """The same phase continues, but the process has made progress in it."""
-        self._position = replace(self._position, since=time.monotonic())
+        self._entered = self._entered[0], time.monotonic()
 
     def heartbeat(self) -> Heartbeat:
         """The progress as it is reported."""
-        position = self._position
-        idle_s = time.monotonic() - position.since
-        return Heartbeat(
-            step=position.step,
-            phase=position.phase,
-            phases=position.phases,
+        entered, since = self._entered
+        idle_s = time.monotonic() - since
+        return replace(
+            entered,
             idle_s=idle_s,
             longest_pause_s=self._longest_pause_s,
-            patience_s=position.patience_s,
             step_s=self._mean_step_s,
             work_s=self._mean_work_s,
             frame=self._frame() if idle_s > FRAME_AFTER_INTERVALS * self._interval_s else "",

@@ -154,9 +154,9 @@ class Saver:
         Raises Failed if the files cannot be written or the background failed before.
         """
         json.dumps(meta)  # fails here if meta is not JSON, before any file is written
-        self._wait_for_commit()
+        wait_for(self._commit)
         if self._uploading >= step:  # after a rewind, the upload is of a step that is undone
-            self._wait_for_upload()
+            wait_for(self._upload)
         self.poll()
         started_at = time.monotonic()
         job = _Job(step, meta)
@@ -193,14 +193,14 @@ class Saver:
 
     def wait_for_commit(self) -> None:
         """Wait until the last checkpoint is committed in the directory."""
-        self._wait_for_commit()
+        wait_for(self._commit)
         self.poll()
 
     def close(self) -> None:
         """Wait until the last checkpoint is committed and, with a URL, uploaded."""
         try:
-            self._wait_for_commit()
-            self._wait_for_upload()
+            wait_for(self._commit)
+            wait_for(self._upload)
             self.poll()
             # the last checkpoint was saved during another upload
             if self.remote is not None and self._last is not None and not self._last.uploaded:
@@ -310,13 +310,11 @@ class Saver:
             return False
         return all(files.get(name) == file_entry for name, file_entry in job.entry["files"].items())
 
-    def _wait_for_commit(self) -> None:
-        if self._commit is not None:
-            self._commit.exception()
 
-    def _wait_for_upload(self) -> None:
-        if self._upload is not None:
-            self._upload.exception()
+def wait_for(future: Future[None] | None) -> None:
+    """Wait for work in the background; `Saver.poll` raises its error."""
+    if future is not None:
+        future.exception()
 
 
 def _report_failure(directory: Path, kind: str, rank: int, error: BaseException) -> None:

@@ -10,7 +10,7 @@ from sabia.core.errors import UsageError
 from sabia.core.model.forward import class_logits, hidden
 from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec, Problem
-from sabia.core.train.losses.next_token import Batch, Sums, sum_by_source
+from sabia.core.train.losses.next_token import Batch, Sums, sums_by_source
 
 
 def classification_loss(
@@ -22,8 +22,7 @@ def classification_loss(
     scores = class_logits(spec, params, x, batch["pool"], ops)  # [B, L]
     weights = batch["loss_mask"][:, 0]  # [B]
     rows = row_losses(scores, batch["labels"], problem, ops) * weights
-    figures = (("source_loss", rows), ("source_weight", weights))
-    extras = {name: sum_by_source(figure, batch["source"], ops) for name, figure in figures}
+    extras = sums_by_source(rows, weights, batch["source"], ops)
     extras["tokens"] = batch["tokens"].sum()
     return rows.sum(), weights.sum(), extras
 

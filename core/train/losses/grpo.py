@@ -27,7 +27,7 @@ from sabia.core.ops.base import Array, Ops, Params, Remat, dtype_name
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.options.grpo import PolicyLoss, ValueOptions
 from sabia.core.spec.model import ModelSpec
-from sabia.core.train.losses.next_token import Batch, Sums
+from sabia.core.train.losses.next_token import Batch, Sums, of_whole_rows
 from sabia.core.train.losses.value import token_values, value_losses
 
 SAPO_TEMPERATURES = 1.0, 1.05  # of advantages of at least 0, and below
@@ -262,12 +262,8 @@ def grpo_loss(
     not have chosen, and routed, how many there are in a layer.
     """
     # [R, g, C] → [R·g, C]
-    given = {
-        name: batch[name]
-        for name in (*_BY_SAMPLE, "old", "ref", "values", "returns")
-        if name in batch
-    }
-    flat = {name: x.reshape(-1, x.shape[-1]) for name, x in given.items()}
+    names = (name for name in (*_BY_SAMPLE, "old", "ref", "values", "returns") if name in batch)
+    flat = {name: batch[name].reshape(-1, batch[name].shape[-1]) for name in names}
     x, stats = _states(spec, params, batch, ops, remat)
     logp = _logprobs(spec, params, x, batch, ops, options.temperature)
     mask, sampler = flat["loss_mask"], flat["sampler"]
@@ -287,11 +283,8 @@ def grpo_loss(
         losses = losses + value.value_coefficient * value_loss
         sums["value_loss"] = value_loss.sum()
         sums["value_clipped"] = ops.where(far, mask, 0.0).sum()
-    total, share = (losses * flat["weights"]).sum(), flat["share"].sum()
-    own = _own_share(batch, ops)
-    if own != 1:
-        total, share = total * own, share * own
-        sums = {name: x * own for name, x in sums.items()}
+    whole = (losses * flat["weights"]).sum(), flat["share"].sum(), sums
+    total, share, sums = of_whole_rows(whole, batch.get("input_ids"), ops)
     return total, share, sums | _rerouted(batch, stats, ops)
 
 
@@ -304,9 +297,3 @@ def _rerouted(batch: Batch, stats: list[Stats], ops: Ops) -> dict[str, Array]:
     differ = [ops.concat([one[index].sum()[None] for index in sorted(one)], 0) for one in layers]
     counts = [ops.cast(one[..., 0, :] > 0, "float32").sum() for one in given]
     return {"rerouted": sum(differ[1:], differ[0]), "routed": sum(counts[1:], counts[0])}
-
-
-def _own_share(batch: Batch, ops: Ops) -> float:
-    """1 / processes that hold tokens of the same rows: each computes the losses of all samples."""
-    ids = batch.get("input_ids")
-    return 1.0 if ids is None else ids.shape[1] / ops.whole_segments(ids).shape[1]

@@ -23,7 +23,7 @@ LossFunction = TypeVar("LossFunction", bound=Callable[..., Sums])
 OF_TOKENS = ("positions", "segments", "keys", "queries", "outputs")
 TAKE_SOME_TOKENS: list[Callable[..., Sums]] = []  # losses of batches of losses.computed_tokens
 _NEVER = -1e30  # the score of a token that is left out
-_WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
+WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,11 @@ def next_token_loss(
     rows, weights = (nll * mask).sum(-1), mask.sum(-1)  # [B] each
     extras: dict[str, Any] = {}
     if "source" in batch:
-        extras = {name: sum_by_source(x, batch["source"], ops)
-                  for name, x in (("source_loss", rows), ("source_weight", weights))}  # fmt: skip
+        extras = sums_by_source(rows, weights, batch["source"], ops)
     if balance or router_z or z_loss or teacher:
         extras["nll"] = rows.sum()
     if teacher is not None:
-        kl = (_divergence(spec, params, x, batch, ops) * mask).sum(-1)  # [B]
+        kl = (divergence(logits(spec, params, x, ops), batch, ops) * mask).sum(-1)  # [B]
         extras["kl"] = kl.sum()
         rows = kl if teacher.share == 1 else teacher.share * kl + (1 - teacher.share) * rows
     if z_loss:
@@ -98,13 +97,8 @@ def next_token_loss(
             # a statistic of a row counts once per token of the row
             rows = rows + coefficient * _layer_mean(stats, name) * weights
     if "expert_load" in stats:
-        extras["expert_load"] = _expert_loads(stats, ops.relayout(mask, *_WHOLE_ROWS), ops)
+        extras["expert_load"] = _expert_loads(stats, ops.relayout(mask, *WHOLE_ROWS), ops)
     return rows.sum(), weights.sum(), extras
-
-
-def _divergence(spec: ModelSpec, params: Params, x: Array, batch: Batch, ops: Ops) -> Array:
-    """KL(teacher ‖ model) of each token, fp32 [B, T]; see `divergence`."""
-    return divergence(logits(spec, params, x, ops), batch, ops)
 
 
 def divergence(scores: Array, batch: Batch, ops: Ops) -> Array:
@@ -126,9 +120,24 @@ def divergence(scores: Array, batch: Batch, ops: Ops) -> Array:
     return batch["teacher_information"] + normalizer - expected - rest
 
 
-def sum_by_source(figures: Array, source: Array, ops: Ops) -> Array:
-    """Sums [S] of figures[B] by one-hot source[B, S]; NaN affects only its own source."""
-    return ops.where(source > 0, figures[:, None] * source, 0.0).sum(0)
+def sums_by_source(losses: Array, weights: Array, source: Array, ops: Ops) -> dict[str, Array]:
+    """source_loss, source_weight: sums [S] of figures [B] of rows with source[B, S] (one-hot); NaN
+    affects only its own source."""
+    figures = {"source_loss": losses, "source_weight": weights}
+    return {
+        name: ops.where(source > 0, figure[:, None] * source, 0.0).sum(0)
+        for name, figure in figures.items()
+    }
+
+
+def of_whole_rows(sums: Sums, ids: Array | None, ops: Ops) -> Sums:
+    """The share of one of the processes that hold tokens of the same rows, as ids[B, T], and that
+    have all computed these sums over the whole rows."""
+    own = 1.0 if ids is None else ids.shape[1] / ops.whole_segments(ids).shape[1]
+    if own == 1:
+        return sums
+    total, weight, more = sums
+    return total * own, weight * own, {name: x * own for name, x in more.items()}
 
 
 def _layer_mean(stats: Stats, name: str) -> Array:

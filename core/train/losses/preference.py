@@ -24,14 +24,15 @@ from sabia.core.ops.base import Array, Ops, Params, Remat
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import (
     OF_TOKENS,
+    WHOLE_ROWS,
     Batch,
     Sums,
-    sum_by_source,
+    of_whole_rows,
+    sums_by_source,
     takes_some_tokens,
 )
 
 WITH_REFERENCE = ("dpo", "ipo", "kto")
-_WHOLE_ROWS = ("batch", "sequence"), ("batch", None)
 _ALMOST_CERTAIN = -1e-6  # the largest mean log-probability of ORPO's odds
 
 
@@ -140,22 +141,16 @@ def preference_loss(
     if nll:
         rows = rows - nll * (answers.logp * is_chosen).sum(-1) * batch["per_token"][:, 0]
     sums = _figures(ops.stop_gradient(rewards(answers, options)), answers, sides, ops)
-    sums["tokens"] = ops.relayout(batch["loss_mask"], *_WHOLE_ROWS).sum()
-    by_source = (("source_loss", rows), ("source_weight", counts))
-    sums |= {name: sum_by_source(figure, batch["source"], ops) for name, figure in by_source}
+    sums["tokens"] = ops.relayout(batch["loss_mask"], *WHOLE_ROWS).sum()
+    sums |= sums_by_source(rows, counts, batch["source"], ops)
     if "slot" in batch:
         sums["documents"] = (batch["slot"][:, :, None] * answers.logp[:, None, :]).sum(0)
-    # each of the processes that hold tokens of the same rows computes the losses of whole rows
-    ids = batch["input_ids"]
-    own = ids.shape[1] / ops.whole_segments(ids).shape[1]
-    if own == 1:
-        return rows.sum(), counts.sum(), sums
-    return rows.sum() * own, counts.sum() * own, {name: x * own for name, x in sums.items()}
+    return of_whole_rows((rows.sum(), counts.sum(), sums), batch["input_ids"], ops)
 
 
 def _answers(values: Array, batch: Batch, ops: Ops) -> Answers:
     """Sums [B, D] over the documents of whole rows of values[B, T]; a length is at least 1."""
-    values, mask = (ops.relayout(x, *_WHOLE_ROWS) for x in (values, batch["loss_mask"]))
+    values, mask = (ops.relayout(x, *WHOLE_ROWS) for x in (values, batch["loss_mask"]))
     segments = ops.whole_segments(ops.integers(batch["segments"], values))
     if "outputs" in batch:
         segments = ops.take_along(segments, ops.integers(batch["outputs"], values))

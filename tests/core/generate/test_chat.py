@@ -129,7 +129,7 @@ def test_same_text_and_ids_as_transformers(template, messages, tools, prompt, tm
 def test_marks_give_the_mask_of_transformers(messages, tools, tmp_path):
     tokenizer = with_template(MARKED)
     judge = hugging_face(tokenizer, tmp_path)
-    ids, mask = chat.render_with_mask(messages, tokenizer, tools)
+    ((ids, mask),) = chat.render_rows(messages, tokenizer, tools)
     theirs = judge.apply_chat_template(
         messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -140,15 +140,15 @@ def test_marks_give_the_mask_of_transformers(messages, tools, tmp_path):
 def test_marks_and_prefix_difference_agree():
     unmarked = MARKED.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
     for messages in (PLAIN, WITH_CALL):
-        marked = chat.render_with_mask(messages, with_template(MARKED))
-        assert marked == chat.render_with_mask(messages, with_template(unmarked))
+        marked = chat.render_rows(messages, with_template(MARKED))
+        assert marked == chat.render_rows(messages, with_template(unmarked))
 
 
 def test_mask_holds_content_and_end_of_turn_only():
     tokenizer = trained()
-    ids, mask = chat.render_with_mask(PLAIN, tokenizer)
+    ((ids, mask),) = chat.render_rows(PLAIN, tokenizer)
     assert written(ids, mask, tokenizer) == "095 😀<|im_end|>\n\n002\n<|im_end|>"
-    ids, mask = chat.render_with_mask(WITH_CALL, tokenizer, TOOLS)
+    ((ids, mask),) = chat.render_rows(WITH_CALL, tokenizer, TOOLS)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 37, "b": "ç"}}\n</tool_call>'
     assert written(ids, mask, tokenizer) == f"{call}\n{call}<|im_end|>It is 95.<|im_end|>"
 
@@ -166,7 +166,7 @@ def test_chat_records_with_json_text_and_nulls_render_alike():
 
 def test_nothing_of_the_assistant_is_an_error():
     with pytest.raises(BadData, match="no token"):
-        chat.render_with_mask([{"role": "user", "content": "x"}], trained())
+        chat.render_rows([{"role": "user", "content": "x"}], trained())
 
 
 def test_rewritten_turns_are_refused_then_split():
@@ -178,7 +178,7 @@ def test_rewritten_turns_are_refused_then_split():
         {"role": "assistant", "content": "<think>e</think>f"},
     ]
     with pytest.raises(chat.NotPrefixPreserving, match="rewrites earlier turns: message 1"):
-        chat.render_with_mask(messages, tokenizer)
+        chat.assistant_spans(messages, tokenizer)
     rows = chat.render_rows(messages, tokenizer)
     texts = [written(ids, mask, tokenizer) for ids, mask in rows]
     assert texts == ["<think>b</think>c<|im_end|>", "<think>e</think>f<|im_end|>"]
@@ -206,5 +206,5 @@ def test_frame_characters_in_content_cannot_move_the_mask():
         *PLAIN[-1:],
     ]
     tokenizer = with_template(MARKED)
-    ids, mask = chat.render_with_mask(sly, tokenizer)
+    ((ids, mask),) = chat.render_rows(sly, tokenizer)
     assert written(ids, mask, tokenizer) == "002<|im_end|>"

@@ -72,7 +72,7 @@ def test_upto_bounds_what_is_read_and_positions_must_fit(tiny: Any) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     torch_ops = load_ops("torch")
     spec, arrays = tiny
-    params = torch_ops.to_device(arrays, "float32", "cpu")
+    params = {name: x.cpu() for name, x in torch_ops.to_device(arrays, "float32").items()}
     cache = KVCache.create(spec, 1, 8, torch_ops, like=params["embed"])
     assert cache.slots == 8
     assert cache.reads_for(torch_ops.arange(3, params["embed"]), torch_ops) == 3

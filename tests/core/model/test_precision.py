@@ -218,13 +218,13 @@ def test_fake_integers_have_the_bits_of_the_codec(ops: Any, bits: int) -> None:
     if ops.name == "torch":
         import torch
 
-        from sabia.core.numerics.integers_torch import fake
+        from sabia.core.numerics.nearest_torch import fake
 
         found = fake(torch.from_numpy(w), bits, 32).numpy()
     else:
         import jax
 
-        from sabia.core.numerics.integers_jax import fake as faked
+        from sabia.core.numerics.nearest_jax import fake as faked
 
         found = np.asarray(jax.jit(faked, static_argnums=(1, 2))(w, bits, 32))
     np.testing.assert_array_equal(found, stored(w, bits, 32))

@@ -3,8 +3,8 @@
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.spec import Attention, from_config, new_config, parameter_count, parse_shape
-from sabia.core.spec.layers import GatedDeltaNet
+from sabia.core.spec import from_config, new_config, parameter_count, parse_shape
+from sabia.core.spec.layers import Attention, GatedDeltaNet
 
 
 def test_shape_text_gives_arguments() -> None:

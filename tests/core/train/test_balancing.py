@@ -51,7 +51,7 @@ def in_jax() -> StepResult:
     (total, found), grads = run(ops.to_device(PARAMS))
     norm = np.sqrt(sum(float((grad**2).sum()) for grad in grads.values()))
     sums = {**found, "weight": float(found["weight"]), "loss": float(total), "grad_norm": norm}
-    return StepResult.of_sums(sums, True, None)
+    return StepResult.of_sums(sums, updated=True)
 
 
 def test_terms_are_sums_over_rows_whatever_the_micro_batch_and_backend() -> None:

@@ -19,7 +19,7 @@ from sabia.core.shards.stores import objects
 from sabia.core.train.checkpoint import local, remote
 from sabia.core.train.checkpoint.pieces import whole_pieces as whole
 from sabia.core.train.checkpoint.reader import Reader, latest
-from sabia.core.train.checkpoint.saver import Saver
+from sabia.core.train.checkpoint.saver import Saver, wait_for
 
 URL = "flaky://bucket/run"
 
@@ -67,7 +67,7 @@ def state(step: int) -> dict[str, np.ndarray]:
 def save(saver: Saver, *steps: int) -> None:
     for step in steps:
         saver.save(step, whole(state(step)), {})
-        saver._wait_for_commit()
+        wait_for(saver._commit)
 
 
 def holds(found, step: int) -> bool:
@@ -132,7 +132,7 @@ def test_retention_at_the_url(tmp_path: Path) -> None:
     with Saver(tmp_path, URL, keep=2, keep_every=4) as saver:
         for step in range(2, 13, 2):
             save(saver, step)
-            saver._wait_for_upload()
+            wait_for(saver._upload)
             saver.poll()
     assert remote.Remote(URL).steps() == [12, 10, 8, 4]
     assert local.steps(tmp_path) == [12, 10, 8, 4]
@@ -142,7 +142,7 @@ def test_retention_at_the_url(tmp_path: Path) -> None:
 def test_damaged_one_at_the_url_is_passed_over(tmp_path: Path, store, how: str, capfd) -> None:
     with Saver(tmp_path / "old", URL) as saver:
         save(saver, 1)
-        saver._wait_for_upload()
+        wait_for(saver._upload)
         saver.poll()
         save(saver, 2)
     root, files = "/bucket/run/step-00000002/", fsspec.filesystem("flaky")
@@ -206,7 +206,7 @@ def test_killed_while_uploading(tmp_path: Path, capfd) -> None:
                 with Saver(tmp_path / "run", url, keep=1) as saver:
                     for step in range(last + 1, 10**6):
                         saver.save(step, whole(state(step)), {})
-                        saver._wait_for_upload()
+                        wait_for(saver._upload)
             finally:
                 os._exit(1)
         states: set[tuple] = set()

@@ -1,15 +1,20 @@
 """The step: the two backends agree, accumulation is exact, AdamW is the formula, bf16 is real."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from whole_state import reading, whole_state
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage.hub import init_params
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec import from_config, new_config
+from sabia.core.train.checkpoint import local
+from sabia.core.train.checkpoint.pieces import Piece, write_pieces
+from sabia.core.train.checkpoint.reader import Reader
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig
 from sabia.core.train.stepper_factory import make_stepper
@@ -58,15 +63,10 @@ def stepper(backend: str = "torch", **settings):
     key = tuple(sorted(settings.items()))
     if key not in _MADE:
         one = make_stepper("jax", SPEC, PARAMS, next_token_loss, mesh=Mesh(), **settings)
-        _MADE[key] = one, {name: np.array(array) for name, array in one.state().items()}
+        _MADE[key] = one, whole_state(one)
     one, start = _MADE[key]
-    one.load(start)
+    one.load(reading(start))
     return one
-
-
-def copied(one) -> dict[str, np.ndarray]:
-    """The state as it is now."""
-    return {name: np.array(array) for name, array in one.state().items()}
 
 
 def test_backends_agree_over_twenty_steps() -> None:
@@ -79,8 +79,9 @@ def test_backends_agree_over_twenty_steps() -> None:
         np.testing.assert_allclose(a.extras["source_loss"], b.extras["source_loss"], rtol=1e-5)
         assert a.extra_sums.tolist() == b.extra_sums.tolist() == [2.0, 0.0]
     assert a.loss < 4.4
-    for name, array in torch_one.state().items():
-        np.testing.assert_allclose(array, jax_one.state()[name], atol=2e-5, err_msg=name)
+    wanted = whole_state(jax_one)
+    for name, array in whole_state(torch_one).items():
+        np.testing.assert_allclose(array, wanted[name], atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(("first", "second"), [("torch", "jax"), ("jax", "torch")])
@@ -88,10 +89,10 @@ def test_handover_with_optimizer_state(first: str, second: str) -> None:
     one = stepper(first)
     for step in range(5):
         one.step(batch(step), 1e-2)
-    handed = copied(one)
+    handed = whole_state(one)
     wanted = [one.step(batch(step), 1e-2).loss for step in range(5, 10)]
     other = stepper(second)
-    other.load(handed)
+    other.load(reading(handed))
     found = [other.step(batch(step), 1e-2).loss for step in range(5, 10)]
     assert np.abs(np.array(wanted) - np.array(found)).max() <= 1e-5
 
@@ -105,8 +106,9 @@ def test_micro_batches_divide_once_by_the_global_weight(backend: str) -> None:
     a, b = whole.step(data, 1e-2), parts.step(data, 1e-2)
     assert abs(a.loss - b.loss) <= 1e-6
     assert abs(a.grad_norm - b.grad_norm) <= 1e-6
+    states = whole_state(whole), whole_state(parts)
     for name in PARAMS:  # m is (1 - beta1) times the clipped gradient
-        found = whole.state()[f"m/{name}"], parts.state()[f"m/{name}"]
+        found = [state[f"m/{name}"] for state in states]
         np.testing.assert_allclose(*found, atol=2e-8, rtol=1e-5, err_msg=name)
 
 
@@ -133,7 +135,7 @@ def test_first_update_is_the_formula(backend: str) -> None:
     raw = gradients(batch(2))
     assert norm == pytest.approx(np.sqrt(sum((g**2).sum() for g in raw.values())), rel=1e-5)
     assert norm > config.clip_norm
-    state = one.state()
+    state = whole_state(one)
     assert state["count"] == 1
     for name, g in raw.items():
         g = g * (config.clip_norm / norm)
@@ -149,13 +151,13 @@ def test_first_update_is_the_formula(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_nothing_happens_without_weight_or_with_nan(backend: str) -> None:
     one = stepper(backend)
-    before = copied(one)
+    before = whole_state(one)
     empty, broken = batch(3), batch(3)
     empty["loss_mask"] = np.zeros_like(empty["loss_mask"])
     broken["loss_mask"] = broken["loss_mask"] * np.float32("nan")
     for data in (empty, broken):
         assert one.step(data, 0.1).updated is False
-    for name, array in one.state().items():
+    for name, array in whole_state(one).items():
         assert np.array_equal(array, before[name]), name
 
 
@@ -167,8 +169,9 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_masters(backend: str) -> None:
     differences = [abs(a - b) for a, b in losses]
     assert 1e-5 < max(differences) < 0.05
     assert losses[-1][1] < losses[0][1]
-    assert all(array.dtype == np.float32 for n, array in narrow.state().items() if n != "count")
-    small = narrow.state()["param/embed"]
+    state = whole_state(narrow)
+    assert all(array.dtype == np.float32 for n, array in state.items() if n != "count")
+    small = state["param/embed"]
     assert (small.view(np.uint32) & 0xFFFF).any(), "masters were rounded to bf16"
 
 
@@ -231,18 +234,23 @@ def test_micro_batches_of_jax_are_filled_up_as_little_as_possible() -> None:
     assert one.evaluate(batch(6)).extras["rows"] == 8.0
 
 
-def test_refusals() -> None:
+def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--precision"):
         stepper(precision="fp16")
     with pytest.raises(UsageError, match="--backend"):
         stepper("tensorflow")
     one = stepper()
-    state = dict(one.state())
-    state.pop("m/embed")
-    with pytest.raises(BadData, match="m/embed"):
-        one.load(state)
-    with pytest.raises(BadData, match="expected"):
-        one.load(dict(one.state()) | {"v/embed": np.zeros(3, np.float32)})
+    state = whole_state(one)
+    of_others = {"m/embed": None}, {"v/embed": np.zeros(3, np.float32)}
+    for step, (other, message) in enumerate(zip(of_others, ("m/embed", "outside"), strict=True)):
+        arrays = {name: array for name, array in (state | other).items() if array is not None}
+        saving = local.saving_path(tmp_path, step)
+        saving.mkdir()
+        entry = write_pieces(saving, 0, (Piece(name, array) for name, array in arrays.items()))
+        local.commit(tmp_path, step, [entry], {})
+        reader = Reader(local.open_checkpoint(local.path_of(tmp_path, step)))
+        with pytest.raises(BadData, match=message):
+            one.load(reader.read)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def matrix(shape: str, name: str, device: Device) -> Figures:
 
     from sabia.core.numerics.scales import choose_scales, decode, encode
     from sabia.core.numerics.schemes import SCHEMES
-    from sabia.core.quant.gptq import GptqConfig, gptq, relative_output_error
+    from sabia.core.quant.gptq import GptqConfig, gptq, output_norm
 
     spec = shape_spec(shape, device, 1)
     source = RandomParameters(spec, device)
@@ -90,7 +90,8 @@ def matrix(shape: str, name: str, device: Device) -> Figures:
         nearest = encode(weight, nearest_scales, scheme)
         clock.mark("nearest_s")
         pairs = ((codes, scales), (nearest, nearest_scales))
-        errors = [relative_output_error(weight, decode(*pair, scheme), hessian) for pair in pairs]
+        decoded, size = (decode(*pair, scheme) for pair in pairs), output_norm(weight, hessian)
+        errors = [output_norm(one - weight, hessian) / size for one in decoded]
         clock.mark("errors_s")
     figures: Figures = {"shape": list(weight.shape), **clock.seconds, **peak(device)}
     return _judged({name: (errors[0], errors[1])}, figures)
