@@ -9,8 +9,7 @@ from functools import partial
 from sabia.cli.registry import COMMANDS, RUN_MODELS, SUBCOMMANDS, all_calls, called, find
 from sabia.core import stop
 from sabia.core.errors import ExitCode
-from sabia.core.huge_pages import start_with_huge_pages
-from sabia.core.optional_imports import runs_a_command
+from sabia.core.process_start import runs_a_command, start_with_huge_pages
 
 HELP = ("-h", "--help", "--help=json")
 OPTIONS = {

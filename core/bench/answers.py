@@ -35,9 +35,9 @@ from sabia.core.generate.reasoning import opened_by_prompt, split_reasoning
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.thinking import asked_budget, thinking_fields
 from sabia.core.generate.turn_parser import parse_turn
+from sabia.core.notes import progress
 from sabia.core.options.eval import EvalOptions
 from sabia.core.parallel.split_interface import SplitModel
-from sabia.core.progress import progress
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
 TEXT_COLUMNS = ("response", "completion", "output", "text", "answer")

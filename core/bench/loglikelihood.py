@@ -23,16 +23,16 @@ from sabia.core.errors import BadData, Interrupted
 from sabia.core.generate.prefixes import Prefix, PrefixCaches, cache_limit, prefix_tree
 from sabia.core.model import forward
 from sabia.core.model.storage.safetensors_file import release_pages
+from sabia.core.notes import progress
 from sabia.core.ops.base import Ops, Params
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Array
 from sabia.core.parallel.build_ops import ops_as_served
 from sabia.core.parallel.split_interface import SplitModel
-from sabia.core.progress import progress
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer
-from sabia.kernels.runtime.torch_process import keep_few_products
+from sabia.kernels.runtime.torch_support import keep_few_products
 
 BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches

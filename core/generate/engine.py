@@ -22,10 +22,10 @@ from sabia.core.generate.runner.memory import cache_memory
 from sabia.core.generate.session import Counts, Session
 from sabia.core.generate.slots import CONTEXT_STEP
 from sabia.core.model.storage.stored_weights import Stored
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops, Params, dtype_name
 from sabia.core.ops.kv_cache import cache_bytes, check_context
 from sabia.core.ops.row_adapters import adapters_of, row_adapters
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import ModelSpec
 from sabia.core.spec.model import check_predicts
 from sabia.core.text.tokenize.tokenizer import Tokenizer

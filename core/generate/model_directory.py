@@ -86,7 +86,7 @@ def _row_adapters(
     split: SplitModel | None,
 ) -> RowAdapters | None:  # fmt: skip
     """The rule of adapters by name; None without any."""
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
 
     if not directories:
         return None

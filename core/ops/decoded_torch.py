@@ -30,7 +30,7 @@ from sabia.kernels.decoder_layer.interface import (
     normed,
 )
 from sabia.kernels.row_products import torch_arrays
-from sabia.kernels.row_products.torch_arrays import numbers
+from sabia.kernels.runtime.torch_support import numbers
 
 Tensor = torch.Tensor
 _PRODUCTS = (("attn.q", "attn.k", "attn.v"), ("attn.o",), ("mlp.gate", "mlp.up"), ("mlp.down",))

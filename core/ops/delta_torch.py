@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from sabia.core.ops.product import check_shared_axes
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 CHUNK = 64

@@ -20,19 +20,18 @@ from torch.utils import checkpoint
 from sabia.core.errors import UsageError
 from sabia.core.numerics.floats import numpy_dtype
 from sabia.core.ops.base import FORWARD_DTYPES, Angles, Ops, Params, Remat, dtype_name, is_stored
-from sabia.core.ops.delta_torch import causal_conv, delta_rule
-from sabia.core.ops.experts_torch import DispatchPlan, biased, combine, dispatch, grouped
 from sabia.core.ops.kernel_choice import requested_kernels
-from sabia.core.ops.packed_torch import packed, products, takes
 from sabia.core.ops.product import Product, check_product
 from sabia.kernels.row_functions.torch_arrays import rotate, serves, silu_product
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import linear
+from sabia.kernels.runtime.torch_support import Context
 
 if TYPE_CHECKING:
     from sabia.core.ops.decoded_torch import DecodedRows
+    from sabia.core.ops.experts_torch import DispatchPlan
 
 Tensor = torch.Tensor
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 # dtypes that NumPy has only through ml_dtypes: copied as integers of the same size
 _BITS = {torch.bfloat16: torch.int16}
@@ -170,8 +169,6 @@ class TorchOps(Ops):
     exp, tanh = staticmethod(torch.exp), staticmethod(torch.tanh)
     log1mexp = staticmethod(lambda x: torch.log(-torch.expm1(x)))
     stop_gradient, topk = staticmethod(torch.Tensor.detach), staticmethod(torch.topk)
-    causal_conv, delta_rule = staticmethod(causal_conv), staticmethod(delta_rule)
-    dispatch, combine = staticmethod(dispatch), staticmethod(combine)
 
     # of the optimizers
     sqrt, sign, expm1 = staticmethod(torch.sqrt), staticmethod(torch.sign), staticmethod(math.expm1)
@@ -293,6 +290,8 @@ class TorchOps(Ops):
 
     def prepared(self, params: Params, former: Params, most_bytes: int) -> Params:
         """See Ops.prepared."""
+        from sabia.core.ops.packed_torch import packed
+
         return packed(params, former, most_bytes)
 
     def decoded_rows(self, context: Any, x: Tensor) -> "DecodedRows | None":
@@ -326,30 +325,62 @@ class TorchOps(Ops):
         """See Ops.put_along."""
         return x.scatter(-1, indices, value)
 
+    # -- mixers and experts
+
+    def causal_conv(self, x: Tensor, weight: Tensor, segments: Tensor | None = None) -> Tensor:
+        """See Ops.causal_conv."""
+        from sabia.core.ops.delta_torch import causal_conv
+
+        return causal_conv(x, weight, segments)
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor,
+        segments: Tensor | None = None, state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """See Ops.delta_rule."""
+        from sabia.core.ops.delta_torch import delta_rule
+
+        return delta_rule(q, k, v, log_decay, beta, segments, state)
+
+    def dispatch(
+        self, y: Tensor, experts_of_tokens: Tensor, experts: int
+    ) -> "tuple[Tensor, DispatchPlan]":
+        """See Ops.dispatch."""
+        from sabia.core.ops.experts_torch import dispatch
+
+        return dispatch(y, experts_of_tokens, experts)
+
+    def combine(self, rows: Tensor, plan: "DispatchPlan", gates: Tensor) -> Tensor:
+        """See Ops.combine."""
+        from sabia.core.ops.experts_torch import combine
+
+        return combine(rows, plan, gates)
+
     # -- products
 
     def kernel(self, product: Product) -> list[Tensor]:
         """See Ops.kernel."""
         x, matrices, plan = product
-        if takes(x, matrices, plan):
-            return products(x, matrices)
+        if type(matrices[0].weight) not in PLAIN:
+            from sabia.core.ops.packed_torch import products, takes
+
+            if takes(x, matrices, plan):
+                return products(x, matrices)
+        multiply = linear
+        if plan is not None:
+            from sabia.core.ops.experts_torch import of_experts
+
+            multiply = functools.partial(of_experts, plan=plan)
         results = []
         for matrix in matrices:
             check_product(matrix.name, x, matrix.weight)
             weight = matrix.weight.to(x.dtype)
+            bias = None if matrix.bias is None else matrix.bias.to(x.dtype)
             if isinstance(matrix.weight, Tensor) or not x.requires_grad:
-                results.append(_times(x, weight, matrix.bias, plan))
+                results.append(multiply(x, weight, bias))
                 continue
             from sabia.core.ops.stored_torch import decoded_again
 
             with decoded_again(matrix.weight, weight):
-                results.append(_times(x, weight, matrix.bias, plan))
+                results.append(multiply(x, weight, bias))
         return results
-
-
-def _times(x: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tensor:
-    """A product of `TorchOps.kernel` with a weight in the dtype of x."""
-    if plan is not None:
-        return biased(grouped(x, weight, plan), bias, plan)
-    bias = None if bias is None else bias.to(x.dtype)
-    return linear(x, weight, bias)

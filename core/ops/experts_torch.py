@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 REQUESTED = requested_kernels("torch")
@@ -91,6 +91,11 @@ def grouped(rows: Tensor, weight: Tensor, plan: DispatchPlan) -> Tensor:
     counts = plan.ends.diff(prepend=plan.ends.new_zeros(1))  # [E]
     implementation = REQUESTED["grouped_matmul"]
     return _kernel(rows, weight, counts, full=True, implementation=implementation)
+
+
+def of_experts(rows: Tensor, weight: Tensor, bias: Tensor | None, plan: DispatchPlan) -> Tensor:
+    """rows[M, in] of each expert times weight[E, out, in]ᵀ, plus bias[E, out]."""
+    return biased(grouped(rows, weight, plan), bias, plan)
 
 
 def biased(rows: Tensor, bias: Tensor | None, plan: DispatchPlan | None) -> Tensor:

@@ -19,8 +19,9 @@ from sabia.core.ops.base import Params
 from sabia.core.ops.product import Array, Matrix
 from sabia.kernels.panel_products.interface import fill, panels_for, product
 from sabia.kernels.panel_products.torch_arrays import serves as serves_panels
-from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
+from sabia.kernels.row_products.torch_arrays import reads_in_order
 from sabia.kernels.runtime.torch_fp32 import FP32_COMPUTED, HAS_ONEDNN, onednn_linear
+from sabia.kernels.runtime.torch_support import numbers
 
 if TYPE_CHECKING:
     from sabia.core.ops.experts_torch import DispatchPlan

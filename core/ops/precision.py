@@ -33,7 +33,6 @@ from functools import partial
 from typing import Any
 
 from sabia.core.errors import UsageError
-from sabia.core.numerics.integers import usual_group
 from sabia.core.ops.product import Array, Matrix, Multiply, Product, Rule
 from sabia.core.spec.model import ModelSpec
 from sabia.kernels.quantize.definitions import (
@@ -87,6 +86,8 @@ class QatTarget:
         """The weights of one product in this format, by a backend's roundings."""
         if self.kind == "nvfp4":
             return fake_nvfp4(weights)
+        from sabia.core.numerics.integers import usual_group
+
         bits = int(self.kind.removeprefix("int"))
         shapes = [tuple(w.shape) for w in weights]
         groups = [usual_group(x, len(x) == 3) if self.grouped else None for x in shapes]

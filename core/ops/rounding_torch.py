@@ -32,7 +32,7 @@ from sabia.core.ops.rounding_units_torch import product
 from sabia.kernels.grouped_matmul.torch_impl import library_obstacle
 from sabia.kernels.quantize.definitions import mix
 from sabia.kernels.quantize.torch_arithmetic import hadamard, mix_tensor, rounded, signed
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 WEIGHT_ROLE = 0x5BD1E995  # separates the random bits of the weight's gradient from the input's

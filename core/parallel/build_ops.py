@@ -10,15 +10,46 @@ A product passes the rules in this order, each of which may change its operands 
 """
 
 from collections.abc import Callable
+from importlib import import_module
 
-from sabia.core.errors import UsageError
+from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.model.lora import LoraConfig
-from sabia.core.ops.backend import operations_class
 from sabia.core.ops.base import Ops, Stage
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
 from sabia.core.ops.product import LowRankAdapter, Rule
 from sabia.core.parallel.mesh import Mesh, axis_sizes
 from sabia.core.spec.model import ModelSpec
+
+BACKENDS = ("torch", "jax")
+
+
+def load_ops(name: str) -> Ops:
+    """The operations of `torch` or `jax` on one device, without rules; see `operations_class`."""
+    return operations_class(name)()
+
+
+def operations_class(name: str) -> type[Ops]:
+    """The class of the operations of `torch` or `jax` on one device.
+
+    Raises UsageError for another name, MissingBackend where the package is not installed.
+    """
+    if name not in BACKENDS:
+        raise UsageError(f"--backend: {name!r} (expected one of {', '.join(BACKENDS)})")
+    try:
+        import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise MissingBackend(
+            f"backend {name}: the package is not installed (run: pip install {name})"
+        ) from None
+    if name == "torch":
+        from sabia.core.ops.device_torch import TorchOps
+
+        return TorchOps
+    from sabia.core.ops.device_jax import JaxOps
+
+    return JaxOps
 
 
 def build_ops(

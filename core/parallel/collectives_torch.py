@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sabia.core.parallel.mesh import RANK_ORDER, Mesh
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 Axes = tuple[str, ...]

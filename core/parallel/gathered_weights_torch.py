@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from sabia.core.ops.product import Array
 from sabia.core.parallel.collectives_torch import Group, all_parts, in_parts, sum_of_parts
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 

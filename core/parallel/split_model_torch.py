@@ -7,8 +7,7 @@ import torch
 
 from sabia.core.errors import UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors
-from sabia.core.ops.backend import load_ops
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups, gathered
 from sabia.core.parallel.mesh import AXES, Mesh, shard_slices, weight_split
 from sabia.core.parallel.mesh_ops_torch import MeshOps

@@ -21,8 +21,8 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.notes import progress
 from sabia.core.ops.base import Ops
-from sabia.core.progress import progress
 from sabia.core.quant.divergence import Comparison
 from sabia.core.quant.export import as_published, export_config, published_tensors, stored_tensors
 from sabia.core.quant.finished import FinishedLayers

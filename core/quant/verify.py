@@ -24,14 +24,13 @@ from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.notes import progress
 from sabia.core.numerics import compressed, nf4
 from sabia.core.numerics.floats import round_bfloat16
 from sabia.core.numerics.published import BLOCKS, SCALES
 from sabia.core.numerics.schemes import BITSANDBYTES, SCHEMES, Scheme, group_of, read_scheme
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.served_inputs import input_formats
-from sabia.core.parallel.build_ops import ops_as_served
-from sabia.core.progress import progress
+from sabia.core.parallel.build_ops import load_ops, ops_as_served
 from sabia.core.quant.divergence import Comparison
 from sabia.core.quant.hessians import Batch
 from sabia.core.quant.quantize import finite

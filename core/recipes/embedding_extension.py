@@ -20,7 +20,8 @@ from sabia.core.model.lora import LoraConfig
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.lazy_array import LazyArray
 from sabia.core.recipes.model_source import Params, load_arrays, own_tokenizer
-from sabia.core.spec import ModelSpec, extend_vocabulary, load_spec
+from sabia.core.spec import ModelSpec, load_spec
+from sabia.core.spec.extend import extend_vocabulary
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.vocabulary_extension import (
     Extension,

@@ -14,8 +14,8 @@ import numpy as np
 
 from sabia.core import stop
 from sabia.core.model.forward import pool_weights
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Array
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec.model import ModelSpec, Pooling
 
 Params = Mapping[str, np.ndarray]

@@ -111,7 +111,7 @@ def make_task(
 
         spec, load = model_for(tokenizer, options.model, training_config.lora_config(options))
         if options.context:
-            from sabia.core.spec import extend_context
+            from sabia.core.spec.extend import extend_context
 
             # by a larger rotary base if --rope-theta is given, else by YaRN, relative to the length
             # before any earlier extension

@@ -24,9 +24,9 @@ from sabia.core import notes, units
 from sabia.core.errors import UsageError
 from sabia.core.generate.model_directory import model_fingerprint
 from sabia.core.model.storage.layered_files import LayeredFiles
+from sabia.core.notes import progress
 from sabia.core.numerics.schemes import BITSANDBYTES, scheme_named
 from sabia.core.options.quantize import QuantizeOptions
-from sabia.core.progress import progress
 from sabia.core.quant import memory_bounds
 from sabia.core.quant.finished import FinishedLayers
 from sabia.core.quant.recipe import (
@@ -271,7 +271,7 @@ def _quantized(
     job: Job, options: QuantizeOptions, recipe: Recipe, out: Path, fingerprint: str
 ) -> dict[str, Any]:
     # torch is loaded only when a model is quantized
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
     from sabia.core.quant import hessians
     from sabia.core.quant.directory import quantize_directory
     from sabia.core.quant.loaders import loaders
@@ -392,7 +392,7 @@ def _found_in_budget(
     """The recipe with formats chosen for `options.bits`, a function of model, records, recipe,
     options and seed. Raises UsageError, Infeasible."""
     # torch is loaded only when a model is quantized
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
     from sabia.core.quant import allocation, hessians, sensitivity
 
     assert options.bits is not None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sabia.core.errors import BadData, SabiaError
-from sabia.core.optional_imports import leave_out_pandas
+from sabia.core.process_start import leave_out_pandas
 
 leave_out_pandas()
 

@@ -34,7 +34,7 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.file_hashes import forget_objects
-from sabia.core.progress import waiting
+from sabia.core.notes import waiting
 from sabia.core.shards.job import FORMATS, Job, file_ending, is_stream, slurm_slice
 from sabia.core.shards.sources import ArrowStream, Opener, Source, reading
 from sabia.core.shards.stores.objects import (

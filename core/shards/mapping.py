@@ -20,7 +20,7 @@ import pyarrow as pa
 from sabia.core import notes, stop
 from sabia.core.digests import parquet_at
 from sabia.core.errors import Failed, UsageError
-from sabia.core.progress import ProgressBar, progress, working_s
+from sabia.core.notes import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.columns import unified, with_columns

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from sabia.core import notes, units
 from sabia.core.errors import BadData, Infeasible
-from sabia.core.progress import waited_s
+from sabia.core.notes import waited_s
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.job import Job
 

@@ -1,13 +1,12 @@
 """A model as data, standard library only: config.json → layers → an ordered table of tensors.
 
 `load_spec`, `from_config` read a Hugging Face configuration; `new_config` writes one for a model
-to be trained from scratch, `extend_context` one for longer rows; `extend_vocabulary` adds rows for
-new tokens; `parameter_count`, `active_parameter_count`, `matmul_parameter_count` and
-`training_flops_per_token` count. The model core, the sharding rules, the optimizer groups, the hub
-and the planner all read the same table, `ModelSpec.tensors()`.
+to be trained from scratch (`extend` for longer rows or new tokens); `parameter_count`,
+`active_parameter_count`, `matmul_parameter_count` and `training_flops_per_token` count. The model
+core, the sharding rules, the optimizer groups, the hub and the planner all read the same table,
+`ModelSpec.tensors()`.
 """
 
-from sabia.core.spec.extend import extend_context, extend_vocabulary
 from sabia.core.spec.families import families, from_config, load_spec
 from sabia.core.spec.from_scratch import new_config, parse_shape
 from sabia.core.spec.model import (
@@ -24,8 +23,6 @@ __all__ = [
     "ModelSpec",
     "TensorSpec",
     "active_parameter_count",
-    "extend_context",
-    "extend_vocabulary",
     "families",
     "from_config",
     "inverse_frequencies",

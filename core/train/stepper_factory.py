@@ -9,8 +9,8 @@ import numpy as np
 from sabia.core.errors import UsageError
 from sabia.core.model.init import init_tensor
 from sabia.core.model.lora import init_lora
-from sabia.core.ops.backend import operations_class
 from sabia.core.ops.precision import PrecisionSchedule, precision_named
+from sabia.core.parallel.build_ops import operations_class
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.spec.model import ModelSpec
 from sabia.core.train.losses.next_token import Loss

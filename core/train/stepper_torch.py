@@ -20,11 +20,10 @@ import torch
 from sabia.core.errors import UsageError
 from sabia.core.model.storage.safetensors_file import release_pages
 from sabia.core.numerics.optimizers import OPTIMIZERS
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Array, Stage, is_stored
 from sabia.core.ops.device_torch import default_device
 from sabia.core.ops.precision import Precision, precision_at
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.parallel.collectives_torch import OPS_GROUPS, Groups
 from sabia.core.parallel.mesh import Mesh, check_fits, stage_layers, stages_of
 from sabia.core.spec.model import ModelSpec
@@ -43,7 +42,7 @@ from sabia.core.train.stepper import (
     bias_names,
 )
 from sabia.core.train.stepper_torch_shards import Shards, lazy
-from sabia.kernels.runtime.torch_process import allow_compilations, keep_freed_memory
+from sabia.kernels.runtime.torch_support import allow_compilations, keep_freed_memory
 
 Tensor = torch.Tensor
 

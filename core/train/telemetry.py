@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from sabia.core import notes, units
+from sabia.core.notes import ProgressBar, progress
 from sabia.core.ops.product import Array
-from sabia.core.progress import ProgressBar, progress
 from sabia.core.shards.atomic import naming, write_atomic
 
 NOTE_EVERY_S = 60.0

@@ -18,8 +18,8 @@ from typing import Any
 
 from sabia.core import stop
 from sabia.core.errors import Interrupted
+from sabia.core.notes import ProgressBar
 from sabia.core.options.crawl import CrawlOptions, comma_separated
-from sabia.core.progress import ProgressBar
 from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sabia.core import notes, page, svg
+from sabia.core.notes import progress
 from sabia.core.options.crawl import CrawlOptions
-from sabia.core.progress import progress
 from sabia.core.shards.atomic import scratch_directory, write_atomic
 from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.crawler import Crawl

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import Failed, UsageError
+from sabia.core.notes import progress
 from sabia.core.options.crawl import CrawlOptions, Network, comma_separated
-from sabia.core.progress import progress
 from sabia.core.shards import layout, manifest
 from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.dry_run import planned

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from sabia.kernels.row_products.interface import scores as scores_of
 from sabia.kernels.row_products.interface import weighted_sums
-from sabia.kernels.row_products.torch_arrays import numbers, reads_in_order
+from sabia.kernels.row_products.torch_arrays import reads_in_order
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
+from sabia.kernels.runtime.torch_support import numbers
 
 Tensor = torch.Tensor
 

@@ -33,9 +33,8 @@ import torch
 import torch.nn.functional as F
 
 from sabia.kernels.row_functions.interface import attention_gradient, attention_weights
-from sabia.kernels.row_products.torch_arrays import numbers
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.torch_fp32 import HAS_AMX, HAS_BF16_UNITS
+from sabia.kernels.runtime.torch_support import Context, numbers
 
 Tensor = torch.Tensor
 

@@ -13,7 +13,7 @@ import torch
 from sabia.kernels.attention import torch_cpu, torch_impl
 from sabia.kernels.attention.torch_cached import whole_rows
 from sabia.kernels.row_products import interface
-from sabia.kernels.row_products.torch_arrays import numbers
+from sabia.kernels.runtime.torch_support import numbers
 
 Tensor = torch.Tensor
 

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.torch_support import Context
 from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()

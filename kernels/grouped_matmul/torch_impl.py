@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 LEAST_CAPABILITY = (8, 0)

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.cache_folder import name_compilers_folders
+from sabia.kernels.runtime.torch_support import Context
 from sabia.kernels.runtime.tuned import tuned_blocks
 
 name_compilers_folders()
@@ -74,7 +74,7 @@ def _matrices_kernel(
              acc.to(dw.dtype.element_ty), mask=(f < F)[:, None] & (d < D)[None, :])  # fmt: skip
 
 
-def launch_options(x: Tensor, kernel: str) -> dict[str, Any]:
+def launch_options(x: Tensor, kernel: str) -> dict[str, int | str]:
     """Block sizes, compiler options, and the precision of fp32 products of the kernel `rows` or
     `matrices`."""
     default = (*((128, 128, 64) if x.element_size() == 2 else (64, 64, 32)), 8, 3)
@@ -112,7 +112,7 @@ def _rows(x: Tensor, weight: Tensor, counts: Tensor, across: bool) -> Tensor:
     width = weight.shape[2 if across else 1]
     out = x.new_zeros(x.shape[0], width)  # rows beyond the counts stay 0
     options = launch_options(x, "rows")
-    groups, starts, ends = _tiles(counts, x.shape[0], options["BLOCK_M"])
+    groups, starts, ends = _tiles(counts, x.shape[0], int(options["BLOCK_M"]))
     grid = (groups.shape[0], triton.cdiv(width, options["BLOCK_F"]))
     _rows_kernel[grid](
         x, weight, out, groups, starts, ends, width, x.shape[1],

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from sabia.kernels.row_functions.torch_arrays import rms_norm as row_norm
 from sabia.kernels.row_functions.torch_arrays import serves
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 

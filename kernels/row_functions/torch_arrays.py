@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from sabia.kernels.row_functions import interface
-from sabia.kernels.row_products.torch_arrays import FEW_THREADS, numbers
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import FEW_THREADS, Context, numbers
 
 Tensor = torch.Tensor
 LEAST = 1 << 18  # numbers; with fewer a run would compile more than it computes

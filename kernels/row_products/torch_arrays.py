@@ -1,10 +1,10 @@
 """Tensors for sabia.kernels.row_products, and where these products are the faster ones."""
 
-import numpy as np
 import torch
 
+from sabia.kernels.runtime.torch_support import FEW_THREADS
+
 Tensor = torch.Tensor
-FEW_THREADS = 2  # torch's own products use more
 LEAST_BYTES = 1 << 19  # less is read from a cache of the processor
 
 
@@ -22,8 +22,3 @@ def serves(x: Tensor) -> bool:
         and not torch.is_grad_enabled()
         and (torch.is_inference_mode_enabled() or not torch.compiler.is_compiling())
     )
-
-
-def numbers(x: Tensor) -> np.ndarray:
-    """A view of a contiguous tensor; bfloat16 as bits."""
-    return (x if x.dtype == torch.float32 else x.view(torch.uint16)).numpy()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.runtime.autograd_context import Context
+from sabia.kernels.runtime.torch_support import Context
 
 Tensor = torch.Tensor
 X86_64 = platform.machine() in ("x86_64", "AMD64")

@@ -19,8 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 from sabia.kernels.row_functions.interface import log_sums, softmax_gradient
 from sabia.kernels.row_functions.torch_arrays import serves
-from sabia.kernels.row_products.torch_arrays import numbers
-from sabia.kernels.runtime.autograd_context import Context
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import (
     HAS_AMX,
@@ -29,6 +27,7 @@ from sabia.kernels.runtime.torch_fp32 import (
     is_large,
     times,
 )
+from sabia.kernels.runtime.torch_support import Context, numbers
 
 Tensor = torch.Tensor
 

@@ -28,7 +28,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.model_directory import load_engine
 from sabia.core.generate.requests import Request
 from sabia.core.generate.session import Counts
-from sabia.core.huge_pages import start_with_huge_pages
+from sabia.core.process_start import start_with_huge_pages
 
 NEW = 64
 WORKLOADS = {  # prompts, their tokens, samples of each

@@ -19,8 +19,7 @@ import torch
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.quant.hessians import Batch, batches
 from sabia.core.quant.quantize import quantize
 from sabia.core.quant.recipe import Recipe, component_of, load_recipe

@@ -19,8 +19,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.stored_weights import load_stored
-from sabia.core.ops.backend import load_ops
-from sabia.core.parallel.build_ops import ops_as_served
+from sabia.core.parallel.build_ops import load_ops, ops_as_served
 from sabia.core.quant import export, recipe
 from sabia.core.quant.quantize import quantize
 from sabia.core.spec import from_config, new_config

@@ -46,7 +46,7 @@ def evaluate(tmp_path: Path, *tasks: Path, inputs: tuple = (), out: Path | None 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two models (one is the other in 8 bits), tasks of each kind."""
     from sabia.core.model.storage import hub
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
     from sabia.core.quant.export import export
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import load_recipe

@@ -22,7 +22,7 @@ from whole_state import reading, whole_state  # noqa: E402
 from sabia.core.generate.engine import Engine  # noqa: E402
 from sabia.core.generate.requests import Request  # noqa: E402
 from sabia.core.model.lora import LoraConfig  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant import hessians  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402

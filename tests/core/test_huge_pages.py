@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from sabia.cli import main, registry
-from sabia.core import huge_pages
+from sabia.core import process_start
 
 PROGRAM = """
 import os, sys
 from pathlib import Path
-from sabia.core import huge_pages
-huge_pages._KERNEL = Path(sys.argv[1])
+from sabia.core import process_start
+process_start._KERNEL = Path(sys.argv[1])
 print(os.getpid(), *sys.argv[2:], flush=True)
-huge_pages.start_with_huge_pages()
+process_start.start_with_huge_pages()
 print(os.environ.get("GLIBC_TUNABLES"))
 """
 glibc = pytest.mark.skipif(
@@ -68,11 +68,11 @@ def test_what_the_user_sets_stays(tmp_path: Path) -> None:
 def test_a_process_that_was_started_for_something_else_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(huge_pages, "_gains", lambda: True)
+    monkeypatch.setattr(process_start, "_gains", lambda: True)
     monkeypatch.setattr(os, "execv", lambda *_: pytest.fail("started again"))
     monkeypatch.setattr(sys, "argv", ["sabia", "pretrain", "not an argument of this process"])
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    huge_pages.start_with_huge_pages()
+    process_start.start_with_huge_pages()
     assert "GLIBC_TUNABLES" not in os.environ
 
 
@@ -82,11 +82,11 @@ def test_a_program_that_cannot_be_started_again_goes_on(
     def refused(*_: object) -> None:
         raise OSError(7, "Argument list too long")
 
-    monkeypatch.setattr(huge_pages, "_gains", lambda: True)
+    monkeypatch.setattr(process_start, "_gains", lambda: True)
     monkeypatch.setattr(os, "execv", refused)
     monkeypatch.setattr(sys, "argv", ["sabia", *sys.orig_argv[-1:]])
     monkeypatch.setenv("GLIBC_TUNABLES", "")
-    huge_pages.start_with_huge_pages()
+    process_start.start_with_huge_pages()
 
 
 @pytest.mark.parametrize(

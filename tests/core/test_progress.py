@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from sabia.core.progress import progress
+from sabia.core.notes import progress
 from sabia.kernels.runtime.cache_folder import compile_listeners
 
 

@@ -17,7 +17,7 @@ from sabia.kernels.decoder_layer.interface import (
     heads,
     normed,
 )
-from sabia.kernels.row_products.torch_arrays import numbers
+from sabia.kernels.runtime.torch_support import numbers
 
 D, INNER, N = 24, 40, 8
 BARE = {"heads": 4, "groups": 4, "rotated": 0, "biased": False, "normed": "pre", "of_heads": 0}

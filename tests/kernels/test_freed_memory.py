@@ -8,7 +8,7 @@ import pytest
 
 PRODUCTS = """
 import torch
-from sabia.kernels.runtime.torch_process import keep_few_products
+from sabia.kernels.runtime.torch_support import keep_few_products
 from sabia.kernels.runtime.torch_fp32 import HAS_ONEDNN, onednn_linear
 
 def resident(first, end):
@@ -34,7 +34,7 @@ def test_products_of_many_sizes_do_not_fill_memory() -> None:
 
 KEPT = """
 import ctypes, resource, torch
-from sabia.kernels.runtime.torch_process import keep_freed_memory
+from sabia.kernels.runtime.torch_support import keep_freed_memory
 
 def faults(mib):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

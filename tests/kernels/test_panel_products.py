@@ -9,8 +9,8 @@ from sabia.core.ops.packed_torch import Joined
 from sabia.core.ops.product import Matrix
 from sabia.kernels.panel_products.interface import PANEL, fill, panels_for, product
 from sabia.kernels.panel_products.torch_arrays import serves
-from sabia.kernels.row_products.torch_arrays import numbers
 from sabia.kernels.runtime.torch_fp32 import HAS_AVX512
+from sabia.kernels.runtime.torch_support import numbers
 
 DTYPES = [torch.float32, torch.bfloat16]
 

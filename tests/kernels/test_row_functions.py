@@ -16,7 +16,7 @@ from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper_factory import make_stepper
 from sabia.kernels.rms_norm.interface import rms_norm
 from sabia.kernels.row_functions import interface, torch_arrays
-from sabia.kernels.row_products.torch_arrays import numbers
+from sabia.kernels.runtime.torch_support import numbers
 from sabia.kernels.vocabulary_loss import torch_impl
 from sabia.kernels.vocabulary_loss.interface import linear_cross_entropy
 

@@ -141,7 +141,7 @@ def load() -> None:
     import importlib
     import pkgutil
 
-    from sabia.core.optional_imports import runs_a_command
+    from sabia.core.process_start import runs_a_command
 
     runs_a_command()
     for name in LIBRARIES:

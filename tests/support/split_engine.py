@@ -27,8 +27,8 @@ from sabia.core.model.lora import LoraConfig, lora_tensors
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import save_adapter
 from sabia.core.model.storage.stored_weights import load_stored
-from sabia.core.ops.backend import load_ops
 from sabia.core.options.shared import Drafting
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.parallel.mesh import Mesh
 from sabia.core.parallel.split_interface import SplitModel
 from sabia.core.parallel.split_model import split_model

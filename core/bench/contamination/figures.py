@@ -16,7 +16,7 @@ import numpy as np
 from sabia.core import stop
 from sabia.core.bench.loglikelihood import Scorer, grouped, has_fixed_rotations, padded
 from sabia.core.model import forward
-from sabia.core.progress import progress
+from sabia.core.notes import progress
 
 POSITIONS = 64  # whose logits are held at once
 LENGTH_STEP = 64  # JAX: lengths are padded to multiples of it

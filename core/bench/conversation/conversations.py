@@ -14,7 +14,7 @@ from sabia.core.bench.answers import Answer, joined
 from sabia.core.bench.conversation.model_tools import ModelTools
 from sabia.core.bench.items import Item
 from sabia.core.bench.task import Task
-from sabia.core.progress import progress
+from sabia.core.notes import progress
 
 Ask = Callable[[Sequence[Item], int], Sequence[Answer]]  # prompts and the number of the sample
 

@@ -26,6 +26,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.model.init import init_params
 from sabia.core.model.storage.lazy_array import LazyArray, batches_by_size
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
+from sabia.core.ops.base import Params
 from sabia.core.shards.atomic import atomic_directory
 from sabia.core.spec.families import TRAINED_FOR, load_spec
 from sabia.core.spec.model import ModelSpec
@@ -147,8 +148,8 @@ def _files(root: Path) -> list[Path]:
 
 
 def from_hf(
-    spec: ModelSpec, tensors: Arrays, kept: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
+    spec: ModelSpec, tensors: Arrays, kept: Params = MappingProxyType({})
+) -> Params:
     """Tensors by file name → parameters by our names, those of `kept` as they are; raises BadData
     unless all names match."""
     remaining = dict(tensors)

@@ -26,9 +26,9 @@ import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import UsageError
+from sabia.core.notes import progress
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.options.training import Training
-from sabia.core.progress import progress
 from sabia.core.recipes import training_run
 from sabia.core.recipes.run_call import open_run, show_plan
 from sabia.core.recipes.training_run import Plan, Task, fresh_stepper

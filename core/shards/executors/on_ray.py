@@ -30,8 +30,8 @@ from sabia.core.errors import (
     SabiaError,
     UsageError,
 )
+from sabia.core.notes import progress, working_s
 from sabia.core.options.shared import Call
-from sabia.core.progress import progress, working_s
 from sabia.core.sandbox.kernel import end_with_parent
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job

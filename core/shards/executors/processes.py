@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from sabia.core import notes, stop
 from sabia.core.digests import suppress_notes
 from sabia.core.errors import ExitCode, Failed
-from sabia.core.optional_imports import runs_a_command
+from sabia.core.process_start import runs_a_command
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from sabia.core import notes, stop
 from sabia.core.digests import footer_digest, note_missing
 from sabia.core.errors import BadData
 from sabia.core.file_hashes import content_hash, remembered
-from sabia.core.progress import progress, waiting
+from sabia.core.notes import progress, waiting
 from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import FileBytes, NotInPlace

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from sabia.core import notes
 from sabia.core.errors import MissingBackend, UsageError
-from sabia.core.progress import progress
+from sabia.core.notes import progress
 from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.sources import Source, batches_of
 from sabia.kernels.minhash.definitions import ENGINES

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from sabia.core import notes, stop
+from sabia.core.notes import progress
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.signature_files import Corpus
 from sabia.kernels.minhash.interface import jaccard as jaccard_similarity

@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
+from sabia.core.notes import progress
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.shards.sources import Source
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.clusters import Clusters, find_clusters

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData
+from sabia.core.notes import progress
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.progress import progress
 from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source

@@ -19,7 +19,7 @@ from hybrid_models import hybrid
 
 from sabia.core.model.init import init_params
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.quant.export import export
 from sabia.core.quant.quantize import quantize
 from sabia.core.quant.recipe import load_recipe

@@ -17,8 +17,8 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.model.lora import LoraConfig, lora_tensors, merged
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.peft_adapters import load_adapter, save_adapter
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Matrix, Product
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 

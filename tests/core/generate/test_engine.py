@@ -10,7 +10,7 @@ from sabia.core.errors import UsageError
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 

@@ -11,7 +11,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 
 
 class Words:

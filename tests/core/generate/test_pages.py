@@ -14,7 +14,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.runner.memory import _host_free
 from sabia.core.generate.session import Session
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 
 VOCABULARY = 211

@@ -12,7 +12,7 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.model import forward
 from sabia.core.model.routing import Routing
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 

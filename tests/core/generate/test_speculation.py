@@ -17,7 +17,7 @@ from sabia.core.generate.thinking import ThinkingBudget
 from sabia.core.grammar.guide import Guide, Vocabulary
 from sabia.core.grammar.regular import regular
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 

@@ -64,7 +64,7 @@ def test_both_layouts_of_experts_give_the_model_and_come_back(
 def test_the_judge_computes_the_same_from_the_whole_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is the judge here")
     torch = pytest.importorskip("torch", reason="transformers needs torch")
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
 
     from .test_transformers import IDS
 

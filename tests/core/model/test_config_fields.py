@@ -17,7 +17,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import ModelSpec, from_config
 from sabia.core.spec.fields import Fields
 

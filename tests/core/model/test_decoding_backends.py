@@ -12,7 +12,7 @@ from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Completion, Request
 from sabia.core.generate.sampling import stream_keys, uniforms
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, perturbed

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import dtype_name
+from sabia.core.parallel.build_ops import load_ops
 
 from .conftest import HURRY, compiled
 

@@ -16,10 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from sabia.core.model import forward
 from sabia.core.ops import device_torch
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.precision import precision_named
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.optimizer.config import OptimizerConfig, rules

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sabia.core.errors import MissingBackend, UsageError
-from sabia.core.ops import kernel_choice, kernel_report
+from sabia.core.ops import kernel_choice
 from sabia.core.ops.kernel_choice import requested_kernels
 from sabia.core.spec import ModelSpec, from_config
 
@@ -109,7 +109,7 @@ def test_names_go_to_the_operations_that_have_them(monkeypatch: pytest.MonkeyPat
 
 
 def described(backend: str, spec: ModelSpec) -> str:
-    return kernel_report.describe(spec, backend, "float32", 64, packed=True)
+    return kernel_choice.describe(spec, backend, "float32", 64, packed=True)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

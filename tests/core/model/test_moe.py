@@ -8,8 +8,8 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.product import Matrix, Product
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config
 from sabia.core.spec.layers import Router
 

@@ -10,7 +10,7 @@ import pytest
 from sabia.core.errors import UsageError
 from sabia.core.model.forward import hidden
 from sabia.core.model.lora import LoraConfig, init_lora
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, perturbed

@@ -7,11 +7,10 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model import forward
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import dtype_name
 from sabia.core.ops.kv_cache import KVCache
 from sabia.core.ops.product import Multiply, Product, Rule
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.spec import from_config
 
 from .conftest import CONFIGS, perturbed, states

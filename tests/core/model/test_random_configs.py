@@ -12,7 +12,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import families, from_config
 
 from .conftest import perturbed, states

@@ -7,7 +7,7 @@ import pytest
 
 from sabia.core.model import feed_forward, forward
 from sabia.core.model.routing import Routing
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import ModelSpec, from_config
 from sabia.core.spec.layers import Router
 

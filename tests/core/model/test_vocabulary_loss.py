@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sabia.core.ops import base
-from sabia.core.ops.backend import load_ops
 from sabia.core.ops.base import Ops
+from sabia.core.parallel.build_ops import load_ops
 
 from .conftest import compiled
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sabia.core.errors import BadData, Infeasible, UsageError  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant import allocation, sensitivity  # noqa: E402
 from sabia.core.quant.allocation import Choice, Unit  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402

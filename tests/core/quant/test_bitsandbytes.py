@@ -17,7 +17,7 @@ from sabia.core.model.storage.safetensors_file import read_tensors  # noqa: E402
 from sabia.core.model.storage.stored_weights import load_stored  # noqa: E402
 from sabia.core.numerics import nf4  # noqa: E402
 from sabia.core.numerics.floats import round_bfloat16  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant import allocation, export, recipe  # noqa: E402
 from sabia.core.quant.loaders import loaders  # noqa: E402
 from sabia.core.quant.quantize import QuantizedModel, quantize  # noqa: E402

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.numerics.scales import candidates, choose_scales, decode, encode  # noqa: E402
 from sabia.core.numerics.schemes import SCHEMES, Scheme  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant.clipping import clipped  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
 from sabia.core.quant.hessians import batches  # noqa: E402

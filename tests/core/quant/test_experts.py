@@ -11,9 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sabia.core.errors import BadData, UsageError  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.product import Multiply, Product, Rule  # noqa: E402
-from sabia.core.parallel.build_ops import build_ops  # noqa: E402
+from sabia.core.parallel.build_ops import build_ops, load_ops  # noqa: E402
 from sabia.core.quant import quantize as module  # noqa: E402
 from sabia.core.quant import recipe  # noqa: E402
 from sabia.core.quant.divergence import embeddings  # noqa: E402

@@ -15,8 +15,8 @@ from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.model.storage.safetensors_file import write_tensors  # noqa: E402
 from sabia.core.numerics.schemes import INT8_TOKENS  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.served_inputs import InputFormat, input_formats  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant import recipe  # noqa: E402
 from sabia.core.quant.export import export, export_config  # noqa: E402
 from sabia.core.quant.hessians import batches  # noqa: E402

@@ -383,7 +383,7 @@ def test_llama_cpp_computes_the_same(
     import torch
 
     from sabia.core.model import forward
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
 
     more = {"norm_topk_prob": True} if family == "qwen3_moe" else {}
     model = saved(tmp_path, family, more, **(EXPERTS if more else {}), heads=2, context=128)

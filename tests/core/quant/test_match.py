@@ -15,7 +15,7 @@ from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.numerics import llmcompressor  # noqa: E402
 from sabia.core.numerics.floats import round_bfloat16  # noqa: E402
 from sabia.core.numerics.schemes import SCHEMES, Scheme  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402
 from sabia.core.quant.recipe import load_recipe, with_overrides  # noqa: E402
 from sabia.core.quant.rounding import store  # noqa: E402

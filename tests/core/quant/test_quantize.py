@@ -14,9 +14,8 @@ from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.numerics.floats import round_bfloat16  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.served_inputs import InputFormat, RoundedInputs, rounded  # noqa: E402
-from sabia.core.parallel.build_ops import build_ops  # noqa: E402
+from sabia.core.parallel.build_ops import build_ops, load_ops  # noqa: E402
 from sabia.core.quant import export, hessians, recipe  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
 from sabia.core.quant.hessians import (  # noqa: E402

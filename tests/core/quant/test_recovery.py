@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops  # noqa: E402
 from sabia.core.quant.hessians import batches  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402
 from sabia.core.quant.recipe import Recipe, load_recipe  # noqa: E402

@@ -14,10 +14,9 @@ from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.numerics import floats  # noqa: E402
 from sabia.core.numerics.schemes import FP8_TOKENS, INT8_TOKENS, SCHEMES  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.product import Matrix, Product  # noqa: E402
 from sabia.core.ops.served_inputs import InputFormat, RoundedInputs, input_formats  # noqa: E402
-from sabia.core.parallel.build_ops import ops_as_served  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops, ops_as_served  # noqa: E402
 from sabia.core.quant import export, recipe  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
 from sabia.core.quant.hessians import batches  # noqa: E402

@@ -10,8 +10,7 @@ torch = pytest.importorskip("torch")
 from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
-from sabia.core.parallel.build_ops import build_ops  # noqa: E402
+from sabia.core.parallel.build_ops import build_ops, load_ops  # noqa: E402
 from sabia.core.quant import recipe, smoothing  # noqa: E402
 from sabia.core.quant.divergence import divergence  # noqa: E402
 from sabia.core.quant.hessians import Hessians, batches, run_block  # noqa: E402

@@ -17,9 +17,8 @@ from sabia.core.model.storage.safetensors_file import read_tensors, write_tensor
 from sabia.core.model.storage.stored_weights import load_stored  # noqa: E402
 from sabia.core.numerics.schemes import BITSANDBYTES, SCHEMES  # noqa: E402
 from sabia.core.numerics.stored import Stored  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.parallel import split_model_torch  # noqa: E402
-from sabia.core.parallel.build_ops import ops_as_served  # noqa: E402
+from sabia.core.parallel.build_ops import load_ops, ops_as_served  # noqa: E402
 from sabia.core.parallel.mesh import Mesh, shard_slices, weight_split  # noqa: E402
 from sabia.core.parallel.world import World  # noqa: E402
 from sabia.core.quant import export, recipe  # noqa: E402

@@ -16,9 +16,8 @@ from sabia.core.errors import UsageError  # noqa: E402
 from sabia.core.model import forward  # noqa: E402
 from sabia.core.model.storage import hub  # noqa: E402
 from sabia.core.numerics.floats import round_bfloat16  # noqa: E402
-from sabia.core.ops.backend import load_ops  # noqa: E402
 from sabia.core.ops.precision import BY_NAME  # noqa: E402
-from sabia.core.parallel.build_ops import build_ops  # noqa: E402
+from sabia.core.parallel.build_ops import build_ops, load_ops  # noqa: E402
 from sabia.core.quant.quantize import quantize  # noqa: E402
 from sabia.core.quant.recipe import TRAINED, load_recipe, with_overrides  # noqa: E402
 from sabia.core.spec import from_config, new_config  # noqa: E402

@@ -17,8 +17,8 @@ from sabia.core.generate.requests import Completion, Request
 from sabia.core.judge.llm import Judgement
 from sabia.core.judge.verdict import Grade, Verdict
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt, PromptSchedule
 from sabia.core.recipes.grpo.sample_batch import (
@@ -30,7 +30,7 @@ from sabia.core.recipes.grpo.sample_batch import (
     score,
     training_samples,
     with_slots,
-)
+)  # fmt: skip
 from sabia.core.recipes.grpo.sample_journal import Journal
 from sabia.core.recipes.grpo.sampler import Sampler
 from sabia.core.recipes.grpo.step_table import StepTable

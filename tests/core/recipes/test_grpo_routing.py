@@ -18,8 +18,8 @@ from sabia.core.judge.verdict import Grade
 from sabia.core.model import forward
 from sabia.core.model.routing import Routing
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
 from sabia.core.options.grpo import GrpoOptions, PolicyLoss
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.recipes.grpo import policy_run
 from sabia.core.recipes.grpo.prompt_schedule import Prompt
 from sabia.core.recipes.grpo.sample_batch import arrays_of, of_few_shapes, own_rows, with_slots

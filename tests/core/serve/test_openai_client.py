@@ -8,7 +8,7 @@ import pytest
 from served import NAME, RowByRowEngine, in_thread, little_engine
 
 from sabia.core.generate.engine import Engine
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.serve.http_server import Server
 
 openai = pytest.importorskip("openai", reason="pip install openai")

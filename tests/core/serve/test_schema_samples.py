@@ -18,7 +18,7 @@ from tokenizers import decoders, models, normalizers, trainers
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.init import init_params
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.serve.response_format import ResponseFormats
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import Tokenizer

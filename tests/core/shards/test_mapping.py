@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from sabia.core import progress
+from sabia.core import notes
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.shards import inputs
 from sabia.core.shards.job import Job, chosen_shard, slurm_slice
@@ -269,8 +269,8 @@ def test_time_spent_waiting_for_the_producer_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    before = progress.waited_s()
+    monkeypatch.setattr(notes, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    before = notes.waited_s()
     reader, writer = os.pipe()
     os.write(writer, b'{"text": "one"}\n{"text": "two"}\n')
     os.close(writer)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sabia.core.model.storage.hub import init_params
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import next_token_loss
 from sabia.core.train.stepper import StepResult, balanced_bias, bias_names

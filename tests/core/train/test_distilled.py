@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from sabia.core.generate.engine import Engine
 from sabia.core.generate.requests import Request
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.text.tokenize.tokenizer import load_tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe

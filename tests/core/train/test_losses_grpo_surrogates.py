@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from sabia.core.ops.backend import load_ops
 from sabia.core.options.grpo import PolicyLoss
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.train.losses.grpo import policy_losses
 
 ROWS, TOKENS = 9, 8

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.parallel.world import World
 from sabia.core.spec import from_config, new_config
 from sabia.core.spec.families import with_classifier

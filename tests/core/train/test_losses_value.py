@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sabia.core.ops.backend import load_ops
 from sabia.core.options.grpo import GrpoOptions
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.recipes.grpo.value_estimates import Estimates, estimated, normalise
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.grpo import grpo_loss

@@ -28,7 +28,7 @@ def changes(width: int, config: OptimizerConfig, scaled: bool) -> tuple[float, f
     """
     torch = pytest.importorskip("torch", reason="the torch backend")
     from sabia.core.model.forward import hidden, logits
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
     from sabia.core.train.optimizer.updates_torch import apply_torch, init_torch
 
     spec, ops, stds = model(width), load_ops("torch"), None

@@ -116,7 +116,7 @@ def gradients(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Of the mean loss, by torch's autograd on its own."""
     import torch
 
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
 
     params = {k: torch.tensor(v, requires_grad=True) for k, v in PARAMS.items()}
     loss, weight, _ = next_token_loss(

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops.backend import load_ops
+from sabia.core.parallel.build_ops import load_ops
 from sabia.core.spec import from_config, new_config
 from sabia.core.train.losses.next_token import Distillation, next_token_loss
 from sabia.core.train.stepper_factory import make_stepper

@@ -34,7 +34,7 @@ def layer(shape: str, device: Device) -> Figures:
 
     Raises Failed where GPTQ is no better than rounding to nearest.
     """
-    from sabia.core.ops.backend import load_ops
+    from sabia.core.parallel.build_ops import load_ops
     from sabia.core.quant.hessians import batches
     from sabia.core.quant.quantize import quantize
     from sabia.core.quant.recipe import BUILT_IN, Recipe

@@ -1,11 +1,37 @@
-"""Settings of a process that runs torch: compilations of a function, memory that is kept."""
+"""What kernels share in torch: the context of autograd functions with types, tensors as arrays, and
+settings of the process: compilations of a function, memory that is kept."""
 
 import ctypes
 import functools
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.autograd.function import FunctionCtx
 
 COMPILATIONS = 64  # of a function for arrays of other sizes, in a process; torch's default is 8
+
+FEW_THREADS = 2  # loops over arrays are faster with them; torch's own products use more
+
+
+class Context(FunctionCtx):
+    """What torch gives to `forward` and `backward`; a function adds attributes of its own."""
+
+    saved_tensors: tuple[Any, ...]  # a tensor or None each
+    needs_input_grad: tuple[bool, ...]
+
+    if TYPE_CHECKING:
+
+        def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
+
+
+def numbers(x: torch.Tensor) -> np.ndarray:
+    """A view of a contiguous tensor; bfloat16 as bits."""
+    return (x if x.dtype == torch.float32 else x.view(torch.uint16)).numpy()
 
 
 def allow_compilations() -> None:

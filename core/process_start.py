@@ -1,8 +1,13 @@
-"""Memory of a process in pages of 2 MiB, where Linux gives them only to those that ask.
+"""How a process of a command begins: with memory in large pages, and without pandas.
 
-With pages of 4 KiB a process that reads large matrices waits for the addresses of pages: a step of
-training or of decoding on a virtual machine takes a fifth more time (tests/bench/RESULTS.md). glibc
-asks for large ones if a setting of the environment says so, which it reads when a program starts.
+Linux gives pages of 2 MiB only to programs that ask, on many machines. With pages of 4 KiB a
+process that reads large matrices waits for the addresses of pages: a step of training or of
+decoding on a virtual machine takes a fifth more time (tests/bench/RESULTS.md). glibc asks for large
+ones if a setting of the environment says so, which it reads when a program starts.
+
+pyarrow imports pandas, where it is installed, with the first array that it makes, to recognise its
+objects: 0.3 CPU seconds of every process. A process that runs a command has pyarrow look once while
+pandas cannot be imported; from then on it does without. Programs that import sabia are left alone.
 """
 
 import contextlib
@@ -42,3 +47,30 @@ def _gains() -> bool:
         return asked and _ON_REQUEST in _KERNEL.read_text()
     except (OSError, ValueError):
         return False
+
+
+_process = {"ours": False}
+
+
+def runs_a_command() -> None:
+    """Say that this process runs a command; called before it imports pyarrow."""
+    _process["ours"] = True
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out", name=name)
+
+
+def leave_out_pandas() -> None:
+    """Have pyarrow do without pandas in a process that runs a command."""
+    if _process["ours"] and "pandas" not in sys.modules:
+        import pyarrow as pa
+
+        sys.meta_path.insert(0, _NoPandas)
+        try:
+            pa.array([0])
+        finally:
+            sys.meta_path.remove(_NoPandas)
