@@ -59,6 +59,13 @@ def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordB
     return batch.set_column(index, field, column)
 
 
+def put_columns(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Replace columns, or append them, in this order."""
+    for name, column in columns.items():
+        batch = put_column(batch, name, column)
+    return batch
+
+
 class RemovedPart(RowsIfAny):
     """A shard's removed rows as `part-NNNNN.parquet`, written only if there are any.
 

@@ -24,23 +24,34 @@ def partition_bytes(mem_bytes: int, jobs: int) -> int:
     return max(mem_bytes // (2 * (jobs + 1)), 1 << 16)
 
 
-class HashPartitions:
-    """Files of records of a structured dtype with a field `value` (uint64)."""
+class Partitions:
+    """Temporary files of records, and how many records each has."""
 
-    def __init__(self, dtype: np.dtype, used_bits: int = 0) -> None:
-        self.dtype, self.used_bits = dtype, used_bits
-        self.spools: list[Any] = [Spool() for _ in range(1 << FAN_BITS)]
-        self.counts = np.zeros(1 << FAN_BITS, np.int64)
+    def __init__(self, count: int) -> None:
+        self.spools: list[Any] = [Spool() for _ in range(count)]
+        self.counts = np.zeros(count, np.int64)
 
-    def add(self, records: np.ndarray) -> None:
-        """Append records to their files."""
-        partition = _bits(records["value"], self.used_bits, FAN_BITS).astype(np.uint8)
+    def append(self, records: np.ndarray, partition: np.ndarray) -> None:
+        """Append records to the files of these numbers, in their order."""
         order = np.argsort(partition, kind="stable")
         counts = np.bincount(partition, minlength=len(self.spools))
         ordered, ends = records[order], np.cumsum(counts)
         for file in np.flatnonzero(counts):
             self.spools[file].append(ordered[ends[file] - counts[file] : ends[file]])
         self.counts += counts
+
+
+class HashPartitions(Partitions):
+    """Files of records of a structured dtype with a field `value` (uint64)."""
+
+    def __init__(self, dtype: np.dtype, used_bits: int = 0) -> None:
+        super().__init__(1 << FAN_BITS)
+        self.dtype, self.used_bits = dtype, used_bits
+
+    def add(self, records: np.ndarray) -> None:
+        """Append records to their files."""
+        bits = _bits(records["value"], self.used_bits, FAN_BITS)
+        self.append(records, bits.astype(np.uint8))
 
     def files(self, limit_bytes: int) -> Iterator[tuple[np.ndarray, int]]:
         """(all records of some values, number of hash bits that they share), file by file.

@@ -72,7 +72,6 @@ class LineMethod(StreamMethod):
 
     def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
         """See StreamMethod."""
-        del name
         return _pieces(batch, self.options, self.engine)
 
     def compare(

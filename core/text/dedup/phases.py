@@ -64,7 +64,6 @@ class Method(ABC):
 
     def salt(self, sources: list[Source]) -> str:
         """What the plan depends on besides the inputs and the job's own options."""
-        del sources
         return ""
 
     def trial(self) -> "Method":
@@ -81,7 +80,6 @@ class Method(ABC):
 
     def is_intact(self, path: Path) -> bool:
         """Whether the sketch at this path can be read as it was written."""
-        del path
         return True
 
     @abstractmethod

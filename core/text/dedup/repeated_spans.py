@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.hash_partitions import HashPartitions
+from sabia.core.text.dedup.hash_partitions import HashPartitions, Partitions
 from sabia.core.text.dedup.span_cuts import CUT, CutPolicy, Cuts
 from sabia.kernels.substring.definitions import Repeats
 
@@ -49,7 +49,6 @@ class UnitBounds:
         self, starts: np.ndarray, first: np.ndarray, last: np.ndarray, joined: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """See Units."""
-        del starts
         bounds = self.unit_bounds.array(np.uint32, (self.count, 2))
         low, high = bounds[first, 0].astype(np.int64), bounds[last - 1, 1].astype(np.int64)
         high[:-1][joined] = low[1:][joined]
@@ -95,7 +94,7 @@ class UnitCorpus:
         return Cuts.write(*runs.cuts(self.units, span), self.ids, policy, directory)
 
 
-class ByDocument:
+class ByDocument(Partitions):
     """Runs of repeats on disk, by ranges of documents of about equal size."""
 
     def __init__(self, starts: np.ndarray) -> None:
@@ -103,21 +102,13 @@ class ByDocument:
         even = np.linspace(0, starts[-1], _BUCKETS + 1)[1:-1]
         self.starts = starts
         self.edges = np.unique(starts[np.searchsorted(starts, even)])
-        self.spools = [Spool() for _ in range(len(self.edges) + 1)]
-        self.counts = np.zeros(len(self.spools), np.int64)
+        super().__init__(len(self.edges) + 1)
 
     def add(self, repeats: Repeats) -> None:
         """Append runs to their ranges."""
         runs = np.empty(len(repeats.start), RUN)
         runs["start"], runs["count"], runs["first"] = repeats
-        partition = np.searchsorted(self.edges, runs["start"], side="right")
-        order = np.argsort(partition, kind="stable")
-        counts = np.bincount(partition, minlength=len(self.spools))
-        ends = np.cumsum(counts)
-        for number in np.flatnonzero(counts):
-            mine = order[ends[number] - counts[number] : ends[number]]
-            self.spools[number].append(runs[mine])
-        self.counts += counts
+        self.append(runs, np.searchsorted(self.edges, runs["start"], side="right"))
 
     def cuts(self, units: Units, span: int) -> tuple[Spool, int]:
         """CUT of all runs of windows of `span` units, by document: a spool and their number.

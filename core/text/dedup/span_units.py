@@ -41,7 +41,6 @@ class ByteUnits:
 
     def keep(self, values: np.ndarray, bounds: np.ndarray) -> None:
         """Append units to those on disk."""
-        del bounds
         self.spool.append(values)
 
     def values(self, count: int) -> np.ndarray:

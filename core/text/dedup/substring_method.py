@@ -58,7 +58,6 @@ class SubstringMethod(StreamMethod):
 
     def salt(self, sources: list[Source]) -> str:
         """See phases.Method."""
-        del sources
         return self.units.fingerprint
 
     def sketch_key(self) -> Any:
@@ -78,7 +77,6 @@ class SubstringMethod(StreamMethod):
 
     def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
         """See StreamMethod."""
-        del name
         values, offsets, bounds = self.units.read(batch.column("text"))
         records = file_windows(values, offsets, self.options.span, self.engine)
         return values, np.diff(offsets), bounds, records

@@ -36,7 +36,6 @@ class UrlMethod(StreamMethod):
 
     def salt(self, sources: list[Source]) -> str:
         """See phases.Method."""
-        del sources
         return f"keep {keep_rules.MEASURE}"
 
     def sketch_key(self) -> Any:
@@ -49,7 +48,6 @@ class UrlMethod(StreamMethod):
 
     def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
         """See StreamMethod."""
-        del name
         return *_url_keys(batch), keep_rules.priorities(batch, self.options.keep)
 
     def compare(
