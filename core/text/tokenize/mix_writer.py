@@ -22,9 +22,8 @@ from sabia.core.errors import UsageError
 from sabia.core.options.tokenize import TokenizeOptions
 from sabia.core.shards import manifest, outputs, schemas
 from sabia.core.shards.job import Job
-from sabia.core.shards.mapping import run_map
+from sabia.core.shards.mapping import ParquetSink, run_map
 from sabia.core.shards.outputs import Provenance
-from sabia.core.shards.sinks import ParquetSink
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import Spool
 from sabia.core.shards.summary import Summary

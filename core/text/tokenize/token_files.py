@@ -39,7 +39,7 @@ from sabia.core.text.tokenize.megatron import SMALL_VOCABULARY, MegatronWriter
 
 @dataclass(frozen=True)
 class TokenFileSink(ABC):
-    """A sink (see `shards.sinks`) whose parts are files with a record; subclasses write the files.
+    """A Sink (`shards.mapping`) whose parts are files with a record; subclasses write the files.
 
     Raises UsageError where the output is not a local directory.
     """
