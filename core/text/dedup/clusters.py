@@ -16,7 +16,7 @@ document of the corpus where that is more, so that a band is read eight times at
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.progress import progress
 from sabia.core.shards.spools import Spool, release_memory
 from sabia.core.text.dedup import keep_rules, lsh
-from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus
+from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus, chosen
 from sabia.kernels.minhash.interface import jaccard as jaccard_similarity
 
 KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
@@ -153,7 +153,8 @@ class Clusters:
 
     def parts(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
         """(row, DECISION[r]) of the rows from first to last - 1, part by part."""
-        return read_decisions(self.decisions.file, first, self.count if last is None else last)
+        last = self.count if last is None else last
+        return read_parts(self.decisions.file, DECISION, first, last)
 
     def rows(self, kept: bool, first: int = 0, last: int | None = None) -> np.ndarray:
         """The rows from first to last - 1 that are kept, or removed; int64, ascending."""
@@ -164,18 +165,16 @@ class Clusters:
 
     def at(self, rows: np.ndarray) -> np.ndarray:
         """The decisions about ascending rows."""
-        parts = [np.empty(0, DECISION)]
-        for row, part in self.parts():
-            low, high = np.searchsorted(rows, (row, row + len(part)))
-            parts.append(part[rows[low:high] - row])
-        return np.concatenate(parts)
+        return np.concatenate([np.empty(0, DECISION), *chosen(self.parts(), rows)])
 
 
-def read_decisions(file: BinaryIO, first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(row, DECISION[r]) of the rows from first to last - 1 of a file, part by part."""
+def read_parts(
+    file: BinaryIO, kind: np.dtype[Any], first: int, last: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, kind[r]) of the rows from first to last - 1 of a file, part by part."""
     for row in range(first, last, CHUNK_ROWS):
-        file.seek(row * DECISION.itemsize)
-        yield row, np.fromfile(file, DECISION, min(CHUNK_ROWS, last - row))
+        file.seek(row * kind.itemsize)
+        yield row, np.fromfile(file, kind, min(CHUNK_ROWS, last - row))
 
 
 def find_clusters(
@@ -213,13 +212,9 @@ def find_clusters(
     def first_of(rows: np.ndarray) -> np.ndarray:
         """The first row with the same exact hash."""
         distinct, position = np.unique(rows, return_inverse=True)
-        parts = [np.empty(0, kind)]
-        for row in range(0, corpus.count, CHUNK_ROWS):
-            firsts.file.seek(row * kind.itemsize)
-            values = np.fromfile(firsts.file, kind, min(CHUNK_ROWS, corpus.count - row))
-            low, high = np.searchsorted(distinct, (row, row + len(values)))
-            parts.append(values[distinct[low:high] - row])
-        return np.concatenate(parts)[position].astype(np.int64)
+        parts = read_parts(firsts.file, kind, 0, corpus.count)
+        first = np.concatenate([np.empty(0, kind), *chosen(parts, distinct)])
+        return first[position].astype(np.int64)
 
     similar_row = {row: (one, similarity) for one, row, similarity in known}
 

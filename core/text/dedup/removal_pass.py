@@ -21,14 +21,7 @@ from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, w
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.clusters import (
-    ALONE,
-    DECISION,
-    KEPT,
-    REASONS,
-    Clusters,
-    read_decisions,
-)
+from sabia.core.text.dedup.clusters import ALONE, DECISION, KEPT, REASONS, Clusters, read_parts
 from sabia.core.text.dedup.phases import Decision
 from sabia.core.text.dedup.signature_files import Corpus
 from sabia.core.text.removed_rows import Repeatable, put_columns
@@ -116,7 +109,7 @@ class RemovalPlan:
         """DECISION[r] of the rows of source `index`, part by part. They are read, not mapped: pages
         of a mapping count as memory of this process."""
         with open(self.rows_path, "rb") as file:
-            for _, part in read_decisions(file, *self.starts[index : index + 2]):
+            for _, part in read_parts(file, DECISION, *self.starts[index : index + 2]):
                 yield part
 
     def clusters(self) -> pa.RecordBatch:

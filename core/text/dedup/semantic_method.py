@@ -22,6 +22,7 @@ the cosine.
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -38,8 +39,8 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup import keep_rules, phases
 from sabia.core.text.dedup.clusters import SEMANTIC, Clusters, choose_kept
+from sabia.core.text.dedup.phases import Arrays, Sketched, StreamMethod
 from sabia.core.text.dedup.removal_pass import RemovalPlan
-from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
 
 MAX_UNCLUSTERED = 4_096  # up to this many documents are compared without clusters
 _BLOCK = 512
@@ -233,10 +234,7 @@ def find_semantic(embedded: Embedded, threshold: float, k: int, seed: int, jobs:
     count = len(embedded.priority)
     leader = np.arange(count)
     similarity = np.full(count, np.nan, np.float32)
-
-    def dedup_cluster(members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return dedup_members(embedded.vectors, embedded.rows, embedded.priority, members, threshold)
-
+    dedup_cluster = partial(dedup_members, embedded, threshold)
     with progress(len(embedded.rows), "dedup: comparing") as bar:
         members = _members(embedded, k, seed, jobs)
         for removed, kept, cosine in map_threads(dedup_cluster, members, jobs):
@@ -260,13 +258,10 @@ def _members(embedded: Embedded, k: int, seed: int, jobs: int) -> Iterator[np.nd
 
 
 def dedup_members(
-    vectors: np.ndarray,
-    rows: np.ndarray,
-    priority: np.ndarray,
-    members: np.ndarray,
-    threshold: float,
+    embedded: Embedded, threshold: float, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(removed rows, the kept row of each, their cosine) among some vectors, best rows first."""
+    vectors, rows, priority, _ = embedded
     order = members[np.lexsort((members, -priority[rows[members]]))]
     kept, at = np.empty((_BLOCK, vectors.shape[1]), np.float32), np.empty(len(order), np.int64)
     removed = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))]

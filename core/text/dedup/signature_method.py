@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.shards.atomic import atomic_directory
@@ -29,18 +29,11 @@ from sabia.core.shards.outputs import open_file
 from sabia.core.shards.sources import Source, rows_of
 from sabia.core.shards.spools import release_memory
 from sabia.core.text import removed_rows
-from sabia.core.text.dedup import (
-    keep_rules,
-    kept_index,
-    lsh,
-    phases,
-    redis_index,
-    removal_pass,
-    signature_files,
-)
+from sabia.core.text.dedup import keep_rules, kept_index, lsh, phases, redis_index, signature_files
 from sabia.core.text.dedup.clusters import Clusters, find_clusters
 from sabia.core.text.dedup.first_pass import choose_engine, first_pass
 from sabia.core.text.dedup.redis_index import RedisIndex
+from sabia.core.text.dedup.removal_pass import RemovalPlan
 from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter, read_manifest
 from sabia.core.text.recorded_rows import RowRecorder
 from sabia.kernels.minhash.definitions import SketchConfig, Sketches
@@ -76,13 +69,9 @@ class SignatureMethod(phases.Method):
         """See phases.Method."""
         return read_manifest(path) is not None
 
-    def is_intact(self, path: Path) -> bool:
+    def check_sketch(self, path: Path) -> None:
         """See phases.Method."""
-        try:
-            Segment.open(path)
-        except BadData:
-            return False
-        return True
+        Segment.open(path)
 
     def sketch(self, source: Source, path: Path) -> None:
         """See phases.Method."""
@@ -93,7 +82,7 @@ class SignatureMethod(phases.Method):
 
     def plan(
         self, sources: list[Source], sketches: Sequence[Path] | None, directory: Path | None = None
-    ) -> removal_pass.RemovalPlan:
+    ) -> RemovalPlan:
         """See phases.Method."""
         if sketches is None:
             corpus = self._read_corpus(sources)
@@ -139,9 +128,9 @@ class SignatureMethod(phases.Method):
         """See phases.Method."""
         return self._again.again() if self._again else sources
 
-    def open_plan(self, directory: Path) -> removal_pass.RemovalPlan:
+    def open_plan(self, directory: Path) -> RemovalPlan:
         """See phases.Method."""
-        return removal_pass.RemovalPlan.open(directory, self.options.decisions)
+        return RemovalPlan.open(directory, self.options.decisions)
 
     def salt(self, sources: list[Source]) -> str:
         """See phases.Method."""
@@ -173,9 +162,7 @@ class SignatureMethod(phases.Method):
         notes.note(f"engine {engine}{bands}")
         return engine
 
-    def _plan(
-        self, sources: list[Source], corpus: Corpus, directory: Path | None
-    ) -> removal_pass.RemovalPlan:
+    def _plan(self, sources: list[Source], corpus: Corpus, directory: Path | None) -> RemovalPlan:
         """Compare, extend the index, report replaced documents, and write the plan."""
         options, seed, indexed = self.options, self.job.seed, 0
         key = kept_index.run_key(sources, options, seed)
@@ -188,7 +175,7 @@ class SignatureMethod(phases.Method):
             clusters, corpus = redis_index.find_and_insert(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
+            return RemovalPlan.write(corpus, clusters, directory, options.decisions)
         clusters = find_clusters(corpus, options, engine, prior)
         release_memory()
         # rows of the index whose cluster keeps a new document
@@ -203,7 +190,7 @@ class SignatureMethod(phases.Method):
             )
             outdated = replaced if same and options.replaced else replaced[:0]
             kept_index.write_index(options.index, corpus, rows, outdated, options, seed, key)
-        return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
+        return RemovalPlan.write(corpus, clusters, directory, options.decisions)
 
 
 def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:

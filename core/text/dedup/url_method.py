@@ -21,8 +21,8 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool
 from sabia.core.text.dedup import keep_rules, phases
 from sabia.core.text.dedup.clusters import URL, choose_kept, first_of_equal
+from sabia.core.text.dedup.phases import Arrays, Sketched, StreamMethod
 from sabia.core.text.dedup.removal_pass import RemovalPlan
-from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
 from sabia.core.urls import canonical, comparison_key
 
 

@@ -9,7 +9,6 @@ accepted answer is rejected, with the reason. New columns: `best_of_id` (of the 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -19,10 +18,9 @@ import pyarrow as pa
 
 from sabia.core.errors import UsageError
 from sabia.core.generate.calls import BYTES_PER_TOKEN, ChatRequest
-from sabia.core.generate.opened import cost_so_far, open_budget, print_total
+from sabia.core.generate.opened import print_total
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.judge.llm import Question
-from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
 from sabia.core.judge.rewards import RUBRIC, Case, Grader, parse_reward
 from sabia.core.judge.rubric import Rubric
 from sabia.core.judge.verdict import Grade
@@ -30,7 +28,7 @@ from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards import schemas
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process, open_answers
+from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process
 from sabia.core.text.rewrite.prompt_records import (
     SCHEMA,
     Answer,
@@ -40,6 +38,7 @@ from sabia.core.text.rewrite.prompt_records import (
     answered_shard,
     check_options,
     conversation,
+    one_model,
     prompt_sources,
     usable,
 )
@@ -78,15 +77,10 @@ def run(job: Job, options: RewriteOptions, recipe: BestOf) -> None:
             "(expected a recipe with reward rubric)"
         )
     job = one_process(job)
-    budget = open_budget(options, job, options.max_tokens)
-    with (
-        closing(open_answers(options, budget)) as answers,
-        open_panel(options, budget) as panel,
-    ):
+    with one_model(job, options, recipe, "samples") as (answers, panel, salt, live):
         grader = Grader(weights, panel, options.max_unknown)
-        temperature = recipe.samples.temperature
-        if options.temperature is not None:
-            temperature = options.temperature
+        asked = options.temperature
+        temperature = recipe.samples.temperature if asked is None else asked
         if temperature == 0 and recipe.samples.count > 1:
             raise UsageError(
                 f"--temperature: 0 gives {recipe.samples.count} equal samples (expected above 0)"
@@ -95,12 +89,8 @@ def run(job: Job, options: RewriteOptions, recipe: BestOf) -> None:
         sources, schema = prompt_sources(job, OWN)
         if job.dry_run:
             print_estimates(sampler, sources)
-        salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
         transform = partial(answered_shard, asker=sampler, schema=schema)
-        live = partial(cost_so_far, [one for one in (answers.client, panel) if one is not None])
         run_reviewed(job, options, transform, sources, salt, schema, live)
-        if answers.client is not None and not job.dry_run:
-            note_calls("samples", answers.client)
 
 
 def print_estimates(sampler: "Sampler", sources: Sequence[Any]) -> None:

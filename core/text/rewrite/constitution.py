@@ -12,7 +12,6 @@ null without judges), `rewrite_recipe` and `rewrite_model`.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,10 +20,9 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.calls import BYTES_PER_TOKEN, ChatRequest
-from sabia.core.generate.opened import cost_so_far, open_budget, print_total
+from sabia.core.generate.opened import print_total
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.judge.llm import Question
-from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
 from sabia.core.judge.rewards import RUBRIC, Case, Grader
 from sabia.core.judge.rubric import Item, Rubric
 from sabia.core.options.rewrite import RewriteOptions
@@ -32,7 +30,7 @@ from sabia.core.shards import schemas
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process, open_answers
+from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process
 from sabia.core.text.rewrite.prompt_records import (
     PROMPT,
     Row,
@@ -40,6 +38,7 @@ from sabia.core.text.rewrite.prompt_records import (
     answered_shard,
     check_options,
     conversation,
+    one_model,
     prompt_sources,
     usable,
 )
@@ -85,24 +84,17 @@ def run(job: Job, options: RewriteOptions, recipe: ByPrinciples) -> None:
                 f"--{name}: not for recipe {recipe.name}, whose one model writes pairs of answers"
             )
     job = one_process(job)
-    budget = open_budget(options, job, options.max_tokens)
-    with (
-        closing(open_answers(options, budget)) as answers,
-        open_panel(options, budget) as panel,
-    ):
+    with one_model(job, options, recipe, "answers") as (answers, panel, salt, live):
         grader = Grader({RUBRIC: 1.0}, panel, options.max_unknown) if panel else None
         reviser = Reviser(answers, recipe, grader, options.temperature, job.seed)
         sources, schema = prompt_sources(job, OWN)
         if job.dry_run:
             print_estimates(reviser, sources)
-        salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
         run_map(
             job, partial(answered_shard, asker=reviser, schema=schema),
             "prompt", "preference", sources, salt, schema=schema, sampled=unmeasured,
-            live=partial(cost_so_far, [c for c in (answers.client, panel) if c is not None]),
+            live=live,
         )  # fmt: skip
-        if answers.client is not None and not job.dry_run:
-            note_calls("answers", answers.client)
 
 
 class Reviser:

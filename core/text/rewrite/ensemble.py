@@ -90,9 +90,8 @@ def run(job: Job, options: RewriteOptions, recipe: Ensemble) -> None:
             models[server.name] = _open(server, options, budget)
             opened.callback(models[server.name].close)
         clients = {name: one.client for name, one in models.items() if one.client is not None}
-        temperature = recipe.answers.temperature
-        if options.temperature is not None:
-            temperature = options.temperature
+        asked = options.temperature
+        temperature = recipe.answers.temperature if asked is None else asked
         asker = Asker(models, recipe, limits, temperature, job.seed)
         sources, schema = prompt_sources(job, OWN)
         if job.dry_run:

@@ -2,8 +2,9 @@
 records, which keep the other columns of the prompt records."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -11,15 +12,19 @@ import pyarrow as pa
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.calls import ChatResponse
 from sabia.core.generate.message_forms import message_of
+from sabia.core.generate.opened import cost_so_far, open_budget
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.generate.template_engine import from_json
+from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
+from sabia.core.judge.panel import Panel
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.text.rewrite.model_engine import in_advance
+from sabia.core.text.rewrite.model_engine import Answers, in_advance, open_answers
+from sabia.core.text.rewrite.rewrite_recipe import AnyRecipe
 
 OF_DOCUMENTS = ("on_unfaithful", "text_column")
 PROMPT = schemas.KINDS["prompt"]
@@ -65,6 +70,24 @@ def check_options(options: RewriteOptions, recipe: str) -> None:
     if unused := [name for name in OF_DOCUMENTS if name in options.given]:
         flag = unused[0].replace("_", "-")
         raise UsageError(f"--{flag}: only for documents (recipe {recipe} reads prompts)")
+
+
+@contextmanager
+def one_model(
+    job: Job, options: RewriteOptions, recipe: AnyRecipe, calls: str
+) -> Iterator[tuple[Answers, Panel | None, str, Callable[[], str]]]:
+    """The model of a recipe, its judges, what its outputs depend on, and the cost so far. calls:
+    what those of the model are called in the note at the end."""
+    budget = open_budget(options, job, options.max_tokens)
+    with (
+        closing(open_answers(options, budget)) as answers,
+        open_panel(options, budget) as panel,
+    ):
+        salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
+        spenders = [one for one in (answers.client, panel) if one is not None]
+        yield answers, panel, salt, partial(cost_so_far, spenders)
+        if answers.client is not None and not job.dry_run:
+            note_calls(calls, answers.client)
 
 
 def prompt_sources(job: Job, schema: pa.Schema) -> tuple[list[Any], pa.Schema]:
