@@ -61,7 +61,7 @@ def call(name: str, command: Command, flags: Mapping[str, Any], calls: Sequence[
 
             on_ray.run(job, options)
         elif any("://" in str(value) for value in options.values().values()):
-            from sabia.core.shards.stores.places import local_paths
+            from sabia.core.shards.stores.mirrors import local_paths
 
             with local_paths(job, options) as (local, used):
                 command.run(local, used)

@@ -39,19 +39,15 @@ def rejects_beside(out: str) -> str:
 
 def check_outside(job: Job, path: str | None, flag: str) -> None:
     """Raise UsageError if a path is inside the output directory, among its shards."""
-    if not path or not job.to_directory or ("://" in path) != ("://" in str(job.out)):
+    if not path or not job.to_directory or is_url(path) != is_url(str(job.out)):
         return
-    if "://" in path:
-        if not f"{path.rstrip('/')}/".startswith(f"{str(job.out).rstrip('/')}/"):
-            return
-    else:
-        inside = os.path.relpath(os.path.realpath(path), os.path.realpath(str(job.out)))
-        if Path(inside).parts[:1] == ("..",):
-            return
-    raise UsageError(
-        f"{flag}: {path} is in the directory of -o {job.out}, which may contain only shards"
-        " (expected a path outside it)"
-    )
+    inner, outer = (name if is_url(name) else os.path.realpath(name)
+                    for name in (path, str(job.out)))  # fmt: skip
+    if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/"):
+        raise UsageError(
+            f"{flag}: {path} is in the directory of -o {job.out}, which may contain only shards"
+            " (expected a path outside it)"
+        )
 
 
 def adopt(job: Job) -> None:

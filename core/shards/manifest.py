@@ -30,6 +30,7 @@ from sabia.core.errors import BadData, UsageError
 from sabia.core.results import code_identity, result_version
 from sabia.core.shards import columns, layout
 from sabia.core.shards.atomic import read_json, sweep, write_json
+from sabia.core.shards.executors.processes import map_threads
 from sabia.core.shards.inputs import open_binary
 from sabia.core.shards.job import FORMATS, Job, file_ending
 from sabia.core.shards.lineage import run_record
@@ -49,6 +50,7 @@ from sabia.core.shards.stores.objects import exists, is_url, objects_below, remo
 
 _NUMBERED = re.compile(r"part-\d+\.\w+\Z")  # others are named by `append_names`
 _DOCUMENTS = ("document", "removed")
+READERS = 16  # shards at a URL that are read at the same time
 # shards listed before, by name, size, time of change in ns and inode
 Known = dict[tuple[str, int, int, int], dict[str, Any]]
 _version = functools.cache(version)
@@ -415,13 +417,6 @@ def keep_call(job: Job, records: Sequence[dict[str, Any]]) -> None:
         run_record.keep_beside(str(job.out).rstrip("/"), about)
 
 
-def _recorded_run(path: Path) -> dict[str, Any] | None:
-    """What a part tells about its run."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return run_record.of_parquet(file)
-    return None
-
-
 def _shards(job: Job, known: Known) -> list[dict[str, Any]]:
     """The parts in the directory, for the manifest; those of `known` that are unchanged are not
     read again."""
@@ -442,8 +437,10 @@ def _shard(path: Path, size: int) -> dict[str, object]:
     rows, made = rows_in(str(path)), read_metadata(str(path)) or {}
     shard = {"name": path.name, "rows": rows, "size_bytes": size}
     shard["fingerprint"] = made.get("fingerprint")
-    if run_record.enabled() and (record := _recorded_run(path)):
-        shard[RUN] = record
+    if run_record.enabled():
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            if record := run_record.of_parquet(file):
+                shard[RUN] = record
     return shard
 
 
@@ -457,7 +454,8 @@ def _write_listed(job: Job) -> None:
         for name, one in listed.entries(out, layout.MANIFEST).items():
             known.setdefault((name, one["version"]), one)
         new = [pair for pair in there.items() if pair not in known]
-        known |= dict(zip(new, listed.read_all(new, partial(_listed_shard, out)), strict=True))
+        read = map_threads(partial(_listed_shard, out), new, READERS)
+        known |= dict(zip(new, read, strict=True))
         shards = [dict(known[pair]) for pair in there.items()]
         made, parts = listed.shared([shard.pop("made") for shard in shards])
         shards = [s | {listed.MADE: part} for s, part in zip(shards, parts, strict=True)]

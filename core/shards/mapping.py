@@ -4,6 +4,10 @@ Into a directory each input shard gives one output shard, which is skipped if it
 and was made from the same input; into a file or stdout all shards go in order. A transform sees
 one shard at a time, so rows do not depend on workers, slices or the form of the output. The
 rejects of a part are complete before the part appears.
+
+A sink is where the rows of an output are written, part by part. A part appears whole or not at all
+and records what it was made from, so that a run that is repeated writes only the parts that are
+missing or were made from something else.
 """
 
 import json
@@ -13,7 +17,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -24,18 +28,110 @@ from sabia.core.notes import ProgressBar, progress, working_s
 from sabia.core.shards import layout, manifest, outputs, schemas
 from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.columns import unified, with_columns
-from sabia.core.shards.dry_run import DryRun, NoRejects, Sample, estimate, file_bytes, unmeasured
+from sabia.core.shards.dry_run import (
+    DryRun,
+    NoRejects,
+    Sample,
+    estimate,
+    file_bytes,
+    parquet_bytes,
+    unmeasured,
+)
 from sabia.core.shards.executors.processes import run_tasks
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage.run_record import RUN, inputs_of
 from sabia.core.shards.rejects import Rejects, reject_path
-from sabia.core.shards.sinks import ParquetSink, Sink
 from sabia.core.shards.sources import Source, bytes_of, rows_of
 from sabia.core.shards.stores.objects import is_there, is_url
 from sabia.core.shards.summary import Summary
 from sabia.kernels.runtime import first_runs
 from sabia.kernels.runtime.cache_folder import has_compiled
+
+
+class Sink(Protocol):
+    """The output of a job. `per_shard`: every input shard gives one part; else all give one."""
+
+    @property
+    def per_shard(self) -> bool: ...
+
+    @property
+    def ending(self) -> str:
+        """The ending of `path`."""
+
+    def path(self, part: int) -> str:
+        """The file whose presence shows that a part is complete."""
+
+    def rows_made(self, part: int, provenance: dict[str, Any]) -> int | None:
+        """Rows of a part that is complete and has this provenance; None where there is none."""
+
+    def write(
+        self, part: int, schema: pa.Schema, provenance: outputs.Provenance,
+        batches: Iterator[pa.RecordBatch],
+    ) -> int:  # fmt: skip
+        """Write all batches as one part, atomically; returns its rows. If `batches` raises, the
+        part must not appear. The provenance of a part that is made from a stream is a function:
+        of False at the start, of True when there are no more batches.
+        """
+
+    def for_run(self, job: Job, existing: frozenset[str]) -> Self:
+        """The sink of a job that names its parts, where these paths existed before the run."""
+
+    def finish(self, parts: int) -> None:
+        """Called once this process has written its share of so many parts."""
+
+    def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
+        """Bytes that these rows take on disk, for `--dry-run`."""
+
+
+@dataclass(frozen=True)
+class ParquetSink:
+    """The output that `outputs` opens: a Parquet file, a directory of shards, or stdout."""
+
+    job: Job
+    existing: frozenset[str] = field(default=frozenset(), kw_only=True)
+    ending = ".parquet"
+
+    @property
+    def per_shard(self) -> bool:
+        return self.job.to_directory
+
+    def path(self, part: int) -> str:
+        return outputs.output_path(self.job, part)
+
+    def rows_made(self, part: int, provenance: dict[str, Any]) -> int | None:
+        return None if self.job.to_stdout else manifest.rows_made(self.path(part), provenance)
+
+    def write(
+        self, part: int, schema: pa.Schema, provenance: outputs.Provenance,
+        batches: Iterator[pa.RecordBatch],
+    ) -> int:  # fmt: skip
+        rows = 0
+        to_path = not self.job.to_stdout and not self.job.force
+        new = to_path and self.path(part) not in self.existing
+        try:
+            with outputs.open_output(self.job, schema, provenance, part, new) as writer:
+                for batch in batches:
+                    writer.write(batch)
+                    rows += batch.num_rows
+        except FileExistsError:
+            wanted = provenance(True) if callable(provenance) else provenance
+            if (made := self.rows_made(part, wanted)) is not None:
+                return made
+            raise UsageError(
+                f"--out: {self.path(part)} was written by another call at the same time; run this "
+                "one again, which names the ways to keep both"
+            ) from None
+        return rows
+
+    def for_run(self, job: Job, existing: frozenset[str]) -> Self:
+        return replace(self, job=job, existing=existing)
+
+    def finish(self, parts: int) -> None:
+        manifest.write_manifest(self.job)
+
+    def estimated_bytes(self, batches: Sequence[pa.RecordBatch]) -> int:
+        return parquet_bytes(batches)
 
 
 @dataclass

@@ -29,7 +29,7 @@ from sabia.core import digests, stop
 from sabia.core.errors import BadData, UsageError
 from sabia.core.file_hashes import CACHED_BYTES, content_hash, forget_objects, remembered
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import atomic_path, read_json, scratch_directory, write_json
+from sabia.core.shards.atomic import atomic_path, scratch_directory
 from sabia.core.shards.inputs import open_binary
 from sabia.core.shards.job import FORMATS, Job, file_ending
 from sabia.core.shards.layout import MANIFEST
@@ -270,10 +270,7 @@ def _is_json(path: str) -> bool:
 def _record(path: str) -> dict[str, Any]:
     """`rows` and `made` of a file of JSON lines; ValueError or OSError if its bytes are not those
     of the record."""
-    if not is_url(path):
-        record = read_json(beside(path))
-    else:
-        record = listed.read_json(listed.beside(path))
+    record = listed.read_json(beside(path))
     if record.get("content") != content_hash(path):
         raise ValueError("not the bytes that were recorded")
     return record
@@ -357,10 +354,7 @@ def open_file(
         content = content_hash(path) if is_url(path) else content
         record = {"content": content, "rows": writer.rows, "made": made}
         record |= {} if run is None else {RUN: run}
-        if is_url(path):
-            listed.write_json(listed.beside(path), record)
-        else:
-            write_json(beside(path), record)
+        listed.write_json(beside(path), record)
     elif run is not None and not is_url(path) and not _PART.match(os.path.basename(path)):
         run_record.keep_beside(path, run)
 
@@ -430,12 +424,8 @@ class RowsIfAny:
 
     def remove(self) -> None:
         """Remove the file of an earlier run with other data or settings."""
-        if is_url(self.path):
-            remove(self.path)
-            remove(listed.beside(self.path))
-            return
-        os.unlink(self.path)
-        beside(self.path).unlink(missing_ok=True)
+        remove(self.path)
+        remove(beside(self.path))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -60,12 +59,7 @@ class Rejects(RowsIfAny):
             self.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
             self._rows = []
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self._flush()
         super().__exit__(kind, error, trace)

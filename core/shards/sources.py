@@ -251,14 +251,13 @@ class Source:
                     yield from _small(plain(kept.slice(start, rows)))
 
     def _jsonl(
-        self, columns: Sequence[str] | None, rows: int, reject: Reject
+        self, _columns: Sequence[str] | None, rows: int, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         from sabia.core.shards.json_lines import batches_of_json, decompressed
 
-        del columns  # a line of JSON is parsed whole
         with self.open() as raw:
-            json = batches_of_json(decompressed(raw), self.kind, rows, reject, self.text_column)
-            yield from json
+            file, text = decompressed(raw), self.text_column  # a line is parsed whole
+            yield from batches_of_json(file, self.kind, rows, reject, text)
 
     @contextlib.contextmanager
     def open_arrow(self) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:

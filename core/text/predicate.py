@@ -10,6 +10,8 @@ functions nor access attributes.
 
 import ast
 from collections.abc import Callable
+from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -149,10 +151,7 @@ class _Evaluation:
 
     def _boolop(self, node: ast.BoolOp) -> Any:
         join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
-        result = self.value(node.values[0]).cast(pa.bool_())
-        for other in node.values[1:]:
-            result = join(result, self.value(other).cast(pa.bool_()))
-        return result
+        return reduce(join, (self.value(one).cast(pa.bool_()) for one in node.values))
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         value = self.value(node.operand)
@@ -167,12 +166,9 @@ class _Evaluation:
         return _ARITHMETIC[type(node.op)](left, right)
 
     def _compare(self, node: ast.Compare) -> Any:
-        result, left = None, node.left
-        for operator, right in zip(node.ops, node.comparators, strict=True):
-            part = self._one(operator, left, right)
-            result = part if result is None else pc.and_kleene(result, part)
-            left = right
-        return result
+        operands = pairwise([node.left, *node.comparators])
+        parts = (self._one(op, *two) for op, two in zip(node.ops, operands, strict=True))
+        return reduce(pc.and_kleene, parts)
 
     def _one(self, operator: ast.cmpop, left: ast.AST, right: ast.AST) -> Any:
         if isinstance(operator, ast.Is | ast.IsNot):

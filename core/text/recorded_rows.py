@@ -37,7 +37,6 @@ class RecordedSource(Source):
         reject: Reject = ignore_reject,
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
         """See Source. Raises BadData if the temporary file is damaged."""
-        del reject
         columns = columns or self.columns
         schema = pa.ipc.read_schema(pa.py_buffer(self.stored)) if self.stored else None
         with pa.OSFile(self.path) as file:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sabia.core.digests import parquet_at
 from sabia.core.errors import BadData, UsageError
 from sabia.core.shards import schemas
-from sabia.core.shards.atomic import read_json, scratch_directory, write_json
+from sabia.core.shards.atomic import scratch_directory
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job, check_ending, file_ending, is_stream
@@ -57,6 +57,13 @@ def put_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordB
     if index < 0:
         return batch.append_column(field, column)
     return batch.set_column(index, field, column)
+
+
+def put_columns(batch: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Replace columns, or append them, in this order."""
+    for name, column in columns.items():
+        batch = put_column(batch, name, column)
+    return batch
 
 
 class RemovedPart(RowsIfAny):
@@ -153,7 +160,7 @@ def is_written(path: str, made: dict[str, Any]) -> bool:
         return holds(path, made)
     folder = path.rstrip("/")
     try:
-        manifest = (listed.read_json if is_url(path) else read_json)(f"{folder}/{MANIFEST}")
+        manifest = listed.read_json(f"{folder}/{MANIFEST}")
     except (NoObject, OSError, ValueError):
         return False
     there, shards = _parts_in(folder), manifest.get("shards", ())
@@ -203,13 +210,12 @@ def write_removed(
     record = {run_record.RUN: run.ended(None, beside=True)} if run else {}
     names = [f"part-{index:05d}.parquet" for index in heads]
     if is_url(path):
-        content = plain | record | listed.shards_of(folder, names, plain)
-        listed.write_json(f"{folder}/{MANIFEST}", content)
-        return
-    sizes = _parts_in(folder)
-    shards = [{"name": name, "size_bytes": sizes[name]} for name in names]
-    write_json(f"{folder}/{MANIFEST}", plain | record | {"shards": shards})
-    if run:
+        shards = listed.shards_of(folder, names, plain)
+    else:
+        sizes = _parts_in(folder)
+        shards = {"shards": [{"name": name, "size_bytes": sizes[name]} for name in names]}
+    listed.write_json(f"{folder}/{MANIFEST}", plain | record | shards)
+    if run and not is_url(path):
         run_record.keep_beside(folder, record[run_record.RUN])
 
 

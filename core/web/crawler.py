@@ -24,7 +24,7 @@ from sabia.core.web import addresses, sitemaps
 from sabia.core.web.archives.archive_fetcher import ArchiveFetcher
 from sabia.core.web.archives.warc_writer import Archive, Position, payload_digest
 from sabia.core.web.documents import WarcRecord, document, text_to_judge
-from sabia.core.web.expand import Expansion
+from sabia.core.web.expand import Expansion, LinkJudge, link_features
 from sabia.core.web.extraction.extract import CAREFUL
 from sabia.core.web.extraction.link_scan import links_only
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
@@ -32,7 +32,6 @@ from sabia.core.web.fetch import Fetcher, Response
 from sabia.core.web.focus import PageJudge, link_relevance
 from sabia.core.web.frontier import DONE, GIVEN_UP, PENDING, SITEMAP, Entry, Frontier, Visit
 from sabia.core.web.hosts import Hosts, RobotsCache
-from sabia.core.web.link_judge import LinkJudge, link_features
 from sabia.core.web.robots import Rules
 from sabia.core.web.url_rules import host_of, origin_of
 

@@ -30,7 +30,7 @@ class PageJudge(Protocol):
         """A score in [0, 1]."""
 
     def knows(self, word: str) -> bool:
-        """Whether a word of a link has the higher prior of `link_judge`."""
+        """Whether a word of a link has the higher prior of a `LinkJudge`."""
 
 
 def words_of(text: str) -> list[str]:

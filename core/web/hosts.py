@@ -9,6 +9,7 @@ priority and by the end of their pause; outdated heap entries are skipped when t
 import asyncio
 import heapq
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
 from sabia.core.options.crawl import CrawlOptions
@@ -40,7 +41,7 @@ class Hosts:
 
     options: CrawlOptions
     frontier: Frontier
-    table: dict[str, Host] = field(default_factory=dict)
+    table: defaultdict[str, Host] = field(default_factory=lambda: defaultdict(Host))
     _ready: list[tuple[float, int, str]] = field(default_factory=list)
     _resting: list[tuple[float, int, str]] = field(default_factory=list)
     _tickets: int = 0
@@ -49,21 +50,15 @@ class Hosts:
         """Load the hosts from the frontier."""
         for name, (tried, _good) in self.frontier.figures("host").items():
             self.get(name).pages = int(tried)
-        for (
-            name,
-            until_s,
-        ) in self.frontier.rests().items():  # the clocks differ: time(), monotonic()
-            host = self.get(name)
+        for name, until_s in self.frontier.rests().items():
+            host = self.get(name)  # the clocks differ: time(), monotonic()
             host.ready_s = max(host.ready_s, time.monotonic() + until_s - time.time())
         for name in self.frontier.hosts():
             self.refresh(name)
 
     def get(self, name: str) -> Host:
         """The host of this name, added if it is new."""
-        host = self.table.get(name)
-        if host is None:
-            host = self.table[name] = Host()
-        return host
+        return self.table[name]
 
     def refresh(self, name: str) -> None:
         """Look up the host's best pending URL."""

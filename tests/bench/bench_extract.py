@@ -73,7 +73,7 @@ def contender(name: str) -> Callable[[bytes], str]:
 
 
 def _ours(name: str) -> Callable[[bytes], str]:
-    from sabia.core.web.extraction import block_classifier, extract
+    from sabia.core.web.extraction import extract
     from sabia.core.web.extraction.sandbox import Sandbox
 
     if name == "ours-sandbox":
@@ -81,7 +81,7 @@ def _ours(name: str) -> Callable[[bytes], str]:
         return lambda page: str(sandbox.extract(page, "text/html", "http://h/", False)["text"])
     extract.warm_up()
     if name == "ours-fast-tier":
-        block_classifier.DOUBT, extract.FEW_WORDS = 9.0, 0
+        extract.DOUBT, extract.FEW_WORDS = 9.0, 0
     links, markdown = name in ("ours-links", "ours-markdown"), name == "ours-markdown"
     return lambda page: extract.extract(page, "text/html", "http://h/", links, markdown).text
 

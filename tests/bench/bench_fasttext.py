@@ -53,7 +53,7 @@ def make_texts(path: Path, count: int) -> None:
 
 def train(texts: Path, settings: dict, out: str) -> None:
     """A model of the library from the first texts."""
-    from sabia.core.text.classify.fasttext_training import library, zeroed_memory
+    from sabia.core.text.classify.train_stage import library, zeroed_memory
 
     settings = dict(settings)
     quantize = settings.pop("quantize", False)
@@ -81,7 +81,7 @@ def scored(contender: str, model: str, texts: Path, count: int) -> dict:
         found = fasttext_model.score_array(opened, column)[:, opened.labels.index("a")]
         spent = time.process_time() - start
     else:
-        from sabia.core.text.classify.fasttext_training import library
+        from sabia.core.text.classify.train_stage import library
 
         opened = library().load_model(model)
         rows = [text.replace("\n", " ") for text in column.to_pylist()]

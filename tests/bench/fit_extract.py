@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from sabia.core.web.extraction.block_features import NAMES, SECOND_NAMES, features, second_features
-from sabia.core.web.extraction.decoding import decode
+from sabia.core.web.extraction.extract import decode
 from sabia.kernels.html.definitions import Page
 from sabia.kernels.html.interface import scan
 

@@ -29,9 +29,9 @@ from sabia.core.shards.token_rows import arrow_messages
 from sabia.core.shards.token_rows.row_store import open_row_files
 from sabia.core.shards.token_rows.row_writer import IndexedRows
 from sabia.core.text.contamination.benchmark_index import BenchmarkItem, Index
+from sabia.core.text.dedup.phases import _stored
 from sabia.core.text.dedup.removal_pass import RemovalPlan
 from sabia.core.text.dedup.signature_files import Segment
-from sabia.core.text.dedup.sketch_stream import _stored
 from sabia.core.text.dedup.span_cuts import CutPolicy, Cuts
 from sabia.core.text.tokenize.packing import PackedRows, to_batch
 from sabia.core.text.tokenize.token_files import MegatronSink

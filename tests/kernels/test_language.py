@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.core.text.classify.language_profiles import load
+from sabia.core.text.classify.language import load
 from sabia.kernels.language.definitions import LONGEST, MOST
 from sabia.kernels.language.interface import score
 from tests.support.fuzzed_texts import fuzz

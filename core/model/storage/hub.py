@@ -147,9 +147,7 @@ def _files(root: Path) -> list[Path]:
     return files
 
 
-def from_hf(
-    spec: ModelSpec, tensors: Arrays, kept: Params = MappingProxyType({})
-) -> Params:
+def from_hf(spec: ModelSpec, tensors: Arrays, kept: Params = MappingProxyType({})) -> Params:
     """Tensors by file name → parameters by our names, those of `kept` as they are; raises BadData
     unless all names match."""
     remaining = dict(tensors)

@@ -34,7 +34,7 @@ from sabia.core.recipes.training_run import Task
 from sabia.core.shards.atomic import write_atomic
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
-from sabia.core.shards.order_by_length import by_length
+from sabia.core.shards.order import by_length
 from sabia.core.shards.sources import Source
 from sabia.core.spec import ModelSpec, load_spec
 from sabia.core.spec.families import with_classifier

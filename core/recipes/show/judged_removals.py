@@ -13,7 +13,7 @@ from sabia.core.recipes.show.reading import Row
 from sabia.core.recipes.show.related import Related
 from sabia.core.recipes.show.row_kinds import kind_of, parts_of
 from sabia.core.recipes.show.terminal import print_parts
-from sabia.core.text.classify.operating_point import wilson
+from sabia.core.text.classify.score_calibration import wilson
 from sabia.core.text.plain_table import table
 
 ROWS = 50

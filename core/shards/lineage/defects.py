@@ -15,8 +15,7 @@ from typing import Any
 from sabia.core.errors import Infeasible
 from sabia.core.results import recorded_result
 from sabia.core.shards.job import Job
-from sabia.core.shards.lineage.commands import commands_for
-from sabia.core.shards.lineage.graph import Graph, descendants, read_graph
+from sabia.core.shards.lineage.graph import Graph, commands_for, descendants, read_graph
 from sabia.core.shards.lineage.outputs_found import Output
 
 FILE = "known_defects.toml"

@@ -3,12 +3,19 @@ was made from; then the commands that make again what is missing or stale."""
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from sabia.core import units
 from sabia.core.shards.job import Job
-from sabia.core.shards.lineage.commands import command_of, commands_to_rebuild
-from sabia.core.shards.lineage.graph import CURRENT, Graph, Node, read_graph
+from sabia.core.shards.lineage.graph import (
+    CURRENT,
+    Graph,
+    Node,
+    command_of,
+    commands_to_rebuild,
+    read_graph,
+)
 from sabia.core.shards.lineage.outputs_found import upstream
 from sabia.core.shards.lineage.run_record import ROWS
 
@@ -73,10 +80,9 @@ def row_counts(node: Node) -> Mapping[str, int]:
     """Rows of an output, summed over its shards."""
     if not node.output.shards:
         return node.output.record.get("rows") or {}
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for shard in node.output.shards:
-        for name, count in shard.counts.items():
-            sums[name] = sums.get(name, 0) + count
+        sums.update(shard.counts)
     return sums
 
 

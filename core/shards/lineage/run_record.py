@@ -328,10 +328,10 @@ def summed(shards: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     return {"shards": listed, "calls": list(calls.values()), "totals": totals}
 
 
-def beside(path: str) -> Path:
-    """The file that keeps the record of an output."""
-    folder, name = os.path.split(path)
-    return Path(folder, f".{name}.sabia.json")
+def beside(path: str) -> str:
+    """The file, or the object at a URL, that keeps the record of an output."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}.{name}.sabia.json"
 
 
 def keep_beside(path: str, record: Mapping[str, Any], stdout: bool = False) -> None:

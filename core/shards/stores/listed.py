@@ -6,36 +6,41 @@ So a later run knows by one listing and the manifest which shards are there, and
 
 import json
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from sabia.core.shards import atomic
 from sabia.core.shards.atomic import sealed, unsealed
-from sabia.core.shards.lineage import run_record
 from sabia.core.shards.lineage.run_record import OF_SHARD, RUN
-from sabia.core.shards.stores.objects import NoObject, objects_below, put, read_object, version
+from sabia.core.shards.stores.objects import (
+    NoObject,
+    is_url,
+    objects_below,
+    put,
+    read_object,
+    version,
+)
 
 MADE, OF_PART = "provenances", ("inputs", "origins", "fingerprint")
 OF_CALL = ("call", "counts")  # of a shard: the number of its call, the counts of its rows
-READERS = 16  # shards that are read at the same time
 Entries = dict[str, dict[str, Any]]
-T = TypeVar("T")
 _known: dict[str, Entries] = {}
 
 
-def read_json(url: str) -> dict[str, Any]:
-    """A JSON object with a digest; NoObject or ValueError if there is none."""
-    return unsealed(json.loads(read_object(url)))
+def read_json(path: str) -> dict[str, Any]:
+    """A JSON object with a digest, also of a local file; NoObject, OSError or ValueError if there
+    is none."""
+    if not is_url(path):
+        return atomic.read_json(path)
+    return unsealed(json.loads(read_object(path)))
 
 
-def write_json(url: str, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with its digest."""
-    put(url, (json.dumps(sealed(content), indent=1) + "\n").encode())
-
-
-def beside(url: str) -> str:
-    """The object that keeps the record of JSON lines at a URL."""
-    folder, _, name = url.rpartition("/")
-    return f"{folder}/{run_record.beside(name)}"
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with its digest, also into a local file."""
+    if not is_url(path):
+        atomic.write_json(path, content)
+        return
+    put(path, (json.dumps(sealed(content), indent=1) + "\n").encode())
 
 
 def refresh(out: str) -> None:
@@ -118,10 +123,3 @@ def shared(made: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], lis
         own = {key: one[key] for key in OF_PART if key in one}
         parts.append([list(common).index(text), own])
     return list(common.values()), parts
-
-
-def read_all(names: Sequence[T], read: Callable[[T], dict[str, Any]]) -> list[dict[str, Any]]:
-    """read(name) of each, several at the same time."""
-    from sabia.core.shards.executors.processes import map_threads
-
-    return list(map_threads(read, names, READERS))

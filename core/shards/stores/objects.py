@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,18 +341,10 @@ def remove(url: str) -> None:
 
 def put(url: str, data: bytes) -> None:
     """Write a small object, whole. Raises SabiaError."""
-    with _spooled(data) as path:
-        upload(path, url)
-
-
-@contextlib.contextmanager
-def _spooled(data: bytes) -> Iterator[Path]:
-    import tempfile
-
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        yield Path(file.name)
+        upload(file.name, url)
 
 
 def upload(path: str | Path, url: str) -> None:

@@ -31,12 +31,7 @@ from sabia.core.shards.token_rows.arrow_messages import (
     NotInPlace,
     ShardBytes,
 )
-from sabia.core.shards.token_rows.row_index import (
-    RowIndex,
-    check_lists,
-    sources_of,
-    stored_index,
-)
+from sabia.core.shards.token_rows.row_index import RowIndex, check_lists, sources_of, stored_index
 
 COLUMNS = ("input_ids", "document_lengths", "loss_mask", "source")
 ADDRESSES = ("document_ids", "document_offsets")  # of each document; training does not read them

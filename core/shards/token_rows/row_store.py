@@ -30,12 +30,7 @@ from sabia.core.shards.atomic import atomic_path, sweep
 from sabia.core.shards.sources import Source
 from sabia.core.shards.token_rows.arrow_messages import FileBytes, NotInPlace
 from sabia.core.shards.token_rows.row_file import ADDRESSES, COLUMNS, RowFile
-from sabia.core.shards.token_rows.row_index import (
-    RowIndex,
-    digest_of_batches,
-    scan,
-    stored_index,
-)
+from sabia.core.shards.token_rows.row_index import RowIndex, digest_of_batches, scan, stored_index
 
 ENDING = ".rows.arrow"
 KEPT_DAYS = 30

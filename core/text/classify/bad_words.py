@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.classify.language_profiles import SCRIPTS
+from sabia.core.text.classify.language import SCRIPTS
 from sabia.kernels.text.character_flags import SOLO
 from sabia.kernels.text.words import flags_of
 

@@ -2,6 +2,14 @@
 
 Each adds scores (see pii, bad_words and blocklist). Two options edit the text: `c4_lines` before
 all scores are computed, `pii` = mask after them.
+
+`c4_lines` removes the lines of a text that break C4's rules. A line (of str.splitlines, without
+white space at its ends and without citations such as `[12]`, `[edit]`, `[citation needed]`) is kept
+if it has no word of more than 1,000 characters, ends in one of . ? ! " ' but not in three dots, has
+three words or more, and contains neither `javascript`, `{`, `lorem ipsum` nor a phrase about
+policies and cookies (kernels.quality.POLICY). The filter `c4` of heuristics uses the same rules,
+and rejects texts where a line that passes the other rules contains `{` or `lorem ipsum`. Raffel et
+al. 2020, section 2.2.
 """
 
 from collections.abc import Iterable
@@ -10,8 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core.options.classify import ContentChecks
-from sabia.core.text.classify import bad_words, blocklist, c4, pii
+from sabia.core.text.classify import bad_words, blocklist, pii
 from sabia.core.text.removed_rows import put_column
+from sabia.kernels.quality.reference import c4_verdict
+
+
+def kept_lines(text: str) -> str:
+    """The lines that the rules keep, joined by line feeds."""
+    verdicts = (c4_verdict(line) for line in text.splitlines())
+    return "\n".join(line for verdict, line in verdicts if verdict == "keep")
 
 
 def digest(options: ContentChecks) -> str:
@@ -28,7 +43,7 @@ def edit_texts(batch: pa.RecordBatch, options: ContentChecks) -> pa.RecordBatch:
     """The batch with the texts that are scored."""
     if not options.c4_lines:
         return batch
-    return _with_texts(batch, [c4.kept_lines(text) for text in batch.column("text").to_pylist()])
+    return _with_texts(batch, [kept_lines(text) for text in batch.column("text").to_pylist()])
 
 
 def check_texts(

@@ -18,7 +18,7 @@ from sabia.core import stop
 from sabia.core.errors import BadData
 from sabia.core.shards.inputs import from_path
 from sabia.core.shards.job import Job
-from sabia.core.text.classify.calibration_file import values_of
+from sabia.core.text.classify.score_calibration import values_of
 from sabia.core.text.plain_table import plain, table
 from sabia.core.text.score_column import score_names
 

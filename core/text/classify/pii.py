@@ -18,6 +18,7 @@ ISO 13616 (IBAN), ISO/IEC 7812 (cards), ITU-T E.164; Receita Federal (CPF, CNPJ)
 import ipaddress
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -64,8 +65,10 @@ def is_card(digits: str) -> bool:
 
 
 def _checks(digits: str, size: int, top: int) -> bool:
-    """Whether the two digits after `size` digits are right: weights 2, 3, … top from the right,
-    modulo 11."""
+    """Whether there are two right digits after `size` digits, which are not all the same: weights
+    2, 3, … top from the right, modulo 11."""
+    if len(digits) != size + 2:
+        return False
     for length in (size, size + 1):
         weights = [2 + index % (top - 1) for index in range(length)]
         pairs = zip(reversed(digits[:length]), weights, strict=True)
@@ -73,16 +76,6 @@ def _checks(digits: str, size: int, top: int) -> bool:
         if int(digits[length]) != (0 if rest < 2 else 11 - rest):
             return False
     return len(set(digits)) > 1
-
-
-def is_cpf(digits: str) -> bool:
-    """Whether it has eleven digits, not all the same, with right check digits."""
-    return len(digits) == 11 and _checks(digits, 9, 11)
-
-
-def is_cnpj(digits: str) -> bool:
-    """Whether it has fourteen digits, not all the same, with right check digits."""
-    return len(digits) == 14 and _checks(digits, 12, 9)
 
 
 def is_iban(text: str) -> bool:
@@ -106,14 +99,15 @@ def _start_of(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w)(?<![0-9][.,/])(?=(?:{pattern})(?!\w)(?![.,/][0-9]))[0-9]")
 
 
+_CNPJ, _CPF = partial(_checks, size=12, top=9), partial(_checks, size=9, top=11)
 _NUMBERS: tuple[tuple[str, re.Pattern[str], re.Pattern[str], Callable[[str], bool]], ...] = tuple(
     (kind, _start_of(pattern), re.compile(pattern), is_valid)
     for kind, pattern, is_valid in (
         ("card", r"[0-9]{13,19}", is_card),
         ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{4}(?P=gap)[0-9]{4}(?P=gap)[0-9]{1,7}", is_card),
         ("card", r"[0-9]{4}(?P<gap>[ -])[0-9]{6}(?P=gap)[0-9]{4,5}", is_card),
-        ("cnpj", r"[0-9]{14}|[0-9]{2}\.[0-9]{3}\.[0-9]{3}/[0-9]{4}-[0-9]{2}", is_cnpj),
-        ("cpf", r"[0-9]{11}|[0-9]{3}\.[0-9]{3}\.[0-9]{3}[-/][0-9]{2}", is_cpf),
+        ("cnpj", r"[0-9]{14}|[0-9]{2}\.[0-9]{3}\.[0-9]{3}/[0-9]{4}-[0-9]{2}", _CNPJ),
+        ("cpf", r"[0-9]{11}|[0-9]{3}\.[0-9]{3}\.[0-9]{3}[-/][0-9]{2}", _CPF),
     )
 )
 

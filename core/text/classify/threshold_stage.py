@@ -23,8 +23,7 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text.classify import score_calibration
-from sabia.core.text.classify.calibration_file import OTHER, values_of
-from sabia.core.text.classify.operating_point import OperatingPoint, choose
+from sabia.core.text.classify.score_calibration import OTHER, OperatingPoint, choose, values_of
 from sabia.core.text.plain_table import plain, table
 from sabia.core.text.predicate import Predicate
 from sabia.core.text.score_column import label_column

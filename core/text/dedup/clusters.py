@@ -5,20 +5,28 @@ whose candidate pairs are compared exactly when verification is on. Clusters are
 components. The result is a function of the rows and their order: the earlier of equal rows wins.
 Memory holds a row number (4 bytes below 2**31 rows) and a flag for each row, and a few numbers for
 each cluster; decisions are written to a temporary file in input order.
+
+Near-duplicates are found band by band: candidates, which are compared and joined. A band's digests
+are sorted in as many parts, by their highest bits, as keep the sort within `mem`. Candidates whose
+rows are joined already are passed over, as comparing them could change nothing: the components of
+all similar pairs come out, whatever the parts, whoever computes. The sets of a slice of pairs are
+copied from disk and let go. A part takes PART_BYTES of memory, or PART_SHARE bytes for each
+document of the corpus where that is more, so that a band is read eight times at most.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from sabia.core import stop
+from sabia.core import notes, stop
+from sabia.core.notes import progress
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.shards.spools import Spool, release_memory
 from sabia.core.text.dedup import keep_rules, lsh
-from sabia.core.text.dedup.near_duplicates import estimate, jaccard, join_near, part_bits
-from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus
+from sabia.core.text.dedup.signature_files import CHUNK_ROWS, Corpus, chosen
+from sabia.kernels.minhash.interface import jaccard as jaccard_similarity
 
 KEPT, EXACT, NEAR, URL, SEMANTIC = range(5)
 REASONS = ("kept", "exact", "near", "url", "semantic")
@@ -30,6 +38,104 @@ _DECIDED = 16  # parts of the rows, at most, whose decisions are made at once
 # (removed rows int64[r] ascending, the row kept for each) -> (reasons uint8[r], similarities[r])
 Judge = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray | int, np.ndarray | float]]
 Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]  # (first row, values) of all rows in order
+
+SORT_BYTES = 64  # per row, at the peak of sorting and pairing
+PART_BYTES, PART_SHARE = 32 << 20, 8
+_SLICE_PAIRS = 1024
+_SLICE_SHINGLES = 1 << 22  # 16 MiB
+
+
+def join_near(
+    corpus: Corpus, parent: np.ndarray, distinct: np.ndarray, config: DedupOptions, engine: str
+) -> np.ndarray:
+    """parent[n] (smallest row of each row's component) with near-duplicates joined in place.
+
+    distinct bool[n]: the rows that take part, each the smallest of its component.
+    """
+    compared = similar = 0
+    window = lsh.WINDOW if config.verify else 1
+    with progress(corpus.bands, "dedup: comparing", "bands") as bar:
+        for band in range(corpus.bands):
+            edges = [np.empty((0, 2), np.int64)]
+            for rows, digests in parts_of(corpus, band, distinct, config.mem):
+                pairs = lsh.bucket_pairs(rows, digests, window)
+                pairs = pairs[parent[pairs[:, 0]] != parent[pairs[:, 1]]]
+                compared += len(pairs)
+                if config.verify:
+                    pairs = pairs[jaccard(corpus, pairs, engine) >= config.threshold]
+                similar += len(pairs)
+                edges.append(pairs)
+            parent = lsh.join(parent, np.concatenate(edges))
+            bar.advance(1)
+    if config.verify:
+        similar_pairs = f"{similar:,} at {config.threshold:g} or more"
+        notes.note(f"{compared:,} candidate pairs compared, {similar_pairs}")
+    return parent
+
+
+def part_bits(rows: int, count: int, mem: float) -> int:
+    """Bits of a hash by which so many of the `count` rows of a corpus are divided for a sort."""
+    limit = min(mem, max(PART_BYTES, PART_SHARE * count))
+    return max(0, int(np.ceil(np.log2(max(rows * SORT_BYTES / limit, 1)))))
+
+
+def parts_of(
+    corpus: Corpus, band: int, distinct: np.ndarray, mem: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(rows int64, digests uint64) of one band, in parts whose sort fits into `mem` bytes."""
+    bits = part_bits(int(np.count_nonzero(distinct)), corpus.count, mem)
+    for part in range(1 << bits):
+        chunks = [(np.empty(0, np.int64), np.empty(0, np.uint64))]
+        for first, digests in corpus.band(band):
+            stop.check()
+            chosen = distinct[first : first + len(digests)]
+            if bits:
+                chosen = chosen & (digests >> np.uint64(64 - bits) == np.uint64(part))
+            rows = np.flatnonzero(chosen)
+            chunks.append((rows + first, digests[rows]))
+        rows, digests = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        del chunks
+        yield rows, digests
+
+
+def jaccard(corpus: Corpus, pairs: np.ndarray, engine: str) -> np.ndarray:
+    """float64[p]: exact similarity of the shingle sets of row pairs[p, 2]; NaN where the second has
+    no shingles."""
+    result = np.empty(len(pairs))
+    rows, positions = np.unique(pairs, return_inverse=True)
+    positions = positions.reshape(-1, 2)
+    extents = corpus.extents(rows, engine)
+    counts = (extents[:, 1] - extents[:, 0])[positions]
+    for low, high in _slices(counts.sum(axis=1)):
+        stop.check()
+        used, places = np.unique(positions[low:high], return_inverse=True)
+        sets = corpus.shingles(rows[used], extents[used], engine)
+        result[low:high] = jaccard_similarity(*sets, places.reshape(-1, 2), engine)
+    result[counts[:, 1] == 0] = np.nan
+    return result
+
+
+def _slices(shingles: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ranges of pairs, bounded in their number and in their number of shingles[p]."""
+    load, low = np.cumsum(shingles), 0
+    while low < len(load):
+        before = load[low - 1] if low else 0
+        high = int(np.searchsorted(load, before + _SLICE_SHINGLES, side="right"))
+        high = min(max(high, low + 1), low + _SLICE_PAIRS)
+        yield low, high
+        low = high
+
+
+def estimate(corpus: Corpus, pairs: np.ndarray, rows_per_band: int) -> np.ndarray:
+    """Similarity from the share of equal bands: share ** (1 / rows); NaN if no band is equal."""
+    equal = np.zeros(len(pairs))
+    rows, positions = np.unique(pairs, return_inverse=True)
+    first, second = positions.reshape(-1, 2).T
+    for band in range(corpus.bands):
+        digests = corpus.digests(band, rows)
+        equal += digests[first] == digests[second]
+    share = np.where(equal > 0, equal / corpus.bands, np.nan)
+    return share ** (1 / rows_per_band)
 
 
 @dataclass(frozen=True)
@@ -47,7 +153,8 @@ class Clusters:
 
     def parts(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
         """(row, DECISION[r]) of the rows from first to last - 1, part by part."""
-        return read_decisions(self.decisions.file, first, self.count if last is None else last)
+        last = self.count if last is None else last
+        return read_parts(self.decisions.file, DECISION, first, last)
 
     def rows(self, kept: bool, first: int = 0, last: int | None = None) -> np.ndarray:
         """The rows from first to last - 1 that are kept, or removed; int64, ascending."""
@@ -58,18 +165,16 @@ class Clusters:
 
     def at(self, rows: np.ndarray) -> np.ndarray:
         """The decisions about ascending rows."""
-        parts = [np.empty(0, DECISION)]
-        for row, part in self.parts():
-            low, high = np.searchsorted(rows, (row, row + len(part)))
-            parts.append(part[rows[low:high] - row])
-        return np.concatenate(parts)
+        return np.concatenate([np.empty(0, DECISION), *chosen(self.parts(), rows)])
 
 
-def read_decisions(file: BinaryIO, first: int, last: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(row, DECISION[r]) of the rows from first to last - 1 of a file, part by part."""
+def read_parts(
+    file: BinaryIO, kind: np.dtype[Any], first: int, last: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(row, kind[r]) of the rows from first to last - 1 of a file, part by part."""
     for row in range(first, last, CHUNK_ROWS):
-        file.seek(row * DECISION.itemsize)
-        yield row, np.fromfile(file, DECISION, min(CHUNK_ROWS, last - row))
+        file.seek(row * kind.itemsize)
+        yield row, np.fromfile(file, kind, min(CHUNK_ROWS, last - row))
 
 
 def find_clusters(
@@ -107,13 +212,9 @@ def find_clusters(
     def first_of(rows: np.ndarray) -> np.ndarray:
         """The first row with the same exact hash."""
         distinct, position = np.unique(rows, return_inverse=True)
-        parts = [np.empty(0, kind)]
-        for row in range(0, corpus.count, CHUNK_ROWS):
-            firsts.file.seek(row * kind.itemsize)
-            values = np.fromfile(firsts.file, kind, min(CHUNK_ROWS, corpus.count - row))
-            low, high = np.searchsorted(distinct, (row, row + len(values)))
-            parts.append(values[distinct[low:high] - row])
-        return np.concatenate(parts)[position].astype(np.int64)
+        parts = read_parts(firsts.file, kind, 0, corpus.count)
+        first = np.concatenate([np.empty(0, kind), *chosen(parts, distinct)])
+        return first[position].astype(np.int64)
 
     similar_row = {row: (one, similarity) for one, row, similarity in known}
 

@@ -27,10 +27,9 @@ from sabia.core.shards.job import Job
 from sabia.core.shards.sources import Source
 from sabia.core.text.dedup import phases
 from sabia.core.text.dedup.first_pass import choose_engine
-from sabia.core.text.dedup.hash_partitions import partition_bytes
+from sabia.core.text.dedup.phases import Arrays, Sketched, StreamMethod
 from sabia.core.text.dedup.piece_bounds import BOUNDS
-from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus
-from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
+from sabia.core.text.dedup.repeated_spans import UnitBounds, UnitCorpus, partition_bytes
 from sabia.core.text.dedup.span_cuts import CutPolicy, Cuts
 from sabia.kernels.minhash.definitions import SHINGLE_BASE, SketchConfig
 from sabia.kernels.minhash.interface import sketch
@@ -72,7 +71,6 @@ class LineMethod(StreamMethod):
 
     def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
         """See StreamMethod."""
-        del name
         return _pieces(batch, self.options, self.engine)
 
     def compare(

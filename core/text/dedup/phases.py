@@ -10,32 +10,43 @@ complete, and is not computed again, so a killed run resumes. Without that direc
 plan are in unnamed temporary files: a killed run leaves nothing but finished output shards.
 
 Every output shard depends on all inputs and their order, so its fingerprint includes all of them.
+
+The sketch of a shard may be a stream: some arrays for each batch of its documents. The comparison
+reads the stream of all shards, in order: computed as the documents are read, or from files that
+`--phase sketch` wrote. Such a file is an Arrow file with one row for each batch: the ids of its
+documents, and its arrays in NumPy's format.
 """
 
 import hashlib
+import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from sabia.core import notes
-from sabia.core.errors import UsageError
+from sabia.core import notes, stop
+from sabia.core.digests import ArrowRows, arrow_batches
+from sabia.core.errors import BadData, UsageError
 from sabia.core.options.dedup import DedupOptions
 from sabia.core.results import result_version
+from sabia.core.shards.atomic import atomic_path
 from sabia.core.shards.columns import unified
 from sabia.core.shards.dry_run import NoRejects, Sample
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.manifest import is_current, provenance, rows_finished, schema_of_all
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, rows_of
 from sabia.core.shards.spools import release_memory
 from sabia.core.text import removed_rows
+from sabia.core.text.dedup.first_pass import first_pass
 
 VERSION = 1  # of sketches on disk
 
@@ -64,7 +75,6 @@ class Method(ABC):
 
     def salt(self, sources: list[Source]) -> str:
         """What the plan depends on besides the inputs and the job's own options."""
-        del sources
         return ""
 
     def trial(self) -> "Method":
@@ -79,10 +89,9 @@ class Method(ABC):
     def has_sketch(self, path: Path) -> bool:
         """Whether there is a complete sketch at this path."""
 
-    def is_intact(self, path: Path) -> bool:
-        """Whether the sketch at this path can be read as it was written."""
-        del path
-        return True
+    @abstractmethod
+    def check_sketch(self, path: Path) -> None:
+        """Read the sketch at this path; raises BadData if it is not as it was written."""
 
     @abstractmethod
     def sketch(self, source: Source, path: Path) -> None:
@@ -180,11 +189,13 @@ def _sketch(method: Method, sources: Sequence[Source]) -> None:
     done = 0
     for source in sources:
         path = _sketch_path(method, source)
-        if method.has_sketch(path) and method.is_intact(path):
-            done += 1
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            method.sketch(source, path)
+        with suppress(BadData):
+            if method.has_sketch(path):
+                method.check_sketch(path)
+                done += 1
+                continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        method.sketch(source, path)
     if done:
         scratch = method.options.scratch
         notes.note(f"{done} of {len(sources)} shards already sketched in {scratch}")
@@ -236,3 +247,92 @@ def _write_phase(method: Method) -> None:
             f"{method.options.scratch}: no plan for these inputs and options; run --phase compare"
         ) from error
     run_map(method.job, plan.decision(sources).transform, sources=sources, salt=salt)
+
+
+Arrays = tuple[np.ndarray, ...]
+_SCHEMA = pa.schema([("ids", pa.list_(pa.string())), ("arrays", pa.list_(pa.large_binary()))])
+
+
+class Sketched(NamedTuple):
+    """The sketch of one batch: the number of its shard, the ids of the documents, the arrays."""
+
+    source: int
+    ids: pa.Array
+    arrays: Arrays
+
+
+class StreamMethod(Method):
+    """A method that says what arrays a batch gives, and how the stream of all is compared."""
+
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """The columns that are read besides `id`."""
+
+    @abstractmethod
+    def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
+        """The arrays of a batch of a shard of this name; called from several threads."""
+
+    @abstractmethod
+    def compare(
+        self, sources: list[Source], sketches: Iterator[Sketched], directory: Path | None
+    ) -> Plan:
+        """The plan from the sketches of all documents; see Method.plan."""
+
+    def has_sketch(self, path: Path) -> bool:
+        """See Method."""
+        return path.exists()
+
+    def check_sketch(self, path: Path) -> None:
+        """See Method."""
+        for _ in _stored([path]):
+            pass
+
+    def sketch(self, source: Source, path: Path) -> None:
+        """See Method."""
+        with (
+            atomic_path(path) as temporary,
+            open(temporary, "wb") as file,
+            closing(ArrowRows(file, _SCHEMA, pa.ipc.new_file)) as writer,
+        ):
+            for _, ids, arrays in self._read_all([source]):
+                blobs = [_to_bytes(array) for array in arrays]
+                row = {"ids": [ids], "arrays": [blobs]}
+                writer.write(pa.RecordBatch.from_pydict(row, _SCHEMA))
+
+    def plan(
+        self, sources: list[Source], sketches: Sequence[Path] | None, directory: Path | None = None
+    ) -> Plan:
+        """See Method."""
+        stream = self._read_all(sources) if sketches is None else _stored(sketches)
+        return self.compare(sources, stream, directory)
+
+    def _read_all(self, sources: Sequence[Source]) -> Iterator[Sketched]:
+        columns = list(dict.fromkeys(["id", *self.columns()]))
+        threads, rows = self.threads(), rows_of(sources)
+        for index, batch, arrays in first_pass(sources, columns, self.read, threads, rows):
+            yield Sketched(index, batch.column("id"), arrays)
+
+    def threads(self) -> int:
+        """Threads that call `read`."""
+        return self.job.jobs
+
+
+def _to_bytes(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def _stored(paths: Sequence[Path]) -> Iterator[Sketched]:
+    """The stream of sketches that were written before."""
+    for source, path in enumerate(paths):
+        try:
+            with pa.memory_map(str(path)) as file:
+                for row in arrow_batches(pa.ipc.open_file(file), str(path)):
+                    stop.check()
+                    blobs = row.column("arrays").flatten()
+                    arrays = (np.load(io.BytesIO(blob.as_buffer())) for blob in blobs)
+                    yield Sketched(source, row.column("ids").flatten(), tuple(arrays))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise BadData(f"{path}: not a sketch ({reason}); delete it and run again") from error

@@ -25,11 +25,15 @@ from sabia.core import notes, stop
 from sabia.core.errors import BadData, Failed, MissingBackend, UsageError
 from sabia.core.notes import progress
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.shards.sources import Source
+from sabia.core.shards.arrow_arrays import text_buffers
+from sabia.core.shards.executors.processes import map_threads
+from sabia.core.shards.sources import Source, batches_of
+from sabia.core.shards.spools import Spool
 from sabia.core.text.dedup import lsh
 from sabia.core.text.dedup.clusters import Clusters, find_clusters
 from sabia.core.text.dedup.signature_files import Corpus, blank_segment
-from sabia.core.text.dedup.signature_pass import read_signatures
+from sabia.kernels.minhash.definitions import SketchConfig
+from sabia.kernels.minhash.interface import signatures
 
 URL_FORMAT = "redis://HOST:PORT/DB?name=NAME"
 BATCH = 256  # documents per round trip
@@ -170,6 +174,21 @@ def readable(key: bytes) -> str:
         if pickle.dumps(text, PROTOCOL) == key:
             return text
     return key.decode("utf-8", "backslashreplace")
+
+
+def read_signatures(
+    sources: Sequence[Source], sketch: SketchConfig, engine: str, jobs: int
+) -> np.ndarray:
+    """The slots of all documents, uint32[n, bands * rows], in an unnamed file."""
+
+    def work(item: tuple[int, pa.RecordBatch]) -> np.ndarray:
+        return signatures(*text_buffers(item[1].column("text")), sketch, engine)
+
+    spool, count = Spool(), 0
+    for slots in map_threads(work, batches_of(sources, ["text"]), jobs):
+        spool.append(slots)
+        count += len(slots)
+    return spool.array(np.uint32, (count, sketch.bands * sketch.rows))
 
 
 def find_and_insert(

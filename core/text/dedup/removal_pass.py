@@ -5,10 +5,12 @@ process even if it is killed. Every output row has `cluster` (the id of the docu
 `cluster_size`; a removed row also with `reason`, `kept_id` and `similarity`.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,17 +21,10 @@ from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, w
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
-from sabia.core.text.dedup.clusters import (
-    ALONE,
-    DECISION,
-    KEPT,
-    REASONS,
-    Clusters,
-    read_decisions,
-)
+from sabia.core.text.dedup.clusters import ALONE, DECISION, KEPT, REASONS, Clusters, read_parts
 from sabia.core.text.dedup.phases import Decision
 from sabia.core.text.dedup.signature_files import Corpus
-from sabia.core.text.removed_rows import Repeatable, put_column
+from sabia.core.text.removed_rows import Repeatable, put_columns
 
 Ids = IdSpool | Corpus  # both have the id of every row, and the first row of each source
 PLAN_FILES = "rows", "clusters"
@@ -43,6 +38,33 @@ class OpenSpools:
 
     def __reduce__(self) -> tuple[type["OpenSpools"], tuple[()]]:
         return OpenSpools, ()
+
+
+def write_table(spool: Spool, **columns: pa.Array) -> None:
+    """Write columns as an Arrow file."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    with pa.ipc.new_file(spool.file, batch.schema) as writer:
+        writer.write_batch(batch)
+    spool.file.flush()
+
+
+def write_record(path: Path, names: Sequence[str], **figures: object) -> None:
+    """Write the record of a plan, with the digests of its files, which are beside it."""
+    files = {name: file_digest(path.with_name(name)) for name in names}
+    write_json(path, figures | {"files": files})
+
+
+def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """What `write_record` wrote; raises FileNotFoundError if there is none, BadData if it or a file
+    of the plan is damaged."""
+    try:
+        record = read_json(path)
+        intact = all(file_digest(path.with_name(n)) == record["files"][n] for n in names)
+    except (ValueError, KeyError):
+        intact = False
+    if not intact:
+        raise BadData(f"{path.parent}: damaged bits; remove it and run --phase compare")
+    return record
 
 
 @dataclass(frozen=True)
@@ -60,49 +82,26 @@ class RemovalPlan:
         cls, ids: Ids, clusters: Clusters, directory: Path | None = None, annotated: bool = False
     ) -> "RemovalPlan":
         """Write the decisions into a directory (atomically) or into unnamed files."""
-        if directory is None:
-            return cls._spool(ids, clusters, None, annotated)
-        with atomic_directory(directory) as temporary:
-            made = cls._spool(ids, clusters, temporary, annotated)
-            files = {name: file_digest(temporary / name) for name in PLAN_FILES}
-            write_json(temporary / "starts.json", {"starts": made.starts, "files": files})
-        return cls.open(directory, annotated)
-
-    @classmethod
-    def _spool(
-        cls, ids: Ids, clusters: Clusters, directory: Path | None, annotated: bool
-    ) -> "RemovalPlan":
-        paths = (str(directory / name) if directory else "" for name in PLAN_FILES)
-        row_path, path = paths
-        row_spool, spool = clusters.decisions, Spool(path)
-        if row_path:
-            row_spool = Spool(row_path)
-            for _, table in clusters.parts():
-                row_spool.append(table)
-            row_spool.file.flush()
         order = np.argsort(clusters.kept_row)
         position = np.empty(len(order), np.int64)
         position[order] = np.arange(len(order))
         kept_ids = ids.take(clusters.kept_row[order]).take(pa.array(position, pa.int64()))
-        sizes = pa.array(clusters.size, pa.int64())
-        batch = pa.RecordBatch.from_arrays([kept_ids, sizes], ["id", "size"])
-        with pa.ipc.new_file(spool.file, batch.schema) as writer:
-            writer.write_batch(batch)
-        spool.file.flush()
+        columns = {"id": kept_ids, "size": pa.array(clusters.size, pa.int64())}
         starts = tuple(ids.starts.tolist())
-        return cls(row_spool.path, spool.path, starts, OpenSpools(row_spool, spool), annotated)
+        if directory is None:
+            rows, spool = clusters.decisions, Spool()
+            write_table(spool, **columns)
+            return cls(rows.path, spool.path, starts, OpenSpools(rows, spool), annotated)
+        with atomic_directory(directory) as temporary:
+            shutil.copyfile(clusters.decisions.path, temporary / "rows")
+            write_table(Spool(str(temporary / "clusters")), **columns)
+            write_record(temporary / "starts.json", PLAN_FILES, starts=starts)
+        return cls.open(directory, annotated)
 
     @classmethod
     def open(cls, directory: Path, annotated: bool = False) -> "RemovalPlan":
-        """A plan that was written into a directory; raises FileNotFoundError if there is none,
-        BadData if it is damaged."""
-        try:
-            record = read_json(directory / "starts.json")
-            intact = all(file_digest(directory / n) == record["files"][n] for n in PLAN_FILES)
-        except (ValueError, KeyError):
-            intact = False
-        if not intact:
-            raise BadData(f"{directory}: damaged bits; remove it and run --phase compare")
+        """A plan that was written into a directory; see `read_record`."""
+        record = read_record(directory / "starts.json", PLAN_FILES)
         rows, clusters = (str(directory / name) for name in PLAN_FILES)
         return cls(rows, clusters, tuple(record["starts"]), OpenSpools(), annotated)
 
@@ -110,7 +109,7 @@ class RemovalPlan:
         """DECISION[r] of the rows of source `index`, part by part. They are read, not mapped: pages
         of a mapping count as memory of this process."""
         with open(self.rows_path, "rb") as file:
-            for _, part in read_decisions(file, *self.starts[index : index + 2]):
+            for _, part in read_parts(file, DECISION, *self.starts[index : index + 2]):
                 yield part
 
     def clusters(self) -> pa.RecordBatch:
@@ -145,8 +144,7 @@ def _with_decisions(
         number = pa.array(part["cluster"], pa.int64(), mask=part["cluster"] == ALONE)
         ids = pc.coalesce(clusters.column("id").take(number), batch.column("id"))
         sizes = pc.fill_null(clusters.column("size").take(number), 1)
-        batch = put_column(put_column(batch, "cluster", ids), "cluster_size", sizes)
-        yield batch, part
+        yield put_columns(batch, {"cluster": ids, "cluster_size": sizes}), part
 
 
 def numbered(
@@ -183,10 +181,7 @@ def annotate(
     for batch, part in _with_decisions(ids, plan, context.index, context.name):
         kept = part["reason"] == KEPT
         context.count("kept", int(kept.sum()))
-        batch = put_column(batch, "kept", pa.array(kept))
-        batch = put_column(batch, "reason", pa.array(np.array(REASONS)[part["reason"]]))
-        similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
-        yield put_column(batch, "similarity", similarity)
+        yield put_columns(batch, {"kept": pa.array(kept), **_described(part)})
 
 
 def _dropped(source: Source, plan: RemovalPlan, index: int) -> Iterator[pa.RecordBatch]:
@@ -195,9 +190,13 @@ def _dropped(source: Source, plan: RemovalPlan, index: int) -> Iterator[pa.Recor
         removed = part["reason"] != KEPT
         if not removed.any():
             continue
-        rows, part = batch.filter(pa.array(removed)), part[removed]
-        reasons = pa.array(np.array(REASONS)[part["reason"]], pa.string())
-        similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
-        rows = put_column(rows, "reason", reasons)
-        rows = put_column(rows, "kept_id", rows.column("cluster"))
-        yield put_column(rows, "similarity", similarity)
+        rows, about = batch.filter(pa.array(removed)), _described(part[removed])
+        kept_id = {"kept_id": rows.column("cluster")}
+        yield put_columns(rows, {"reason": about["reason"], **kept_id, **about})
+
+
+def _described(part: np.ndarray) -> dict[str, pa.Array]:
+    """The columns `reason` and `similarity` of decisions."""
+    similarity = pa.array(part["similarity"], mask=np.isnan(part["similarity"]))
+    return {"reason": pa.array(np.array(REASONS)[part["reason"]], pa.string()),
+            "similarity": similarity}  # fmt: skip

@@ -190,9 +190,7 @@ class Corpus:
         """The values of a column at ascending rows."""
         dtype, width = _COLUMNS[name]
         none = np.empty((0, width), dtype)
-        return np.concatenate(
-            [none if width > 1 else none[:, 0], *_chosen(self.column(name), rows)]
-        )
+        return np.concatenate([none if width > 1 else none[:, 0], *chosen(self.column(name), rows)])
 
     def band(self, number: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first row, digests uint64) of one band, chunk by chunk."""
@@ -204,7 +202,7 @@ class Corpus:
 
     def digests(self, number: int, rows: np.ndarray) -> np.ndarray:
         """The digests of one band at ascending rows, uint64."""
-        return np.concatenate([np.empty(0, np.uint64), *_chosen(self.band(number), rows)])
+        return np.concatenate([np.empty(0, np.uint64), *chosen(self.band(number), rows)])
 
     def extents(self, rows: np.ndarray, engine: str) -> np.ndarray:
         """int64[r, 2]: where the shingles of rows start and end in the files of their segments."""
@@ -240,7 +238,7 @@ class Corpus:
         return pa.concat_arrays(parts) if parts else pa.array([], pa.string())
 
 
-def _chosen(chunks: Iterator[tuple[int, np.ndarray]], rows: np.ndarray) -> Iterator[np.ndarray]:
+def chosen(chunks: Iterator[tuple[int, np.ndarray]], rows: np.ndarray) -> Iterator[np.ndarray]:
     """The values at ascending rows, of each chunk."""
     for first, values in chunks:
         low, high = np.searchsorted(rows, (first, first + len(values)))

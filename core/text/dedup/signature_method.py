@@ -4,9 +4,14 @@ Exact duplicates have the same words and punctuation in the same order; white sp
 accents are ignored. Near-duplicates are MinHash candidates over word n-grams; with verification a
 pair counts only if the exact Jaccard similarity of its n-gram sets reaches the threshold. Broder
 1997; Lee et al. 2021.
+
+The first pass sketches every document, into unnamed files or into a scratch directory, where each
+source has a segment of its own. Within a process the work is done by threads: the kernels release
+the global interpreter lock, and rows keep their order.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,27 +20,24 @@ import numpy as np
 import pyarrow as pa
 
 from sabia.core import notes
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.options.dedup import DedupOptions
+from sabia.core.shards.arrow_arrays import text_buffers
+from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.job import Job, file_ending
 from sabia.core.shards.outputs import open_file
-from sabia.core.shards.sources import Source
+from sabia.core.shards.sources import Source, rows_of
 from sabia.core.shards.spools import release_memory
 from sabia.core.text import removed_rows
-from sabia.core.text.dedup import (
-    kept_index,
-    lsh,
-    phases,
-    redis_index,
-    removal_pass,
-    signature_pass,
-)
+from sabia.core.text.dedup import keep_rules, kept_index, lsh, phases, redis_index, signature_files
 from sabia.core.text.dedup.clusters import Clusters, find_clusters
-from sabia.core.text.dedup.first_pass import choose_engine
+from sabia.core.text.dedup.first_pass import choose_engine, first_pass
 from sabia.core.text.dedup.redis_index import RedisIndex
-from sabia.core.text.dedup.signature_files import Corpus, Segment, read_manifest
-from sabia.core.text.dedup.signature_pass import load_corpus, read_corpus, sketch_into
+from sabia.core.text.dedup.removal_pass import RemovalPlan
+from sabia.core.text.dedup.signature_files import Corpus, Segment, SegmentWriter, read_manifest
 from sabia.core.text.recorded_rows import RowRecorder
+from sabia.kernels.minhash.definitions import SketchConfig, Sketches
+from sabia.kernels.minhash.interface import sketch as sketch_documents
 
 CURVE = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -60,43 +62,75 @@ class SignatureMethod(phases.Method):
 
     def sketch_key(self) -> Any:
         """See phases.Method."""
-        return signature_pass.sketch_key(self.options, self.job.seed)
+        made = asdict(self._sketch), self.options.keep, self.options.verify
+        return [signature_files.VERSION, keep_rules.MEASURE, *made]
 
     def has_sketch(self, path: Path) -> bool:
         """See phases.Method."""
         return read_manifest(path) is not None
 
-    def is_intact(self, path: Path) -> bool:
+    def check_sketch(self, path: Path) -> None:
         """See phases.Method."""
-        try:
-            Segment.open(path)
-        except BadData:
-            return False
-        return True
+        Segment.open(path)
 
     def sketch(self, source: Source, path: Path) -> None:
         """See phases.Method."""
-        sketch_into(path, source, self.options, self._engine, self.job.seed, self.job.jobs)
+        with atomic_directory(path) as temporary:
+            writer = self._writer(temporary)
+            self._fill(writer, [source])
+            writer.close({"source": source.name})
 
     def plan(
         self, sources: list[Source], sketches: Sequence[Path] | None, directory: Path | None = None
-    ) -> removal_pass.RemovalPlan:
+    ) -> RemovalPlan:
         """See phases.Method."""
         if sketches is None:
-            options, seed, jobs = self.options, self.job.seed, self.job.jobs
-            corpus, self._again = read_corpus(sources, options, self._engine, seed, jobs)
+            corpus = self._read_corpus(sources)
             release_memory()
         else:
-            corpus = load_corpus(sketches)
+            segments = [Segment.open(path) for path in sketches]
+            ends = np.cumsum([segment.rows for segment in segments])
+            corpus = Corpus(segments, np.concatenate(([0], ends)).astype(np.int64))
         return self._plan(sources, corpus, directory)
+
+    def _read_corpus(self, sources: list[Source]) -> Corpus:
+        """Sketch all sources into unnamed files, and keep what was read for the last pass, unless
+        that needs only the ids."""
+        read: Sequence[Source] = sources
+        if not self.options.decisions and all(isinstance(source, Source) for source in sources):
+            self._again = RowRecorder(sources, self._columns())
+            read = self._again.first_pass
+        writer = self._writer()
+        rows = self._fill(writer, read)
+        return Corpus([writer.close()], np.concatenate(([0], np.cumsum(rows))))
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(["id", "text", *keep_rules.columns(self.options.keep)]))
+
+    def _writer(self, directory: Path | None = None) -> SegmentWriter:
+        return SegmentWriter(self._sketch.bands, self.options.with_shingles, directory)
+
+    def _fill(self, writer: SegmentWriter, sources: Sequence[Source]) -> np.ndarray:
+        """Sketch all documents of the sources; returns the rows of each, int64[sources]."""
+        rows, engine = np.zeros(len(sources), np.int64), self._engine
+
+        def work(batch: pa.RecordBatch, _name: str) -> tuple[Sketches, np.ndarray]:
+            sketches = sketch_documents(*text_buffers(batch.column("text")), self._sketch, engine)
+            return sketches, keep_rules.priorities(batch, self.options.keep, sketches.characters)
+
+        items = first_pass(sources, self._columns(), work, self.job.jobs, rows_of(sources))
+        for index, batch, worked in items:
+            writer.add(*worked, batch.column("id"))
+            rows[index] += batch.num_rows
+        return rows
 
     def read_again(self, sources: list[Source]) -> list[Source]:
         """See phases.Method."""
         return self._again.again() if self._again else sources
 
-    def open_plan(self, directory: Path) -> removal_pass.RemovalPlan:
+    def open_plan(self, directory: Path) -> RemovalPlan:
         """See phases.Method."""
-        return removal_pass.RemovalPlan.open(directory, self.options.decisions)
+        return RemovalPlan.open(directory, self.options.decisions)
 
     def salt(self, sources: list[Source]) -> str:
         """See phases.Method."""
@@ -112,10 +146,14 @@ class SignatureMethod(phases.Method):
         return RedisIndex(self.options.redis, self.options, self.job.seed, key, make)
 
     @cached_property
+    def _sketch(self) -> SketchConfig:
+        return lsh.sketch_of(self.options, self.job.seed)
+
+    @cached_property
     def _engine(self) -> str:
         """The MinHash implementation, which is announced with the bands."""
         engine = choose_engine(self.options.engine)
-        sketch, bands = lsh.sketch_of(self.options, self.job.seed), ""
+        sketch, bands = self._sketch, ""
         if sketch.bands:
             hits = lsh.hit_probability(CURVE, sketch.bands, sketch.rows).tolist()
             curve = ", ".join(f"{p:.3f} at {s:g}" for s, p in zip(CURVE, hits, strict=True))
@@ -124,9 +162,7 @@ class SignatureMethod(phases.Method):
         notes.note(f"engine {engine}{bands}")
         return engine
 
-    def _plan(
-        self, sources: list[Source], corpus: Corpus, directory: Path | None
-    ) -> removal_pass.RemovalPlan:
+    def _plan(self, sources: list[Source], corpus: Corpus, directory: Path | None) -> RemovalPlan:
         """Compare, extend the index, report replaced documents, and write the plan."""
         options, seed, indexed = self.options, self.job.seed, 0
         key = kept_index.run_key(sources, options, seed)
@@ -139,7 +175,7 @@ class SignatureMethod(phases.Method):
             clusters, corpus = redis_index.find_and_insert(
                 self._redis(key), sources, corpus, engine, self.job.jobs
             )
-            return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
+            return RemovalPlan.write(corpus, clusters, directory, options.decisions)
         clusters = find_clusters(corpus, options, engine, prior)
         release_memory()
         # rows of the index whose cluster keeps a new document
@@ -154,7 +190,7 @@ class SignatureMethod(phases.Method):
             )
             outdated = replaced if same and options.replaced else replaced[:0]
             kept_index.write_index(options.index, corpus, rows, outdated, options, seed, key)
-        return removal_pass.RemovalPlan.write(corpus, clusters, directory, options.decisions)
+        return RemovalPlan.write(corpus, clusters, directory, options.decisions)
 
 
 def _write_replaced(path: str, corpus: Corpus, clusters: Clusters, rows: np.ndarray) -> None:

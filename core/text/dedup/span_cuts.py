@@ -16,15 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sabia.core.errors import BadData
 from sabia.core.shards.arrow_arrays import text_buffers
-from sabia.core.shards.atomic import atomic_directory, file_digest, read_json, write_json
+from sabia.core.shards.atomic import atomic_directory
 from sabia.core.shards.mapping import ShardContext
 from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool, Spool
 from sabia.core.text.dedup.phases import Decision
-from sabia.core.text.dedup.removal_pass import OpenSpools, numbered
-from sabia.core.text.removed_rows import Repeatable, put_column
+from sabia.core.text.dedup.removal_pass import (
+    OpenSpools,
+    numbered,
+    read_record,
+    write_record,
+    write_table,
+)
+from sabia.core.text.removed_rows import Repeatable, put_column, put_columns
 from sabia.core.text.score_column import with_scores
 
 CUT = np.dtype([("row", "i8"), ("start", "i8"), ("stop", "i8"), ("kept", "i8"), ("from", "i8")])
@@ -74,32 +79,22 @@ class Cuts:
         kept = spool.array(CUT, (count,))["kept"]
         parts = [np.unique(kept[low : low + _PIECE]) for low in range(0, count, _PIECE)]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
-        batch = pa.RecordBatch.from_arrays([pa.array(rows), ids.take(rows)], ["row", "id"])
+        columns = {"row": pa.array(rows), "id": ids.take(rows)}
         starts = tuple(ids.starts.tolist())
         if directory is None:
             named = Spool()
-            _write_ids(named, batch)
+            write_table(named, **columns)
             return cls(spool.path, count, named.path, starts, policy, OpenSpools(spool, named))
         with atomic_directory(directory) as temporary:
             shutil.copyfile(spool.path, temporary / "cuts")
-            spooled = Spool(str(temporary / "ids"))
-            _write_ids(spooled, batch)
-            files = {name: file_digest(temporary / name) for name in PLAN_FILES}
-            record = {"count": count, "starts": starts, "files": files}
-            write_json(temporary / "cuts.json", record)
+            write_table(Spool(str(temporary / "ids")), **columns)
+            write_record(temporary / "cuts.json", PLAN_FILES, count=count, starts=starts)
         return cls.open(directory, policy)
 
     @classmethod
     def open(cls, directory: Path, policy: CutPolicy) -> "Cuts":
-        """Cuts that were written into a directory; raises FileNotFoundError if there are none,
-        BadData if they are damaged."""
-        try:
-            record = read_json(directory / "cuts.json")
-            intact = all(file_digest(directory / n) == record["files"][n] for n in PLAN_FILES)
-        except (ValueError, KeyError):
-            intact = False
-        if not intact:
-            raise BadData(f"{directory}: damaged bits; remove it and run --phase compare")
+        """Cuts that were written into a directory; see `read_record`."""
+        record = read_record(directory / "cuts.json", PLAN_FILES)
         cuts, ids = (str(directory / name) for name in PLAN_FILES)
         return cls(cuts, record["count"], ids, tuple(record["starts"]), policy, OpenSpools())
 
@@ -124,12 +119,6 @@ class Cuts:
         """Ids of rows that keep copies."""
         named = pa.ipc.open_file(pa.memory_map(self.ids_path)).get_batch(0)
         return named.column("id").take(pa.array(np.searchsorted(named.column("row"), rows)))
-
-
-def _write_ids(spool: Spool, batch: pa.RecordBatch) -> None:
-    with pa.ipc.new_file(spool.file, batch.schema) as writer:
-        writer.write_batch(batch)
-    spool.file.flush()
 
 
 @dataclass(frozen=True)
@@ -251,7 +240,7 @@ def _marked(judged: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
     ends = np.concatenate(([0], np.cumsum(np.bincount(own["row"], minlength=rows))))
     lists = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), spans)
     scores = with_scores(judged.batch.column("scores"), {SCORE: judged.share})
-    return put_column(put_column(judged.batch, "duplicate_spans", lists), "scores", scores)
+    return put_columns(judged.batch, {"duplicate_spans": lists, "scores": scores})
 
 
 def _removed(source: Source, cuts: Cuts, index: int) -> Iterator[pa.RecordBatch]:
@@ -281,6 +270,4 @@ def _removed_rows(one: _CutBatch, cuts: Cuts) -> pa.RecordBatch:
         "kept_start": pa.concat_arrays([pa.array(parts["from"]), nothing.cast(pa.int64())]),
     }
     rows = one.batch.take(pa.array(np.concatenate((parts["row"], whole))))
-    for name, column in columns.items():
-        rows = put_column(rows, name, column)
-    return rows.take(pa.array(order))
+    return put_columns(rows, columns).take(pa.array(order))

@@ -21,8 +21,8 @@ from sabia.core.shards.sources import Source
 from sabia.core.shards.spools import IdSpool
 from sabia.core.text.dedup import keep_rules, phases
 from sabia.core.text.dedup.clusters import URL, choose_kept, first_of_equal
+from sabia.core.text.dedup.phases import Arrays, Sketched, StreamMethod
 from sabia.core.text.dedup.removal_pass import RemovalPlan
-from sabia.core.text.dedup.sketch_stream import Arrays, Sketched, StreamMethod
 from sabia.core.urls import canonical, comparison_key
 
 
@@ -36,7 +36,6 @@ class UrlMethod(StreamMethod):
 
     def salt(self, sources: list[Source]) -> str:
         """See phases.Method."""
-        del sources
         return f"keep {keep_rules.MEASURE}"
 
     def sketch_key(self) -> Any:
@@ -49,7 +48,6 @@ class UrlMethod(StreamMethod):
 
     def read(self, batch: pa.RecordBatch, name: str) -> Arrays:
         """See StreamMethod."""
-        del name
         return *_url_keys(batch), keep_rules.priorities(batch, self.options.keep)
 
     def compare(

@@ -8,8 +8,7 @@ accepted answer is rejected, with the reason. New columns: `best_of_id` (of the 
 `rewrite_recipe`, `rewrite_model` and `rewrite_finish_reason`.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,12 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.generate.calls import BYTES_PER_TOKEN, ChatRequest
-from sabia.core.generate.opened import cost_so_far, open_budget, print_total
+from sabia.core.generate.opened import print_total
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.judge.llm import Question
-from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
 from sabia.core.judge.rewards import RUBRIC, Case, Grader, parse_reward
 from sabia.core.judge.rubric import Rubric
 from sabia.core.judge.verdict import Grade
@@ -30,24 +28,19 @@ from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards import schemas
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.text.rewrite.model_engine import (
-    Answers,
-    Collect,
-    EndpointAnswers,
-    one_process,
-    open_answers,
-)
+from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process
 from sabia.core.text.rewrite.prompt_records import (
     SCHEMA,
     Answer,
     Row,
     answer_of,
     answered,
+    answered_shard,
     check_options,
     conversation,
-    in_batches,
+    one_model,
     prompt_sources,
-    with_columns_of,
+    usable,
 )
 from sabia.core.text.rewrite.review import run_reviewed
 from sabia.core.text.rewrite.rewrite_recipe import EQUAL, BestOf
@@ -84,35 +77,27 @@ def run(job: Job, options: RewriteOptions, recipe: BestOf) -> None:
             "(expected a recipe with reward rubric)"
         )
     job = one_process(job)
-    budget = open_budget(options, job, options.max_tokens)
-    answers = open_answers(options, budget)
-    client = answers.client if isinstance(answers, EndpointAnswers) else None
-    try:
-        with open_panel(options, budget) as panel:
-            grader = Grader(weights, panel, options.max_unknown)
-            sampler = Sampler(answers, recipe, options.temperature, job.seed)
-            sources, schema = prompt_sources(job, OWN)
-            if job.dry_run:
-                print_estimates(sampler, grader, sources)
-            salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
-            transform = partial(best_of_shard, sampler=sampler, grader=grader, schema=schema)
-            live = partial(cost_so_far, [one for one in (client, panel) if one is not None])
-            run_reviewed(job, options, transform, sources, salt, schema, live)
-            if client is not None and not job.dry_run:
-                note_calls("samples", client)
-    finally:
-        answers.close()
+    with one_model(job, options, recipe, "samples") as (answers, panel, salt, live):
+        grader = Grader(weights, panel, options.max_unknown)
+        asked = options.temperature
+        temperature = recipe.samples.temperature if asked is None else asked
+        if temperature == 0 and recipe.samples.count > 1:
+            raise UsageError(
+                f"--temperature: 0 gives {recipe.samples.count} equal samples (expected above 0)"
+            )
+        sampler = Sampler(answers, recipe, grader, temperature, job.seed)
+        sources, schema = prompt_sources(job, OWN)
+        if job.dry_run:
+            print_estimates(sampler, sources)
+        transform = partial(answered_shard, asker=sampler, schema=schema)
+        run_reviewed(job, options, transform, sources, salt, schema, live)
 
 
-def print_estimates(sampler: "Sampler", grader: Grader, sources: Sequence[Any]) -> None:
+def print_estimates(sampler: "Sampler", sources: Sequence[Any]) -> None:
     """Print the most that the samples and their judges would cost (`--dry-run`)."""
 
     def prompts() -> Iterator[Prompt]:
-        for source in sources:
-            for batch in source.batches(columns=["messages", "tools", "rubric", "answer"]):
-                for record in batch.to_pylist():
-                    with contextlib.suppress(BadData):
-                        yield sampler.prompt(0, record, grader)
+        return usable(sources, ["messages", "tools", "rubric", "answer"], sampler.prompt)
 
     def questions() -> Iterator[Question]:
         for prompt in prompts():
@@ -126,28 +111,27 @@ def print_estimates(sampler: "Sampler", grader: Grader, sources: Sequence[Any]) 
                     yield Question(prompt.record["messages"], text, prompt.rubric)
 
     made = [sampler.answers.print_estimate(r for p in prompts() for r in p.requests)]
-    if grader.judge is not None:
-        made += grader.judge.print_estimates(questions)
+    if sampler.grader.judge is not None:
+        made += sampler.grader.judge.print_estimates(questions)
     print_total([one for one in made if one is not None])
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Asks a model for the answers to prompt records."""
 
-    def __init__(
-        self, answers: Answers, recipe: BestOf, temperature: float | None, seed: int
-    ) -> None:
-        """temperature: None for that of the recipe. Raises UsageError for equal samples."""
-        self.answers, self.recipe, self.seed = answers, recipe, seed
-        self.temperature = recipe.samples.temperature if temperature is None else temperature
-        if self.temperature == 0 and recipe.samples.count > 1:
-            raise UsageError(
-                f"--temperature: 0 gives {recipe.samples.count} equal samples (expected above 0)"
-            )
+    base = "best-of"
+    own = OWN
 
-    def prompt(self, number: int, record: Mapping[str, Any], grader: Grader) -> Prompt:
+    answers: Answers
+    recipe: BestOf
+    grader: Grader
+    temperature: float
+    seed: int
+
+    def prompt(self, number: int, record: Mapping[str, Any]) -> Prompt:
         """The requests for a record; raises BadData if they or the reward cannot use it."""
-        rubric = grader.check(record["answer"], record["rubric"])
+        rubric = self.grader.check(record["answer"], record["rubric"])
         messages, tools = conversation(record)
         requests = [
             ChatRequest(
@@ -162,55 +146,34 @@ class Sampler:
         ]
         return Prompt(number, record, rubric, requests)
 
+    def submit(self, prompts: Sequence[Prompt]) -> Collect:
+        """Start the calls for the samples of all prompts."""
+        return self.answers.submit([one for prompt in prompts for one in prompt.requests])
 
-def best_of_shard(
-    batches: Iterator[pa.RecordBatch],
-    context: ShardContext,
-    sampler: Sampler,
-    grader: Grader,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """The accepted answers to a shard of prompt records: a transform for `run_map`."""
-
-    def submit(batch: pa.RecordBatch, prompts: Sequence[Prompt]) -> Callable[[], pa.RecordBatch]:
-        collect = sampler.answers.submit([one for prompt in prompts for one in prompt.requests])
-        return lambda: _finish(batch, prompts, collect, context, sampler, grader, schema)
-
-    ask = partial(sampler.prompt, grader=grader)
-    return in_batches(batches, context, "best-of", ask, submit)
-
-
-def _finish(
-    batch: pa.RecordBatch,
-    prompts: Sequence[Prompt],
-    collect: Collect,
-    context: ShardContext,
-    sampler: Sampler,
-    grader: Grader,
-    schema: pa.Schema,
-) -> pa.RecordBatch:
-    """Wait for the answers of a batch, grade them, and make rows of those that are accepted."""
-    responses = iter(collect())
-    answers = [
-        [answer_of(one) for one in islice(responses, len(prompt.requests))] for prompt in prompts
-    ]
-    cases = [
-        Case(p.record["messages"], one.text, p.record["answer"], p.rubric)
-        for p, given in zip(prompts, answers, strict=True)
-        for one in given
-        if not one.reason
-    ]
-    grades = iter(grader.grade(cases))
-    rows = list[Row]()
-    for prompt, given in zip(prompts, answers, strict=True):
-        graded = [(one, Grade(None) if one.reason else next(grades)) for one in given]
-        made = list(_rows(prompt, graded, sampler.recipe, sampler.answers.name))
-        context.count("samples", len(graded))
-        context.count("accepted", sum(_accepted(grade, sampler.recipe) for _, grade in graded))
-        if not made:
-            context.reject(dict(prompt.record), f"best-of: {_why_none(graded, sampler.recipe)}")
-        rows += [(prompt.number, row) for row in made]
-    return with_columns_of(batch, rows, OWN, schema)
+    def rows(self, prompts: Sequence[Prompt], collect: Collect, context: ShardContext) -> list[Row]:
+        """Wait for the answers of a batch, grade them, and make rows of those that are accepted."""
+        responses = iter(collect())
+        answers = [
+            [answer_of(one) for one in islice(responses, len(prompt.requests))]
+            for prompt in prompts
+        ]
+        cases = [
+            Case(p.record["messages"], one.text, p.record["answer"], p.rubric)
+            for p, given in zip(prompts, answers, strict=True)
+            for one in given
+            if not one.reason
+        ]
+        grades = iter(self.grader.grade(cases))
+        rows = list[Row]()
+        for prompt, given in zip(prompts, answers, strict=True):
+            graded = [(one, Grade(None) if one.reason else next(grades)) for one in given]
+            made = list(_rows(prompt, graded, self.recipe, self.answers.name))
+            context.count("samples", len(graded))
+            context.count("accepted", sum(_accepted(grade, self.recipe) for _, grade in graded))
+            if not made:
+                context.reject(dict(prompt.record), f"best-of: {_why_none(graded, self.recipe)}")
+            rows += [(prompt.number, row) for row in made]
+        return rows
 
 
 def _accepted(grade: Grade, recipe: BestOf) -> bool:

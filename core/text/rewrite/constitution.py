@@ -10,9 +10,8 @@ used, or if nothing was revised. New columns: `constitution_principles`, `consti
 null without judges), `rewrite_recipe` and `rewrite_model`.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,10 +20,9 @@ import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.calls import BYTES_PER_TOKEN, ChatRequest
-from sabia.core.generate.opened import cost_so_far, open_budget, print_total
+from sabia.core.generate.opened import print_total
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.judge.llm import Question
-from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
 from sabia.core.judge.rewards import RUBRIC, Case, Grader
 from sabia.core.judge.rubric import Item, Rubric
 from sabia.core.options.rewrite import RewriteOptions
@@ -32,22 +30,17 @@ from sabia.core.shards import schemas
 from sabia.core.shards.dry_run import unmeasured
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, run_map
-from sabia.core.text.rewrite.model_engine import (
-    Answers,
-    Collect,
-    EndpointAnswers,
-    one_process,
-    open_answers,
-)
+from sabia.core.text.rewrite.model_engine import Answers, Collect, one_process
 from sabia.core.text.rewrite.prompt_records import (
     PROMPT,
     Row,
     answer_of,
+    answered_shard,
     check_options,
     conversation,
-    in_batches,
+    one_model,
     prompt_sources,
-    with_columns_of,
+    usable,
 )
 from sabia.core.text.rewrite.rewrite_recipe import EQUAL, ByPrinciples
 
@@ -91,42 +84,37 @@ def run(job: Job, options: RewriteOptions, recipe: ByPrinciples) -> None:
                 f"--{name}: not for recipe {recipe.name}, whose one model writes pairs of answers"
             )
     job = one_process(job)
-    budget = open_budget(options, job, options.max_tokens)
-    answers = open_answers(options, budget)
-    client = answers.client if isinstance(answers, EndpointAnswers) else None
-    try:
-        with open_panel(options, budget) as panel:
-            grader = Grader({RUBRIC: 1.0}, panel, options.max_unknown) if panel else None
-            reviser = Reviser(answers, recipe, options.temperature, job.seed)
-            sources, schema = prompt_sources(job, OWN)
-            if job.dry_run:
-                print_estimates(reviser, grader, sources)
-            salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
-            run_map(
-                job, partial(revised_shard, reviser=reviser, grader=grader, schema=schema),
-                "prompt", "preference", sources, salt, schema=schema, sampled=unmeasured,
-                live=partial(cost_so_far, [one for one in (client, panel) if one is not None]),
-            )  # fmt: skip
-            if client is not None and not job.dry_run:
-                note_calls("answers", client)
-    finally:
-        answers.close()
+    with one_model(job, options, recipe, "answers") as (answers, panel, salt, live):
+        grader = Grader({RUBRIC: 1.0}, panel, options.max_unknown) if panel else None
+        reviser = Reviser(answers, recipe, grader, options.temperature, job.seed)
+        sources, schema = prompt_sources(job, OWN)
+        if job.dry_run:
+            print_estimates(reviser, sources)
+        run_map(
+            job, partial(answered_shard, asker=reviser, schema=schema),
+            "prompt", "preference", sources, salt, schema=schema, sampled=unmeasured,
+            live=live,
+        )  # fmt: skip
 
 
 class Reviser:
     """Asks a model for answers, critiques and revisions."""
 
+    base = "constitution"
+    own = OWN
+
     def __init__(
-        self, answers: Answers, recipe: ByPrinciples, temperature: float | None, seed: int
-    ) -> None:
-        """temperature: None for that of the recipe."""
-        self.answers, self.recipe, self.seed = answers, recipe, seed
+        self, answers: Answers, recipe: ByPrinciples, grader: Grader | None,
+        temperature: float | None, seed: int,
+    ) -> None:  # fmt: skip
+        """grader: None without judges. temperature: None for that of the recipe."""
+        self.answers, self.recipe, self.grader, self.seed = answers, recipe, grader, seed
         self.settings = settings = recipe.constitution
         self.temperature = settings.temperature if temperature is None else temperature
         items = (Item(f"principle-{n}", text) for n, text in enumerate(settings.principles, 1))
         self.rubric = Rubric(recipe.digest, tuple(items))
 
-    def revision(self, number: int, record: Mapping[str, Any]) -> Revision:
+    def prompt(self, number: int, record: Mapping[str, Any]) -> Revision:
         """A record before its first answer; raises BadData if it cannot be used."""
         messages, tools = conversation(record)
         if tools:
@@ -140,9 +128,9 @@ class Reviser:
         rounds = range(self.settings.rounds)
         return Revision(number, record, messages, tuple(order[i % len(order)] for i in rounds))
 
-    def ask(self, revisions: Sequence[Revision]) -> Collect:
+    def submit(self, prompts: Sequence[Revision]) -> Collect:
         """Start the next request of each record: of its answer, a critique or a revision."""
-        return self.answers.submit([self.request(one) for one in revisions])
+        return self.answers.submit([self.request(one) for one in prompts])
 
     def request(self, revision: Revision) -> ChatRequest:
         """The next request of a record."""
@@ -177,20 +165,39 @@ class Reviser:
         texts = (revision.first, revision.last)
         return [Case(revision.messages, text, rubric=self.rubric) for text in texts]
 
+    def rows(
+        self, prompts: Sequence[Revision], collect: Collect, context: ShardContext
+    ) -> list[Row]:
+        """Wait for the first answers of a batch, have them revised, and make rows of the pairs."""
+        used = _with_replies(self, prompts, collect, "the answer")
+        for number in range(1, self.settings.rounds + 1):
+            for what in ("critique", "revision"):
+                used = _with_replies(self, used, self.submit(used), f"{what} {number}")
+        for one in used:
+            if one.last.strip() == one.first.strip():
+                one.reason = "the last revision is the first answer"
+        used = [one for one in used if not one.reason]
+        scores: list[Pair | None] = [None] * len(used)
+        if self.grader is not None:
+            graded = iter(self.grader.grade([case for one in used for case in self.cases(one)]))
+            scores = [(next(graded).score, next(graded).score) for _ in used]
+        rows = list[Row]()
+        for one, pair in zip(used, scores, strict=True):
+            one.reason = "" if pair is None else _too_little(*pair, self.settings.min_gain)
+            if not one.reason:
+                rows.append((one.number, _row(one, pair, self)))
+        for one in prompts:
+            if one.reason:
+                context.reject(dict(one.record), f"constitution: {one.reason}")
+        return rows
 
-def print_estimates(reviser: Reviser, grader: Grader | None, sources: Sequence[Any]) -> None:
+
+def print_estimates(reviser: Reviser, sources: Sequence[Any]) -> None:
     """Print the most that the model and its judges would cost (`--dry-run`)."""
     longest = "x" * int(reviser.settings.max_tokens * BYTES_PER_TOKEN)
 
-    def revisions() -> Iterator[Revision]:
-        for source in sources:
-            for batch in source.batches(columns=["id", "messages", "tools"]):
-                for record in batch.to_pylist():
-                    with contextlib.suppress(BadData):
-                        yield reviser.revision(0, record)
-
     def steps() -> Iterator[tuple[Revision, ChatRequest]]:
-        for one in revisions():
+        for one in usable(sources, ["id", "messages", "tools"], reviser.prompt):
             for _ in range(1 + 2 * reviser.settings.rounds):
                 request = reviser.request(one)
                 yield one, request
@@ -207,58 +214,9 @@ def print_estimates(reviser: Reviser, grader: Grader | None, sources: Sequence[A
                 one.revisions.pop()
 
     made = [reviser.answers.print_estimate(request for _, request in steps())]
-    if grader is not None and grader.judge is not None:
-        made += grader.judge.print_estimates(questions)
+    if reviser.grader is not None and reviser.grader.judge is not None:
+        made += reviser.grader.judge.print_estimates(questions)
     print_total([one for one in made if one is not None])
-
-
-def revised_shard(
-    batches: Iterator[pa.RecordBatch],
-    context: ShardContext,
-    reviser: Reviser,
-    grader: Grader | None,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """The preference records of a shard of prompt records: a transform for `run_map`."""
-
-    def submit(batch: pa.RecordBatch, given: Sequence[Revision]) -> Callable[[], pa.RecordBatch]:
-        collect = reviser.ask(given)
-        return lambda: _finish(batch, given, collect, context, reviser, grader, schema)
-
-    return in_batches(batches, context, "constitution", reviser.revision, submit)
-
-
-def _finish(
-    batch: pa.RecordBatch,
-    given: Sequence[Revision],
-    collect: Collect,
-    context: ShardContext,
-    reviser: Reviser,
-    grader: Grader | None,
-    schema: pa.Schema,
-) -> pa.RecordBatch:
-    """Wait for the first answers of a batch, have them revised, and make rows of the pairs."""
-    used = _with_replies(reviser, given, collect, "the answer")
-    for number in range(1, reviser.settings.rounds + 1):
-        for what in ("critique", "revision"):
-            used = _with_replies(reviser, used, reviser.ask(used), f"{what} {number}")
-    for one in used:
-        if one.last.strip() == one.first.strip():
-            one.reason = "the last revision is the first answer"
-    used = [one for one in used if not one.reason]
-    scores: list[Pair | None] = [None] * len(used)
-    if grader is not None:
-        graded = iter(grader.grade([case for one in used for case in reviser.cases(one)]))
-        scores = [(next(graded).score, next(graded).score) for _ in used]
-    rows = list[Row]()
-    for one, pair in zip(used, scores, strict=True):
-        one.reason = "" if pair is None else _too_little(*pair, reviser.settings.min_gain)
-        if not one.reason:
-            rows.append((one.number, _row(one, pair, reviser)))
-    for one in given:
-        if one.reason:
-            context.reject(dict(one.record), f"constitution: {one.reason}")
-    return with_columns_of(batch, rows, OWN, schema)
 
 
 def _with_replies(

@@ -9,7 +9,7 @@ answer that is cut short, empty, or calls a tool supports nothing. New columns: 
 `rewrite_recipe`, `rewrite_model` and `rewrite_finish_reason`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.errors import BadData, UsageError
+from sabia.core.errors import UsageError
 from sabia.core.generate.budget import Budget
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.generate.model_servers import ModelServer, load_servers
@@ -41,11 +41,11 @@ from sabia.core.text.rewrite.prompt_records import (
     Row,
     answer_of,
     answered,
+    answered_shard,
     check_options,
     conversation,
-    in_batches,
     prompt_sources,
-    with_columns_of,
+    usable,
 )
 from sabia.core.text.rewrite.review import run_reviewed
 from sabia.core.text.rewrite.rewrite_recipe import Ensemble
@@ -89,18 +89,17 @@ def run(job: Job, options: RewriteOptions, recipe: Ensemble) -> None:
         for server in servers:
             models[server.name] = _open(server, options, budget)
             opened.callback(models[server.name].close)
-        clients = {n: one.client for n, one in models.items() if isinstance(one, EndpointAnswers)}
-        temperature = recipe.answers.temperature
-        if options.temperature is not None:
-            temperature = options.temperature
-        asker = Asker(models, recipe, temperature, job.seed)
+        clients = {name: one.client for name, one in models.items() if one.client is not None}
+        asked = options.temperature
+        temperature = recipe.answers.temperature if asked is None else asked
+        asker = Asker(models, recipe, limits, temperature, job.seed)
         sources, schema = prompt_sources(job, OWN)
         if job.dry_run:
             print_estimates(asker, sources)
         named = [(s.name, s.model, models[s.name].fingerprint) for s in servers]
         run_reviewed(
-            job, options, partial(ensemble_shard, asker=asker, limits=limits, schema=schema),
-            sources, f"{recipe.digest} {named}", schema,
+            job, options, partial(answered_shard, asker=asker, schema=schema), sources,
+            f"{recipe.digest} {named}", schema,
             partial(cost_so_far, list(clients.values())),
         )  # fmt: skip
         if not job.dry_run:
@@ -120,12 +119,18 @@ def _open(server: ModelServer, options: RewriteOptions, budget: Budget) -> Answe
     return EndpointAnswers(client, options.chat, thinking_fields(options))
 
 
+@dataclass(frozen=True)
 class Asker:
     """Asks several models for the answer to a record."""
 
-    def __init__(self, models: Models, recipe: Ensemble, temperature: float, seed: int) -> None:
-        self.models, self.recipe = models, recipe
-        self.temperature, self.seed = temperature, seed
+    base = "ensemble"
+    own = OWN
+
+    models: Models
+    recipe: Ensemble
+    limits: Limits
+    temperature: float
+    seed: int
 
     def prompt(self, number: int, record: Mapping[str, Any]) -> Prompt:
         """The requests for a record; raises BadData for a damaged one."""
@@ -148,70 +153,42 @@ class Asker:
             for name, model in self.models.items()
         }
 
+    def rows(
+        self, prompts: Sequence[Prompt], collect: Mapping[str, Collect], context: ShardContext
+    ) -> list[Row]:
+        """Wait for the answers of a batch, and make rows of what is agreed on."""
+        by_model = {name: [answer_of(one) for one in wait()] for name, wait in collect.items()}
+        rows = list[Row]()
+        for index, prompt in enumerate(prompts):
+            answers = {name: given[index] for name, given in by_model.items()}
+            reason, agreed = _agreed(answers, self.limits, self.recipe.agreement.kept)
+            if agreed is None:
+                context.reject(dict(prompt.record), f"ensemble: {reason}")
+                continue
+            context.count("segments", len(agreed.segments))
+            context.count("kept", sum(one.kept for one in agreed.segments))
+            response = answers[agreed.model].response
+            rows.append((prompt.number, {
+                **answered(prompt.record, agreed.text),
+                "ensemble_model": agreed.model,
+                "ensemble_share": agreed.share,
+                "ensemble_segments": [asdict(one) for one in agreed.segments],
+                "rewrite_recipe": self.recipe.name,
+                "rewrite_model": response.model or self.models[agreed.model].name,
+                "rewrite_finish_reason": response.finish_reason,
+            }))  # fmt: skip
+        return rows
+
 
 def print_estimates(asker: Asker, sources: Sequence[Any]) -> None:
     """Print the most that the answers would cost (`--dry-run`)."""
-
-    def requests(name: str) -> Iterator[ChatRequest]:
-        for source in sources:
-            for batch in source.batches(columns=["messages", "tools"]):
-                for record in batch.to_pylist():
-                    try:
-                        yield asker.prompt(0, record).requests[name]
-                    except BadData:
-                        continue
-
-    made = [model.print_estimate(requests(name)) for name, model in asker.models.items()]
+    made = [
+        model.print_estimate(
+            prompt.requests[name] for prompt in usable(sources, ["messages", "tools"], asker.prompt)
+        )
+        for name, model in asker.models.items()
+    ]
     print_total([one for one in made if one is not None])
-
-
-def ensemble_shard(
-    batches: Iterator[pa.RecordBatch],
-    context: ShardContext,
-    asker: Asker,
-    limits: Limits,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """What the models agree on about a shard of prompt records: a transform for `run_map`."""
-
-    def submit(batch: pa.RecordBatch, prompts: Sequence[Prompt]) -> Callable[[], pa.RecordBatch]:
-        collects = asker.submit(prompts)
-        return lambda: _finish(batch, prompts, collects, context, asker, limits, schema)
-
-    return in_batches(batches, context, "ensemble", asker.prompt, submit)
-
-
-def _finish(
-    batch: pa.RecordBatch,
-    prompts: Sequence[Prompt],
-    collects: Mapping[str, Collect],
-    context: ShardContext,
-    asker: Asker,
-    limits: Limits,
-    schema: pa.Schema,
-) -> pa.RecordBatch:
-    """Wait for the answers of a batch, and make rows of what is agreed on."""
-    by_model = {name: [answer_of(one) for one in collect()] for name, collect in collects.items()}
-    rows = list[Row]()
-    for index, prompt in enumerate(prompts):
-        answers = {name: given[index] for name, given in by_model.items()}
-        reason, agreed = _agreed(answers, limits, asker.recipe.agreement.kept)
-        if agreed is None:
-            context.reject(dict(prompt.record), f"ensemble: {reason}")
-            continue
-        context.count("segments", len(agreed.segments))
-        context.count("kept", sum(one.kept for one in agreed.segments))
-        response = answers[agreed.model].response
-        rows.append((prompt.number, {
-            **answered(prompt.record, agreed.text),
-            "ensemble_model": agreed.model,
-            "ensemble_share": agreed.share,
-            "ensemble_segments": [asdict(one) for one in agreed.segments],
-            "rewrite_recipe": asker.recipe.name,
-            "rewrite_model": response.model or asker.models[agreed.model].name,
-            "rewrite_finish_reason": response.finish_reason,
-        }))  # fmt: skip
-    return with_columns_of(batch, rows, OWN, schema)
 
 
 def _agreed(

@@ -8,10 +8,11 @@ for it twice. Many calls of a server are in flight; a model in this process gene
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sabia.core import notes, stop
 from sabia.core.errors import BadData, UsageError
@@ -47,6 +48,7 @@ BATCHES_AHEAD = 2  # that are requested before the first has its answers
 Collect = Callable[[], list[ChatResponse]]
 Fields = Mapping[str, Any]  # of a request
 NONE: Fields = {}
+Made = TypeVar("Made")
 
 
 def one_process(job: Job) -> Job:
@@ -54,6 +56,17 @@ def one_process(job: Job) -> Job:
     if job.jobs > 1:
         notes.note(f"-j {job.jobs} is ignored: a model engine uses one process (see --concurrency)")
     return replace(job, jobs=1)
+
+
+def in_advance(started: Iterable[Callable[[], Made]]) -> Iterator[Made]:
+    """What functions return that wait for answers, with up to BATCHES_AHEAD more requested."""
+    pending: deque[Callable[[], Made]] = deque()
+    for wait in started:
+        pending.append(wait)
+        if len(pending) > BATCHES_AHEAD:
+            yield pending.popleft()()
+    while pending:
+        yield pending.popleft()()
 
 
 def pieces_of(text: str, cut: Pieces) -> list[str]:
@@ -113,6 +126,8 @@ class LocalAnswers:
 
     Requests that differ in their vote alone are samples of one prompt, which is run once.
     """
+
+    client = None
 
     def __init__(
         self, engine: Engine, name: str, fingerprint: str, cache: CallCache, chat: str = "",
@@ -267,12 +282,14 @@ def local_answers(directory: str, options: RewriteOptions) -> LocalAnswers:
     return LocalAnswers(engine, directory, fingerprint, cache, options.chat, thinking)
 
 
+@dataclass(frozen=True)
 class Writer:
     """Asks a model for the rewritten pieces of documents."""
 
-    def __init__(self, answers: Answers, recipe: Recipe, temperature: float, seed: int) -> None:
-        self.answers, self.recipe = answers, recipe
-        self.temperature, self.seed = temperature, seed
+    answers: Answers
+    recipe: Recipe
+    temperature: float
+    seed: int
 
     def request(self, text: str) -> ChatRequest:
         """The request for one piece."""

@@ -1,25 +1,30 @@
 """What the recipes that answer prompt records share: conversations, answers, and rows of chat
 records, which keep the other columns of the prompt records."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.generate.calls import ChatResponse
 from sabia.core.generate.message_forms import message_of
+from sabia.core.generate.opened import cost_so_far, open_budget
 from sabia.core.generate.reasoning import split_reasoning
 from sabia.core.generate.template_engine import from_json
+from sabia.core.judge.opened_judges import judges_identity, note_calls, open_panel
+from sabia.core.judge.panel import Panel
 from sabia.core.options.rewrite import RewriteOptions
 from sabia.core.shards import schemas
 from sabia.core.shards.columns import unified
 from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext
-from sabia.core.text.rewrite.model_engine import BATCHES_AHEAD
+from sabia.core.text.rewrite.model_engine import Answers, in_advance, open_answers
+from sabia.core.text.rewrite.rewrite_recipe import AnyRecipe
 
 OF_DOCUMENTS = ("on_unfaithful", "text_column")
 PROMPT = schemas.KINDS["prompt"]
@@ -39,6 +44,23 @@ class Answer:
     reason: str = field(default="")
 
 
+class Asker(Protocol):
+    """Asks models what a recipe says about prompt records, and makes rows of the answers."""
+
+    base: str
+    own: pa.Schema
+
+    def prompt(self, number: int, record: Mapping[str, Any]) -> Any:
+        """What is asked about a record, the number of which is that in its batch; raises BadData if
+        it cannot be used."""
+
+    def submit(self, prompts: Sequence[Any]) -> Any:
+        """Start the requests; what is returned waits for the answers."""
+
+    def rows(self, prompts: Sequence[Any], collect: Any, context: ShardContext) -> list[Row]:
+        """Wait for the answers, and make rows of those that are used."""
+
+
 def check_options(options: RewriteOptions, recipe: str) -> None:
     """Raise UsageError for what prompt records do not have, and for an engine without a model."""
     if options.engine == "rules":
@@ -48,6 +70,24 @@ def check_options(options: RewriteOptions, recipe: str) -> None:
     if unused := [name for name in OF_DOCUMENTS if name in options.given]:
         flag = unused[0].replace("_", "-")
         raise UsageError(f"--{flag}: only for documents (recipe {recipe} reads prompts)")
+
+
+@contextmanager
+def one_model(
+    job: Job, options: RewriteOptions, recipe: AnyRecipe, calls: str
+) -> Iterator[tuple[Answers, Panel | None, str, Callable[[], str]]]:
+    """The model of a recipe, its judges, what its outputs depend on, and the cost so far. calls:
+    what those of the model are called in the note at the end."""
+    budget = open_budget(options, job, options.max_tokens)
+    with (
+        closing(open_answers(options, budget)) as answers,
+        open_panel(options, budget) as panel,
+    ):
+        salt = f"{recipe.digest} {judges_identity(options)} {answers.fingerprint}".rstrip()
+        spenders = [one for one in (answers.client, panel) if one is not None]
+        yield answers, panel, salt, partial(cost_so_far, spenders)
+        if answers.client is not None and not job.dry_run:
+            note_calls(calls, answers.client)
 
 
 def prompt_sources(job: Job, schema: pa.Schema) -> tuple[list[Any], pa.Schema]:
@@ -66,28 +106,43 @@ def conversation(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[
     return messages, {"tools": from_json(record["tools"], "tools")} if record["tools"] else {}
 
 
-def in_batches(
-    batches: Iterator[pa.RecordBatch],
-    context: ShardContext,
-    recipe: str,
-    ask: Callable[[int, Mapping[str, Any]], Asked],
-    submit: Callable[[pa.RecordBatch, Sequence[Asked]], Callable[[], pa.RecordBatch]],
+def answered_shard(
+    batches: Iterator[pa.RecordBatch], context: ShardContext, asker: Asker, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that `submit` makes of each batch, with up to BATCHES_AHEAD batches requested in
-    advance. A record that `ask` cannot use is rejected."""
-    pending: deque[Callable[[], pa.RecordBatch]] = deque()
-    for batch in batches:
+    """The rows that are made of a shard of prompt records, which have the columns of `asker.own`,
+    with those of the schema that are of their prompt records: a transform for `run_map`. A record
+    that cannot be used is rejected."""
+
+    def submit(batch: pa.RecordBatch) -> Callable[[], pa.RecordBatch]:
         prompts = []
         for number, record in enumerate(batch.to_pylist()):
             try:
-                prompts.append(ask(number, record))
+                prompts.append(asker.prompt(number, record))
             except BadData as error:
-                context.reject(record, f"{recipe}: {error}")
-        pending.append(submit(batch, prompts))
-        if len(pending) > BATCHES_AHEAD:
-            yield pending.popleft()()
-    while pending:
-        yield pending.popleft()()
+                context.reject(record, f"{asker.base}: {error}")
+        collect = asker.submit(prompts)
+        return lambda: finish(batch, asker.rows(prompts, collect, context))
+
+    def finish(batch: pa.RecordBatch, rows: Sequence[Row]) -> pa.RecordBatch:
+        made = pa.RecordBatch.from_pylist([row for _, row in rows], schema=asker.own)
+        numbers = pa.array([number for number, _ in rows], pa.int64())
+        for one in schema:
+            if one.name not in asker.own.names:
+                made = made.append_column(one, batch.column(one.name).take(numbers))
+        return made
+
+    return in_advance(submit(batch) for batch in batches)
+
+
+def usable(
+    sources: Sequence[Any], columns: Sequence[str], prompt: Callable[[int, Any], Asked]
+) -> Iterator[Asked]:
+    """What is asked about the records of sources that can be used, for an estimate."""
+    for source in sources:
+        for batch in source.batches(columns=columns):
+            for record in batch.to_pylist():
+                with suppress(BadData):
+                    yield prompt(0, record)
 
 
 def answer_of(response: ChatResponse) -> Answer:
@@ -114,16 +169,3 @@ def answered(record: Mapping[str, Any], text: str, reasoning: str = "") -> dict[
     turn = {"role": "assistant", "content": text, "reasoning_content": reasoning or None}
     columns = {name: record[name] for name in COLUMNS}
     return {**columns, "id": record["id"], "messages": [*record["messages"], turn]}
-
-
-def with_columns_of(
-    batch: pa.RecordBatch, rows: Sequence[Row], own: pa.Schema, schema: pa.Schema
-) -> pa.RecordBatch:
-    """The rows, which have the columns of `own`, with those of the schema that are of their prompt
-    records."""
-    made = pa.RecordBatch.from_pylist([row for _, row in rows], schema=own)
-    numbers = pa.array([number for number, _ in rows], pa.int64())
-    for one in schema:
-        if one.name not in own.names:
-            made = made.append_column(one, batch.column(one.name).take(numbers))
-    return made

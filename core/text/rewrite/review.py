@@ -27,7 +27,7 @@ from sabia.core.shards.inputs import open_inputs
 from sabia.core.shards.job import Job
 from sabia.core.shards.mapping import ShardContext, Transform, run_map
 from sabia.core.shards.summary import Summary
-from sabia.core.text.removed_rows import put_column
+from sabia.core.text.removed_rows import put_column, put_columns
 
 ACCEPT, EDIT, REJECT = "accept", "edit", "reject"
 VERDICTS = (ACCEPT, EDIT, REJECT)
@@ -176,12 +176,12 @@ def _decided(
         edits = [review.edit if review and review.verdict == EDIT else None for review in left]
         if any(edit is not None for edit in edits):
             batch = _edited(batch, edits)
-        for name, values in {
-            "review_verdict": [review.verdict if review else None for review in left],
-            "reviewer": [review.reviewer if review else None for review in left],
-        }.items():
-            batch = put_column(batch, name, pa.array(values, pa.string()))
-        yield batch
+        verdicts = [review.verdict if review else None for review in left]
+        reviewers = [review.reviewer if review else None for review in left]
+        yield put_columns(batch, {
+            "review_verdict": pa.array(verdicts, pa.string()),
+            "reviewer": pa.array(reviewers, pa.string()),
+        })  # fmt: skip
 
 
 def _texts(batch: pa.RecordBatch) -> list[str]:

@@ -10,11 +10,11 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
@@ -27,7 +27,6 @@ SEPARATORS = {"blank-lines": r"(\n[ \t]*\n\s*)", "lines": r"(\n\s*)", "nowhere":
 RULES = ("", "reason-first")
 ROUNDING = 1e-9  # 2/3 of 3 models are two
 EQUAL = 1e-9  # a score that is lower by less is high enough
-Table = TypeVar("Table")
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,23 @@ class Checks:
             raise ValueError(f"new-numbers = {self.new_numbers:g} (expected 0 or more)")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A recipe on the base of reason-first; `digest` is a hash of all of it but the name."""
+@dataclass(frozen=True, kw_only=True)
+class AnyRecipe:
+    """A recipe on any base; `digest` is a hash of all of it but the name."""
 
     name: str
+    digest: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(AnyRecipe):
+    """A recipe on the base of reason-first."""
+
     prompt: str
     rules: str
     pieces: Pieces
     filters: Filters
     checks: Checks
-    digest: str = field(compare=False)
 
     @property
     def prompt_hash(self) -> str:
@@ -157,13 +162,11 @@ class Samples:
             raise ValueError(f"min-score = {self.min_score:g} (expected 0 to 1)")
 
 
-@dataclass(frozen=True)
-class BestOf:
-    """A recipe on the base of best-of; `digest` is a hash of all of it but the name."""
+@dataclass(frozen=True, kw_only=True)
+class BestOf(AnyRecipe):
+    """A recipe on the base of best-of."""
 
-    name: str
     samples: Samples
-    digest: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -191,13 +194,11 @@ class Constitution:
             raise ValueError(f"min-gain = {self.min_gain:g} (expected -1 to 1)")
 
 
-@dataclass(frozen=True)
-class ByPrinciples:
-    """A recipe on the base of constitution; `digest` is a hash of all of it but the name."""
+@dataclass(frozen=True, kw_only=True)
+class ByPrinciples(AnyRecipe):
+    """A recipe on the base of constitution."""
 
-    name: str
     constitution: Constitution
-    digest: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -238,25 +239,16 @@ class Agreement:
         return Limits(quorum, self.similarity, self.names)
 
 
-@dataclass(frozen=True)
-class Ensemble:
-    """A recipe on the base of ensemble; `digest` is a hash of all of it but the name."""
+@dataclass(frozen=True, kw_only=True)
+class Ensemble(AnyRecipe):
+    """A recipe on the base of ensemble."""
 
-    name: str
     answers: OneAnswer
     agreement: Agreement
-    digest: str = field(compare=False)
 
 
-AnyRecipe = Recipe | BestOf | ByPrinciples | Ensemble
-TABLES: dict[str, dict[str, type[Any]]] = {
-    BASE: {"pieces": Pieces, "filters": Filters, "checks": Checks},
-    "best-of": {"samples": Samples},
-    "constitution": {"constitution": Constitution},
-    "ensemble": {"answers": OneAnswer, "agreement": Agreement},
-}
-OF_PROMPTS: dict[str, type[BestOf | ByPrinciples | Ensemble]] = {
-    "best-of": BestOf, "constitution": ByPrinciples, "ensemble": Ensemble,
+BASES: dict[str, type[AnyRecipe]] = {
+    BASE: Recipe, "best-of": BestOf, "constitution": ByPrinciples, "ensemble": Ensemble,
 }  # fmt: skip
 
 
@@ -279,9 +271,10 @@ def load_recipe(name: str) -> AnyRecipe:
 
 def _recipe(name: str, given: Mapping[str, Any], where: str) -> AnyRecipe:
     named = given.get("base", BASE)
-    if not isinstance(named, str) or named not in TABLES:
-        raise unknown(f"{where}: base", named, TABLES)
-    kinds, base = TABLES[named], tomllib.loads(built_in()[named])
+    if not isinstance(named, str) or named not in BASES:
+        raise unknown(f"{where}: base", named, BASES)
+    kinds = {one.name: one.type for one in fields(BASES[named]) if is_dataclass(one.type)}
+    base = tomllib.loads(built_in()[named])
     keys = ["base", *(key for key in base if key not in kinds), *kinds]
     for key in given.keys() - set(keys):
         raise unknown(f"{where}: key", key, keys)
@@ -290,16 +283,17 @@ def _recipe(name: str, given: Mapping[str, Any], where: str) -> AnyRecipe:
         for key, kind in kinds.items()
     }
     if named != BASE:
-        return OF_PROMPTS[named](name, **tables, digest=_hash(str(tables)))
+        return BASES[named](name=name, **tables, digest=_hash(str(tables)))
     prompt, rules = given.get("prompt", ""), given.get("rules", "")
     if not isinstance(prompt, str) or not prompt.strip():
         raise UsageError(f"{where}: prompt = {prompt!r} (expected the instructions for the model)")
     if rules not in RULES:
         raise unknown(f"{where}: rules", rules, RULES[1:])
-    return Recipe(name, prompt, rules, **tables, digest=_hash(f"{prompt!r} {rules} {tables}"))
+    digest = _hash(f"{prompt!r} {rules} {tables}")
+    return Recipe(name=name, prompt=prompt, rules=rules, **tables, digest=digest)
 
 
-def _values(kind: type[Table], given: object, base: Mapping[str, Any], where: str) -> Table:
+def _values(kind: Any, given: object, base: Mapping[str, Any], where: str) -> object:
     """A table of a recipe; keys that are not given have the values of `base`, and all have their
     types."""
     if not isinstance(given, dict):
@@ -308,7 +302,7 @@ def _values(kind: type[Table], given: object, base: Mapping[str, Any], where: st
     for key in given:
         if key not in base:
             raise unknown(f"{where}: key", key, base)
-    for one in fields(kind):  # type: ignore[arg-type]
+    for one in fields(kind):
         key = one.name.replace("_", "-")
         value, usual = given.get(key, base[key]), base[key]
         if not _fits(value, usual):

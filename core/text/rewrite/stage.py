@@ -10,7 +10,6 @@ text) and `rewrite_finish_reason`.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +31,8 @@ from sabia.core.text.removed_rows import put_column
 from sabia.core.text.rewrite import faithfulness, reason_first
 from sabia.core.text.rewrite.faithfulness import strip_answer, unfaithful
 from sabia.core.text.rewrite.model_engine import (
-    BATCHES_AHEAD,
-    EndpointAnswers,
     Writer,
+    in_advance,
     one_process,
     open_answers,
     pieces_of,
@@ -74,20 +72,13 @@ class Outcome:
 def run(job: Job, options: RewriteOptions) -> None:
     """Rewrite the job's documents; raise what the shards, the client and the engine raise."""
     recipe = load_recipe(options.recipe)
-    if isinstance(recipe, BestOf):
-        from sabia.core.text.rewrite import best_of
+    if not isinstance(recipe, Recipe):
+        from sabia.core.text.rewrite import best_of, constitution, ensemble
 
-        best_of.run(job, options, recipe)
-        return
-    if isinstance(recipe, ByPrinciples):
-        from sabia.core.text.rewrite import constitution
-
-        constitution.run(job, options, recipe)
-        return
-    if isinstance(recipe, Ensemble):
-        from sabia.core.text.rewrite import ensemble
-
-        ensemble.run(job, options, recipe)
+        of_prompts: dict[type, Callable[[Job, RewriteOptions, Any], None]] = {
+            BestOf: best_of.run, ByPrinciples: constitution.run, Ensemble: ensemble.run,
+        }  # fmt: skip
+        of_prompts[type(recipe)](job, options, recipe)
         return
     if options.models:
         raise UsageError(f"--models: recipe {recipe.name} asks one model (expected ensemble)")
@@ -111,9 +102,9 @@ def run(job: Job, options: RewriteOptions) -> None:
     try:
         if job.dry_run:
             answers.print_estimate(_requests(writer, sources))
-        transform = partial(rewrite_by_model, writer=writer, options=options, recipe=recipe)
+        transform = partial(rewrite_by_model, writer=writer, options=options)
         salt = f"{recipe.digest} {answers.fingerprint} checks {faithfulness.VERSION}"
-        client = answers.client if isinstance(answers, EndpointAnswers) else None
+        client = answers.client
         live = partial(cost_so_far, [client] if client else [])
         summary = run_reviewed(job, options, transform, sources, salt, live=live)
     finally:
@@ -152,27 +143,26 @@ def rewrite_by_model(
     context: ShardContext,
     writer: Writer,
     options: RewriteOptions,
-    recipe: Recipe,
 ) -> Iterator[pa.RecordBatch]:
     """Rewrite a shard with a model, with up to BATCHES_AHEAD batches requested in advance."""
     constants = {
-        "rewrite_recipe": recipe.name,
+        "rewrite_recipe": writer.recipe.name,
         "rewrite_engine": options.engine,
-        "rewrite_prompt_hash": recipe.prompt_hash,
+        "rewrite_prompt_hash": writer.recipe.prompt_hash,
         "rewrite_model": options.model,
     }
-    pending: deque[tuple[pa.RecordBatch, Callable[[], list[Outcome]]]] = deque()
-    for batch in batches:
-        pending.append((batch, _submit(batch.column("text").to_pylist(), writer, recipe)))
-        if len(pending) > BATCHES_AHEAD:
-            yield _finish(*pending.popleft(), context, options, constants)
-    while pending:
-        yield _finish(*pending.popleft(), context, options, constants)
+
+    def submit(batch: pa.RecordBatch) -> Callable[[], pa.RecordBatch]:
+        collect = _submit(batch.column("text").to_pylist(), writer)
+        return lambda: _finish(batch, collect(), context, options, constants)
+
+    return in_advance(submit(batch) for batch in batches)
 
 
-def _submit(texts: Sequence[str], writer: Writer, recipe: Recipe) -> Callable[[], list[Outcome]]:
+def _submit(texts: Sequence[str], writer: Writer) -> Callable[[], list[Outcome]]:
     """Submit all pieces of the texts that pass the filters; the function returned waits for the
     outcome of each text."""
+    recipe = writer.recipe
     filters = [recipe.filters.excluded(text) for text in texts]
     parts = [pieces_of(text, recipe.pieces) for text in texts]
     submitted = [(i, j) for i, part in enumerate(parts) for j in range(0, len(part), 2)
@@ -214,13 +204,12 @@ def join_pieces(parts: Sequence[str], answers: dict[int, ChatResponse], checks: 
 
 def _finish(
     batch: pa.RecordBatch,
-    collect: Callable[[], list[Outcome]],
+    outcomes: list[Outcome],
     context: ShardContext,
     options: RewriteOptions,
     constants: dict[str, str],
 ) -> pa.RecordBatch:
-    """Wait for the outcomes of a batch and apply the policy for unfaithful answers."""
-    outcomes = collect()
+    """The rows of a batch, with the policy for unfaithful answers."""
     faithful = [outcome.faithful for outcome in outcomes]
     failed = [row for row, good in enumerate(faithful) if not good]
     for row in failed:

@@ -64,6 +64,5 @@ class KernelEncoder:
 
 def _is_known_nfc(text: str) -> bool:
     """Whether NFC does not change the text and all of its code points are known."""
-    if not unicodedata.is_normalized("NFC", text):
-        return False
-    return not any(unicodedata.category(c) == "Cn" for c in set(text))
+    known = (unicodedata.category(c) != "Cn" for c in set(text))
+    return unicodedata.is_normalized("NFC", text) and all(known)

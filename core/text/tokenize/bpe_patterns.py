@@ -77,14 +77,18 @@ def split_pattern(step: dict[str, Any]) -> str | None:
     return step["pattern"].get("Regex")
 
 
-def normalizer_steps(definition: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of the normalizer, one after another."""
-    step = definition.get("normalizer")
-    if step is None:
+def flattened(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or decoder, one after another; `inner` has those of a sequence."""
+    if not step:
         return []
     if step.get("type") != "Sequence":
         return [step]
-    return [one for inner in step["normalizers"] for one in normalizer_steps({"normalizer": inner})]
+    return [one for part in step[inner] for one in flattened(part, inner)]
+
+
+def normalizer_steps(definition: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of the normalizer, one after another."""
+    return flattened(definition.get("normalizer"), "normalizers")
 
 
 def digits_cut_out(step: dict[str, Any]) -> int:

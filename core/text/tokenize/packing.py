@@ -14,6 +14,7 @@ import bisect
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,46 +46,38 @@ class SequentialPacker:
 
     def __init__(self, length: int, pad_id: int) -> None:
         self.length, self.pad_id = length, pad_id
-        self._tokens = np.empty(0, np.int32)
-        self._lengths = np.empty(0, np.int64)
-        self._sources = np.empty(0, np.int64)
-        self._documents = pa.array([], pa.string())
-        self._offsets = np.empty(0, np.int64)
+        self._tokens, none = np.empty(0, np.int32), np.empty(0, np.int64)
+        # lengths, sources, documents and offsets of pieces, as in PackedRows
+        self._pieces: tuple[Any, ...] = none, none, pa.array([], pa.string()), none
 
     def add(
         self, tokens: np.ndarray, lengths: np.ndarray, sources: np.ndarray, documents: pa.Array
     ) -> Iterator[PackedRows]:
         """Add documents: tokens[Σ lengths], and the length, source code and id of each."""
+        held_lengths, held_sources, held_documents, held_offsets = self._pieces
         tokens = np.concatenate([self._tokens, tokens])
-        offsets = np.concatenate([self._offsets, np.zeros(len(lengths), np.int64)])
-        lengths = np.concatenate([self._lengths, lengths])
-        sources = np.concatenate([self._sources, sources])
-        documents = pa.concat_arrays([self._documents, documents])
+        offsets = np.concatenate([held_offsets, np.zeros(len(lengths), np.int64)])
+        lengths = np.concatenate([held_lengths, lengths])
+        sources = np.concatenate([held_sources, sources])
+        documents = pa.concat_arrays([held_documents, documents])
         rows = len(tokens) // self.length
         row, size, document, offset = _cut(lengths, self.length)
-        sources, offset = sources[document], offset + offsets[document]
         documents = documents.take(pa.array(document))
+        pieces = size, sources[document], documents, offset + offsets[document]
         inside = int(np.searchsorted(row, rows))  # pieces in whole rows
         whole = rows * self.length
         self._tokens = tokens[whole:].astype(np.int32)
-        self._lengths, self._sources = size[inside:], sources[inside:]
-        self._documents, self._offsets = documents[inside:], offset[inside:]
+        self._pieces = tuple(part[inside:] for part in pieces)
         if rows:
             ids = tokens[:whole].reshape(rows, self.length).astype(np.int32, copy=False)
-            yield PackedRows(
-                ids, row[:inside], size[:inside], sources[:inside], documents[:inside],
-                offset[:inside],
-            )  # fmt: skip
+            yield PackedRows(ids, row[:inside], *(part[:inside] for part in pieces))
 
     def flush(self) -> Iterator[PackedRows]:
         """The remaining row; the packer is empty afterwards."""
         if len(self._tokens):
             ids = np.full((1, self.length), self.pad_id, np.int32)
             ids[0, : len(self._tokens)] = self._tokens
-            rows = PackedRows(
-                ids, np.zeros(len(self._lengths), np.int64), self._lengths, self._sources,
-                self._documents, self._offsets,
-            )  # fmt: skip
+            rows = PackedRows(ids, np.zeros(len(self._pieces[0]), np.int64), *self._pieces)
             SequentialPacker.__init__(self, self.length, self.pad_id)
             yield rows
 

@@ -3,7 +3,7 @@
 Each document ends with the tokenizer's end-of-document token. Without a mix every shard is packed
 on its own (a map: the rows depend neither on workers nor on slices). A mix needs the counts of all
 shards, so it is made in one process: each source is packed into a spool of its own, then rows are
-drawn by the plan of `mix_plan`. If a tokenizer must be trained, it is trained on the input first
+drawn by the plan of `mix_writer`. If a tokenizer must be trained, it is trained on the input first
 and kept beside the rows; a repeated run finds it there and does not train again.
 """
 
@@ -24,10 +24,9 @@ from sabia.core.shards.manifest import check_output, rows_finished
 from sabia.core.shards.mapping import ShardContext, run_map
 from sabia.core.shards.sources import Source, batches_of, bytes_of
 from sabia.core.text.tokenize import mix_writer
-from sabia.core.text.tokenize.document_encoding import ENCODED, encode_shard, pack_shard
+from sabia.core.text.tokenize.document_encoding import ENCODED, Buckets, encode_shard, pack_shard
 from sabia.core.text.tokenize.encoders import DeferredEncoder, Encoder, choose_encoder, probe_texts
-from sabia.core.text.tokenize.mix_plan import parse_mix
-from sabia.core.text.tokenize.source_buckets import Buckets
+from sabia.core.text.tokenize.mix_writer import parse_mix
 from sabia.core.text.tokenize.token_counts import report_bytes_per_token
 from sabia.core.text.tokenize.token_files import ArrowSink, MegatronSink
 from sabia.core.text.tokenize.tokenizer import Tokenizer, load_tokenizer

@@ -1,10 +1,10 @@
 """The bytes that each token of a vocabulary stands for within a text."""
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from sabia.core.errors import UsageError
+from sabia.core.text.tokenize.bpe_patterns import flattened
 from sabia.core.text.tokenize.bpe_tables import byte_of_character
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 
@@ -15,15 +15,8 @@ CHARACTERS = frozenset({"Replace", FALLBACK, "Fuse", "Strip", "Metaspace"})
 
 def decoder_steps(tokenizer: Tokenizer) -> list[str]:
     """The types of the steps by which a tokenizer decodes."""
-    return _steps(json.loads(tokenizer.definition).get("decoder"))
-
-
-def _steps(step: Mapping[str, Any] | None) -> list[str]:
-    if not step:
-        return []
-    if step["type"] == "Sequence":
-        return [name for one in step["decoders"] for name in _steps(one)]
-    return [step["type"]]
+    steps = flattened(json.loads(tokenizer.definition).get("decoder"), "decoders")
+    return [step["type"] for step in steps]
 
 
 def token_bytes(

@@ -72,31 +72,6 @@ def _trained(
     if job.dry_run:
         notes.note(f"a tokenizer of {target(options)} tokens would be trained into {name}")
         return None
-    return _train(job, options, sources, directory, name, record)
-
-
-def _check_same(job: Job, tokenizer: Tokenizer, directory: str) -> None:
-    """Rows are added only to rows of the same tokenizer. Raises UsageError."""
-    there = job.append and (Path(directory) / "tokenizer.json").exists()
-    if there and load_tokenizer(directory).fingerprint != tokenizer.fingerprint:
-        raise UsageError(f"--append: {directory} is another tokenizer (expected the same one)")
-
-
-def with_end(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer; raises UsageError where it has no end-of-document token."""
-    if tokenizer.eos_id is None:
-        raise UsageError("the tokenizer has no eos_token (expected in tokenizer_config.json)")
-    return tokenizer
-
-
-def _train(
-    job: Job,
-    options: TokenizeOptions,
-    sources: Sequence[Source],
-    directory: str,
-    name: str,
-    record: dict[str, Any],
-) -> Tokenizer:
     if job.shard:
         raise UsageError(
             "a slice cannot train the tokenizer of all slices; train it first in one job and give "
@@ -122,6 +97,20 @@ def _train(
             f"the input has pairs for {tokenizer.vocab_size:,} tokens only "
             f"({vocab_size:,} requested)"
         )
+    return tokenizer
+
+
+def _check_same(job: Job, tokenizer: Tokenizer, directory: str) -> None:
+    """Rows are added only to rows of the same tokenizer. Raises UsageError."""
+    there = job.append and (Path(directory) / "tokenizer.json").exists()
+    if there and load_tokenizer(directory).fingerprint != tokenizer.fingerprint:
+        raise UsageError(f"--append: {directory} is another tokenizer (expected the same one)")
+
+
+def with_end(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer; raises UsageError where it has no end-of-document token."""
+    if tokenizer.eos_id is None:
+        raise UsageError("the tokenizer has no eos_token (expected in tokenizer_config.json)")
     return tokenizer
 
 

@@ -9,10 +9,22 @@ and the reserved tokens. The same texts in the same order give the same BPE file
 differ in the third decimal between trainings, as the library sums them in the order of a randomly
 seeded hash table. Sennrich et al. 2016 (arXiv 1508.07909); Kudo 2018
 (arXiv 1804.10959, Unigram); Kudo and Richardson 2018 (arXiv 1808.06226, byte fallback).
+
+The role names of the chat template become single tokens of a byte-level tokenizer: `assistant` is
+rare in a corpus, so a small vocabulary would split it at the start of every turn. After training,
+merges that join its pieces are appended, and as many of the last trained merges are removed; the
+encoding of other text changes only where it used a removed merge.
+
+The tokenizers carry the ChatML chat template. One message is
+`<|im_start|>ROLE\\nCONTENT<|im_end|>\\n`. Tools are announced in the system message and called in
+the form that Qwen and Hermes models use (`<tool_call>{json}</tool_call>`; results come back in a
+user turn as `<tool_response>`), so that servers parse the calls without a setting. No turn of the
+assistant looks ahead, so masks by prefix difference work.
 """
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -29,9 +41,58 @@ from sabia.core.text.tokenize.bpe_patterns import (
     cl100k_pattern,
     o200k_pattern,
 )
-from sabia.core.text.tokenize.chat_tokens import with_role_words
-from sabia.core.text.tokenize.chatml import CHATML_TEMPLATE, END_OF_TEXT, PAD, TURN_START
 from sabia.core.text.tokenize.tokenizer import TURN_END, Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+PAD = "<|pad|>"
+TURN_START = "<|im_start|>"
+
+CHATML_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages and messages[0].role == 'system' and messages[0].content %}
+{{- messages[0].content + '\\n\\n' }}
+{%- endif %}
+{{- '# Tools\\n\\nYou may call functions. Their signatures, one JSON object a line:\\n<tools>' }}
+{%- for tool in tools %}
+{{- '\\n' + (tool | tojson) }}
+{%- endfor %}
+{{- '\\n</tools>\\n\\nFor each call write a JSON object with the name and the arguments:\\n' }}
+{{- '<tool_call>\\n{"name": <name>, "arguments": <arguments>}\\n</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'system' and loop.first and tools %}
+{%- elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+{{- '<|im_start|>user' }}
+{%- endif %}
+{{- '\\n<tool_response>\\n' + (message.content or '') + '\\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+{%- set function = call.function if call.function is defined else call %}
+{%- if message.content or not loop.first %}
+{{- '\\n' }}
+{%- endif %}
+{{- '<tool_call>\\n{"name": ' + (function.name | tojson) + ', "arguments": ' }}
+{%- if function.arguments is string %}
+{{- function.arguments }}
+{%- else %}
+{{- function.arguments | tojson }}
+{%- endif %}
+{{- '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
 
 DIGITS = {"single": r"\p{N}", "three": r"\p{N}{1,3}"}
 BYTES = 256
@@ -39,6 +100,48 @@ FIRST_TOKENS = (END_OF_TEXT, PAD, TURN_START, TURN_END)
 UNKNOWN = "<unk>"
 _PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
 _BYTE_SCORE_GAP = 20.0  # byte tokens score lower than every piece, so pieces are preferred
+ROLE_WORDS = ("user", "assistant", "system", "tool")
+
+
+def with_role_words(definition: str, vocab_size: int) -> str:
+    """The definition (tokenizer.json) with ROLE_WORDS as tokens, at most `vocab_size` in all.
+
+    It is unchanged where the vocabulary has too few trained merges to remove.
+    """
+    trained = json.loads(definition)
+    vocab, merges = trained["model"]["vocab"], trained["model"]["merges"]
+    for dropped in range(len(merges) + 1):
+        size = len(vocab) - dropped
+        trained["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
+        trained["model"]["merges"] = merges[: len(merges) - dropped]
+        if size + _join_words(trained) <= vocab_size:
+            return json.dumps(trained, ensure_ascii=False, indent=2)
+    return definition
+
+
+def _join_words(definition: dict[str, Any]) -> int:
+    """Add the merges that make each word one token; returns the number of new tokens."""
+    model, before = definition["model"], len(definition["model"]["vocab"])
+    for word in ROLE_WORDS:
+        pieces = _pieces(word, model["merges"])
+        for end in range(1, len(pieces)):
+            left = "".join(pieces[:end])
+            model["merges"].append([left, pieces[end]])
+            model["vocab"].setdefault(left + pieces[end], len(model["vocab"]))
+    return len(model["vocab"]) - before
+
+
+def _pieces(word: str, merges: list[list[str]]) -> list[str]:
+    """The pieces of a word after all merges, in their order (the definition of BPE)."""
+    rank = {tuple(pair): number for number, pair in enumerate(merges)}
+    pieces = list(word)
+    while len(pieces) > 1:
+        pairs = [(rank.get((a, b), len(rank)), i) for i, (a, b) in enumerate(pairwise(pieces))]
+        best, i = min(pairs)
+        if best == len(rank):
+            break
+        pieces[i : i + 2] = [pieces[i] + pieces[i + 1]]
+    return pieces
 
 
 def specials(options: TokenizerTraining) -> tuple[str, ...]:

@@ -179,6 +179,23 @@ def _learn(
     heap = [(-count, pair) for pair, count in pairs.items()]
     heapq.heapify(heap)
     merges: list[tuple[str, str]] = []
+
+    def merge(pair: tuple[str, str], number: int) -> set[tuple[str, str]]:
+        """Merge a pair in one word and recount its neighbours; returns the pairs that changed."""
+        word, count = pieces[number], counts[number]
+        before, index = Counter(pairwise(word)), 0
+        while index + 1 < len(word):
+            if (word[index], word[index + 1]) == pair:
+                word[index : index + 2] = [pair[0] + pair[1]]
+            index += 1
+        after = Counter(pairwise(word))
+        for other, n in after.items():
+            pairs[other] += n * count
+            words_with[other].add(number)
+        for other, n in before.items():
+            pairs[other] -= n * count
+        return set(before) | set(after)
+
     while heap and len(merges) < limit:
         count, pair = heapq.heappop(heap)
         if pairs[pair] != -count or -count < min_frequency or not vocabulary.allows(*pair):
@@ -187,36 +204,12 @@ def _learn(
         vocabulary.known.add(pair[0] + pair[1])
         changed = set()
         for number in sorted(words_with.pop(pair)):
-            changed |= _merge_word(pieces[number], pair, counts[number], number, pairs, words_with)
+            changed |= merge(pair, number)
         pairs[pair] = 0
         for other in changed:
             if pairs[other] > 0:
                 heapq.heappush(heap, (-pairs[other], other))
     return merges
-
-
-def _merge_word(
-    word: list[str],
-    pair: tuple[str, str],
-    count: int,
-    number: int,
-    pairs: Counter[tuple[str, str]],
-    words_with: defaultdict[tuple[str, str], set[int]],
-) -> set[tuple[str, str]]:
-    """Merge a pair in one word and recount its neighbours; returns the pairs that changed."""
-    before = Counter(pairwise(word))
-    index = 0
-    while index + 1 < len(word):
-        if (word[index], word[index + 1]) == pair:
-            word[index : index + 2] = [pair[0] + pair[1]]
-        index += 1
-    after = Counter(pairwise(word))
-    for other, n in after.items():
-        pairs[other] += n * count
-        words_with[other].add(number)
-    for other, n in before.items():
-        pairs[other] -= n * count
-    return set(before) | set(after)
 
 
 def _with_merges(

@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fastwarc.warc import ArchiveIterator
+
 from sabia.core.errors import BadData, UsageError
 from sabia.core.urls import canonical
 from sabia.core.web import robots
-from sabia.core.web.archives.warc_reader import ENDINGS, url_of
+from sabia.core.web.archives.warc_reader import ENDINGS, PAGES, url_of
 from sabia.core.web.documents import WarcRecord
 from sabia.core.web.fetch import MIME_TYPES, Response
 
@@ -87,12 +89,9 @@ def _files(paths: Sequence[str]) -> list[str]:
 
 def _captures(path: str) -> Iterator[tuple[str, int]]:
     """(canonical URL, offset) of the records that hold a response."""
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
-
-    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     try:
         with open(path, "rb") as file:
-            for record in ArchiveIterator(file, parse_http=False, record_types=wanted):
+            for record in ArchiveIterator(file, parse_http=False, record_types=PAGES):
                 if url := canonical(url_of(record)):
                     yield url, record.stream_pos
     except (OSError, ValueError, EOFError) as error:
@@ -101,8 +100,6 @@ def _captures(path: str) -> Iterator[tuple[str, int]]:
 
 def _read_response(url: str, path: str, offset: int, limit: int) -> Response:
     """The archived response; a body that is too large is cut one byte above the limit."""
-    from fastwarc.warc import ArchiveIterator
-
     with open(path, "rb") as file:
         file.seek(offset)
         record: Any = next(iter(ArchiveIterator(file, parse_http=False)))

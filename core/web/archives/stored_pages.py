@@ -45,7 +45,8 @@ ScoreOf = Callable[[str], float | None]  # the score of a text and a count of re
 def read_stored_pages(job: Job, sources: tuple[Any, ...], options: CrawlOptions) -> Summary:
     """Turn the sources into documents at the job's output."""
     judged = bool(options.focus or options.classifier)
-    if options.markdown and not any(map(_has_pages, sources)):
+    files = [source for source in sources if isinstance(source, PageFiles)]
+    if options.markdown and all(isinstance(one, FolderRecords) for one in files):
         raise UsageError("--markdown: only with pages as INPUT; these inputs are documents")
     if judged:
         make_judge(options)  # reports a mistake in the options once, before any work
@@ -54,18 +55,10 @@ def read_stored_pages(job: Job, sources: tuple[Any, ...], options: CrawlOptions)
     names = tuple(sorted(score_columns | ({FOCUS} if judged else set())))
     there = columns_there(job) if job.append else None
     lacks = there is not None and ARCHIVED[0].name not in there.names
-    extras = ARCHIVED if any(map(_is_archive, sources)) and not lacks else ()
+    extras = ARCHIVED if any(one.warc for one in files) and not lacks else ()
     transform = partial(read_shard, options=options, names=names, extras=extras)
     return run_map(job, transform, sources=list(sources), next_step="sabia classify",
                    schema=pa.schema([*schemas.document(names), *extras]))  # fmt: skip
-
-
-def _has_pages(source: object) -> bool:
-    return isinstance(source, PageFiles) and not isinstance(source, FolderRecords)
-
-
-def _is_archive(source: object) -> bool:
-    return isinstance(source, PageFiles) and source.warc
 
 
 def _score_names(source: object, whole: bool) -> set[str]:

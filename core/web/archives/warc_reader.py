@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import Any, BinaryIO
 
 import zstandard
-from fastwarc.warc import WarcRecord
+from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from sabia.core.errors import BadData
 from sabia.core.shards.json_lines import decompressed
 
+PAGES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
 _PACKED_BYTES = 64 << 10
 ENDINGS = (".warc", ".warc.gz", ".warc.zst", ".wet", ".wet.gz")
 
@@ -42,21 +43,18 @@ def read_pages(file: BinaryIO, max_bytes: int) -> Iterator[Archived]:
 
     Raises BadData where the file is cut short or damaged, after everything that could be read.
     """
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
-
     stream: Any = Decompressed(file)
-    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
     records = 0
     try:
         for record in ArchiveIterator(stream, parse_http=False):
             records += 1
             promised = record.content_length
-            if record.record_type & wanted and promised > 4 * max_bytes:
+            if record.record_type & PAGES and promised > 4 * max_bytes:
                 yield Archived(url_of(record), refused=f"larger than {4 * max_bytes} bytes")
                 continue
             raw = record.reader.read()
             cut = len(raw) < promised
-            if record.record_type & wanted:
+            if record.record_type & PAGES:
                 yield _page(record, raw, max_bytes, cut)
             if cut:
                 raise BadData(f"cut short in record {records}: {len(raw)} of {promised} bytes")

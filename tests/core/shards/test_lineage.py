@@ -21,9 +21,14 @@ from sabia.core.file_hashes import content_hash
 from sabia.core.results import RESULTS
 from sabia.core.shards.job import Job
 from sabia.core.shards.lineage import defects, graph_report, run_record
-from sabia.core.shards.lineage.commands import commands_for, commands_to_rebuild
 from sabia.core.shards.lineage.defects import Defect, diagnose, known_defects
-from sabia.core.shards.lineage.graph import Graph, descendants, read_graph
+from sabia.core.shards.lineage.graph import (
+    Graph,
+    commands_for,
+    commands_to_rebuild,
+    descendants,
+    read_graph,
+)
 from sabia.core.shards.outputs import open_file
 from tests.support.in_process import sabia
 

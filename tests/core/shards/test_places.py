@@ -14,7 +14,7 @@ from sabia.core.options.dedup import DedupOptions
 from sabia.core.options.eval import EvalOptions
 from sabia.core.options.pretrain import PretrainOptions
 from sabia.core.shards.job import Job
-from sabia.core.shards.stores import objects, places
+from sabia.core.shards.stores import mirrors, objects
 
 RUN = "memory://bucket/run"
 
@@ -34,7 +34,7 @@ def there(url: str = "memory://bucket") -> dict[str, bytes]:
 
 
 def test_what_is_written_is_uploaded_at_the_end() -> None:
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         Path(local, "final").mkdir(parents=True)
         Path(local, "final", "config.json").write_text("{}")
         Path(local, "checkpoints", "step-1").mkdir(parents=True)
@@ -42,7 +42,7 @@ def test_what_is_written_is_uploaded_at_the_end() -> None:
         assert not there()
     assert there() == {"run/final/config.json": b"{}"}
     assert not Path(local).exists()
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         assert Path(local, "final", "config.json").read_text() == "{}"
         Path(local, "final", "config.json").unlink()
         Path(local, "run.json").write_text("new")
@@ -51,7 +51,7 @@ def test_what_is_written_is_uploaded_at_the_end() -> None:
 
 def test_a_url_with_checkpoints_alone() -> None:
     objects.put(f"{RUN}/checkpoints/step-1/COMMITTED", b"x")
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         assert not Path(local).exists()
         Path(local).mkdir()
     assert there() == {"run/checkpoints/step-1/COMMITTED": b"x"}
@@ -59,23 +59,23 @@ def test_a_url_with_checkpoints_alone() -> None:
 
 @pytest.mark.parametrize("error", [Interrupted("stop"), Infeasible("gate")])
 def test_an_interrupted_call_uploads_what_it_has(error: Exception) -> None:
-    with pytest.raises(type(error)), places.spool(RUN, "-o") as local:
+    with pytest.raises(type(error)), mirrors.spool(RUN, "-o") as local:
         Path(local).mkdir()
         Path(local, "metrics.jsonl").write_text("1\n")
         raise error
     assert there() == {"run/metrics.jsonl": b"1\n"}
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         assert Path(local, "metrics.jsonl").read_text() == "1\n"
 
 
 def test_a_call_that_fails_shows_nothing_and_its_files_are_kept_here() -> None:
     objects.put(f"{RUN}/a", b"old")
-    with pytest.raises(ZeroDivisionError), places.spool(RUN, "-o") as local:
+    with pytest.raises(ZeroDivisionError), mirrors.spool(RUN, "-o") as local:
         Path(local, "a").write_text("mine")
         Path(local, "b").write_text("new")
         raise ZeroDivisionError
     assert there() == {"run/a": b"old"}
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         assert Path(local, "a").read_text() == "mine"
         assert Path(local, "b").read_text() == "new"
     assert there() == {"run/a": b"mine", "run/b": b"new"}
@@ -83,30 +83,30 @@ def test_a_call_that_fails_shows_nothing_and_its_files_are_kept_here() -> None:
 
 def test_what_changed_at_the_url_replaces_what_is_here() -> None:
     objects.put(f"{RUN}/a", b"old")
-    with pytest.raises(ZeroDivisionError), places.spool(RUN, "-o") as local:
+    with pytest.raises(ZeroDivisionError), mirrors.spool(RUN, "-o") as local:
         raise ZeroDivisionError
     objects.put(f"{RUN}/a", b"of another machine")
-    with places.spool(RUN, "-o") as local:
+    with mirrors.spool(RUN, "-o") as local:
         assert Path(local, "a").read_bytes() == b"of another machine"
 
 
 def test_one_file_and_those_beside_it() -> None:
-    with places.spool("memory://bucket/m/spam.bin", "-o") as local:
+    with mirrors.spool("memory://bucket/m/spam.bin", "-o") as local:
         Path(local).write_bytes(b"model")
         Path(f"{local}.json").write_bytes(b"report")
     assert there() == {"m/spam.bin": b"model", "m/spam.bin.json": b"report"}
-    with places.spool("memory://bucket/m/spam.bin", "-o") as local:
+    with mirrors.spool("memory://bucket/m/spam.bin", "-o") as local:
         assert Path(local).read_bytes() == b"model"
 
 
 def test_two_calls_on_one_machine() -> None:
-    with places.spool(RUN, "-o"):
+    with mirrors.spool(RUN, "-o"):
         with (
             pytest.raises(Failed, match="-o: another process of this machine writes to"),
-            places.spool(RUN, "-o"),
+            mirrors.spool(RUN, "-o"),
         ):
             pass
-        with places.spool(RUN, "--scratch", shared=True) as local:
+        with mirrors.spool(RUN, "--scratch", shared=True) as local:
             Path(local, "sketch").write_bytes(b"1")
     assert there() == {"run/sketch": b"1"}
 
@@ -118,7 +118,7 @@ def test_options_get_local_paths(tmp_path: Path, capsys) -> None:
         validation="memory://bucket/held", tokenizer=f"file://{tmp_path}/a%20b",
     )  # fmt: skip
     job = Job("pretrain", inputs=options.inputs, out=options.out, options=options.recorded())
-    with places.local_paths(job, options) as (local, used):
+    with mirrors.local_paths(job, options) as (local, used):
         assert json.loads(Path(used.model, "config.json").read_text()) == {}
         assert used.tokenizer == f"{tmp_path}/a b"
         assert used.validation == "memory://bucket/held"
@@ -134,7 +134,7 @@ def test_options_get_local_paths(tmp_path: Path, capsys) -> None:
 def test_rows_are_written_at_their_url_and_scratch_is_copied() -> None:
     options = DedupOptions(out="memory://bucket/o", scratch="memory://bucket/s")
     job = Job("dedup", out=options.out, scratch=options.scratch)
-    with places.local_paths(job, options) as (local, used):
+    with mirrors.local_paths(job, options) as (local, used):
         assert local.out == "memory://bucket/o"
         assert local.scratch == used.scratch
         Path(used.scratch).mkdir()
@@ -146,7 +146,7 @@ def test_several_values_with_labels_and_servers(tmp_path: Path) -> None:
     objects.put("memory://bucket/m/config.json", b"{}")
     given = ("a=memory://bucket/m", "b=http://host:1/v1#m", "here")
     options = EvalOptions(model=given, task=("t.toml",), inputs=())
-    with places.local_paths(Job("eval"), options) as (_, used):
+    with mirrors.local_paths(Job("eval"), options) as (_, used):
         assert used.model[1:] == given[1:]
         assert used.model[0].startswith(f"a={tmp_path}/cache/sabia/objects/")
 
@@ -155,16 +155,16 @@ def test_what_cannot_be_at_a_url_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     options = PretrainOptions(row_cache="memory://bucket/rows", model="m", inputs=("x",), out="o")
     with (
         pytest.raises(UsageError, match=r"--row-cache: memory://bucket/rows .expected a local"),
-        places.local_paths(Job("pretrain", out="o"), options),
+        mirrors.local_paths(Job("pretrain", out="o"), options),
     ):
         pass
     options = PretrainOptions(model="memory://bucket/none", inputs=("x",), out="o")
     with (
         pytest.raises(UsageError, match="--model: memory://bucket/none: no such object"),
-        places.local_paths(Job("pretrain", out="o"), options),
+        mirrors.local_paths(Job("pretrain", out="o"), options),
     ):
         pass
     monkeypatch.setenv("WORLD_SIZE", "2")
     options = PretrainOptions(model="m", inputs=("x",), out=RUN)
-    with places.local_paths(Job("pretrain", out=RUN), options) as (local, _):
+    with mirrors.local_paths(Job("pretrain", out=RUN), options) as (local, _):
         assert local.out == RUN  # which the run refuses

@@ -15,9 +15,8 @@ pytest.importorskip("fasttext", reason="training needs fasttext-numpy2")
 from sabia.core.errors import BadData, Failed, UsageError
 from sabia.core.options.classify_train import ClassifyTrainOptions, FastText
 from sabia.core.shards.job import Job
-from sabia.core.text.classify import fasttext_model, fasttext_training
-from sabia.core.text.classify.fasttext_training import Settings, settings_for
-from sabia.core.text.classify.train_stage import run
+from sabia.core.text.classify import fasttext_model, train_stage
+from sabia.core.text.classify.train_stage import Settings, run, settings_for
 
 
 def documents(path: Path, count: int = 600, classes: int = 2, **columns: Any) -> str:
@@ -123,7 +122,7 @@ def test_nan_is_met_with_safer_settings(
 ) -> None:
     lines = tmp_path / "t.txt"
     lines.write_text("".join(f"__label__{'ab'[i % 2]} {'xy'[i % 2]}\n" for i in range(40)))
-    library = fasttext_training.library()
+    library = train_stage.library()
     used: list[dict[str, Any]] = []
     real = library.train_supervised
 
@@ -135,13 +134,13 @@ def test_nan_is_met_with_safer_settings(
 
     monkeypatch.setattr(library, "train_supervised", fails_at_first)
     failures, settings = 3, Settings(5, 4096, thread=2)
-    final = fasttext_training.fit(str(lines), settings, str(tmp_path / "m.bin"))
+    final = train_stage.fit(str(lines), settings, str(tmp_path / "m.bin"))
     assert final.lr < 0.01 and final.maxn == 4 and final.thread == 1 and final.dim == 16
     assert capsys.readouterr().err.count("training ended in NaN; trying again with") == 3
     used.clear()
     failures = 99
     with pytest.raises(Failed, match="NaN with every setting"):
-        fasttext_training.fit(str(lines), settings, str(tmp_path / "n.bin"))
+        train_stage.fit(str(lines), settings, str(tmp_path / "n.bin"))
     assert not (tmp_path / "n.bin").exists()
 
 

@@ -12,7 +12,7 @@ from in_process import stage
 from planted import make_texts, write
 
 from sabia.core.options.dedup import DedupOptions
-from sabia.core.text.dedup import clusters, lsh, near_duplicates, signature_files
+from sabia.core.text.dedup import clusters, lsh, signature_files
 from sabia.core.text.dedup.signature_files import Corpus, SegmentWriter
 from sabia.kernels.minhash.definitions import Sketches
 
@@ -30,8 +30,8 @@ def test_pieces_change_no_decision(
     for rows, part_bytes in ((1 << 16, 1 << 25), (7, 2560)):
         monkeypatch.setattr(signature_files, "CHUNK_ROWS", rows)
         monkeypatch.setattr(clusters, "CHUNK_ROWS", rows)
-        monkeypatch.setattr(near_duplicates, "PART_BYTES", part_bytes)
-        monkeypatch.setattr(near_duplicates, "PART_SHARE", 0)
+        monkeypatch.setattr(clusters, "PART_BYTES", part_bytes)
+        monkeypatch.setattr(clusters, "PART_SHARE", 0)
         monkeypatch.setattr(lsh, "_HALVED", rows)
         out, gone = tmp_path / f"{rows}.parquet", tmp_path / f"{rows}r.parquet"
         stage("dedup", inputs=[str(tmp_path / "in")], out=out, removed=gone, engine="numpy",
@@ -57,7 +57,7 @@ def corpus(rows: int) -> Corpus:
 
 
 def test_bytes_of_memory_for_each_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_duplicates, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(clusters, "PART_BYTES", 1 << 20)
     sizes = (100_000, 400_000)
     sorted_bytes, all_bytes = list[int](), list[int]()
     for rows in sizes:

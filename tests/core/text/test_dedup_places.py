@@ -49,7 +49,7 @@ def test_workers_memory_and_scratch_do_not_change_a_byte(
 ) -> None:
     expected = run(shards, tmp_path / "one")
     if "mem" in given:  # so little that each band is sorted in several parts
-        monkeypatch.setattr("sabia.core.text.dedup.near_duplicates.SORT_BYTES", 1 << 17)
+        monkeypatch.setattr("sabia.core.text.dedup.clusters.SORT_BYTES", 1 << 17)
     given = {k: tmp_path / v if k == "scratch" else v for k, v in given.items()}
     assert len(expected) == 4
     assert run(shards, tmp_path / "other", **given) == expected

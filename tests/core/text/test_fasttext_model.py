@@ -13,8 +13,8 @@ pytest.importorskip("fasttext", reason="the judge is fasttext-numpy2")
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.text.classify import fasttext_model
-from sabia.core.text.classify.fasttext_training import library, zeroed_memory
 from sabia.core.text.classify.scorers import FastTextScorer, check_names, score_column, with_prefix
+from sabia.core.text.classify.train_stage import library, zeroed_memory
 from sabia.kernels.fasttext.definitions import ENGINES
 from sabia.kernels.fasttext.interface import score
 from sabia.kernels.fasttext.model_file import read_classifier

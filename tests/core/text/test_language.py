@@ -12,7 +12,7 @@ import pytest
 
 from sabia.core.shards.arrow_arrays import text_buffers
 from sabia.core.text.classify import language
-from sabia.core.text.classify.language_profiles import load
+from sabia.core.text.classify.language import load
 from sabia.kernels.language.definitions import LONGEST, MOST, Table
 from sabia.kernels.language.interface import score
 from sabia.kernels.language.numba_impl import features

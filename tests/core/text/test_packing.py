@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.text.tokenize.mix_plan import interleave, parse_mix, passes, plan_mix
+from sabia.core.text.tokenize.mix_writer import interleave, parse_mix, passes, plan_mix
 from sabia.core.text.tokenize.packing import MIXED, best_fit, make_packer, to_batch
 
 T, PAD = 16, 1

@@ -3,8 +3,7 @@
 import pytest
 
 from sabia.core.options.tokenize import TokenizerTraining
-from sabia.core.text.tokenize.chat_tokens import ROLE_WORDS
-from sabia.core.text.tokenize.tokenizer_training import BYTES, specials, train_bpe
+from sabia.core.text.tokenize.tokenizer_training import BYTES, ROLE_WORDS, specials, train_bpe
 
 TEXTS = [f"the house number {i} of the street has seven windows, ação e pão" for i in range(300)]
 

@@ -9,7 +9,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.errors import BadData, UsageError
-from sabia.core.text.dedup import kmeans
+from sabia.core.text.dedup import semantic_method
 
 
 def planted(count: int, copies: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -21,7 +21,7 @@ def planted(count: int, copies: int, width: int, seed: int) -> tuple[np.ndarray,
     noise = draw.normal(size=(copies, width)) * draw.uniform(0, 0.6, (copies, 1))
     vectors = np.concatenate((base, base[origin[count:]] + noise))
     order = draw.permutation(len(vectors))
-    return kmeans.normalized(vectors[order]), origin[order]
+    return semantic_method.normalized(vectors[order]), origin[order]
 
 
 def by_brute_force(vectors: np.ndarray, worth: list[float], threshold: float) -> dict[int, set]:
@@ -98,13 +98,13 @@ def test_k_means_finds_separate_groups() -> None:
     draw = np.random.default_rng(0)
     topics = np.eye(8)[:, :8]
     groups = np.repeat(np.arange(8), [5, 10, 50, 100, 100, 200, 300, 2000])
-    vectors = kmeans.normalized(topics[groups] + draw.normal(size=(len(groups), 8)) * 0.02)
-    nearest = kmeans.assign(vectors, kmeans.centres(vectors, 8, seed=1), 2)
+    vectors = semantic_method.normalized(topics[groups] + draw.normal(size=(len(groups), 8)) * 0.02)
+    nearest = semantic_method.assign(vectors, semantic_method.centres(vectors, 8, seed=1), 2)
     assert len(np.unique(nearest)) >= 7  # of eight; the least may share a centre
     for number in np.unique(nearest):
         assert len(np.unique(groups[nearest == number])) <= 2
-    again = kmeans.centres(vectors, 8, seed=1)
-    assert np.array_equal(again, kmeans.centres(vectors, 8, seed=1))
+    again = semantic_method.centres(vectors, 8, seed=1)
+    assert np.array_equal(again, semantic_method.centres(vectors, 8, seed=1))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.shards.arrow_arrays import type_of
-from sabia.core.text.tokenize.source_buckets import Buckets
+from sabia.core.text.tokenize.document_encoding import Buckets
 
 
 def test_edges_belong_to_the_bucket_above() -> None:

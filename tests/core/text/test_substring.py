@@ -14,7 +14,7 @@ from in_process import stage
 
 from sabia.core.errors import UsageError
 from sabia.core.text.dedup import substring_method
-from sabia.core.text.dedup.hash_partitions import HashPartitions, group_by_value
+from sabia.core.text.dedup.repeated_spans import HashPartitions, group_by_value
 from sabia.core.text.tokenize.tokenizer import Tokenizer
 from sabia.core.text.tokenize.tokenizer_training import train_bpe
 from sabia.kernels.runtime.dispatch import numba_available

@@ -10,11 +10,11 @@ import pytest
 from sabia.core.errors import BadData, UsageError
 from sabia.core.options.classify_threshold import Target
 from sabia.core.text.classify import drift_stage, score_calibration
-from sabia.core.text.classify.calibration_file import read_calibration_file
-from sabia.core.text.classify.operating_point import (
+from sabia.core.text.classify.score_calibration import (
     OperatingPoint,
     _operating_point,
     choose,
+    read_calibration_file,
     wilson,
 )
 from sabia.core.text.plain_table import plain, sparkline, table

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from token_files_read import read_megatron
 
-from sabia.core.text.tokenize.megatron import MegatronWriter
+from sabia.core.text.tokenize.token_files import MegatronWriter
 
 
 @pytest.mark.parametrize(("vocab", "kind"), [(65_499, "<u2"), (65_500, "<i4"), (200_000, "<i4")])

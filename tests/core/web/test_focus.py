@@ -46,7 +46,7 @@ def test_example_judge_prefers_what_resembles_the_examples():
 
 def test_fasttext_judge(tmp_path):
     pytest.importorskip("fasttext")
-    from sabia.core.text.classify.fasttext_training import Settings, fit
+    from sabia.core.text.classify.train_stage import Settings, fit
     from sabia.examples.little_web.labels import labelled_documents
 
     rows = list(labelled_documents(0))

@@ -7,16 +7,16 @@ import pytest
 from labelled_graph import Graph, Page, breadth_first
 
 from sabia.core.options.crawl import CrawlOptions
-from sabia.core.web.focus import WordJudge, link_relevance
-from sabia.core.web.link_judge import (
+from sabia.core.web.expand import (
     HOST_PRIOR_PAGES,
     PRIOR_PAGES,
     LinkJudge,
     link_features,
     link_words,
 )
+from sabia.core.web.focus import WordJudge, link_relevance
 
-CHANCE = "sabia.core.web.link_judge.EXPLORATION"
+CHANCE = "sabia.core.web.expand.EXPLORATION"
 SOFT, HARD = CrawlOptions(focus="any"), CrawlOptions(focus="any", hard=True)
 
 

@@ -6,6 +6,11 @@ if half of their text is chosen, or if they stand between chosen prose or beside
 since the block classifier knows little of numbers and code; else only the chosen cells are. Rows
 that hold a table, code of several lines, a heading or a long text are written as paragraphs, since
 a pipe table cannot hold them.
+
+`pipe_table` writes cells with spans (GitHub Flavored Markdown 0.29, section 4.10). The first row is
+the header, since the format has no table without one. A text of at most _REPEATED characters is
+repeated in all places that its cell spans, as pandas.read_html does; longer ones, and that of a
+cell alone in its row, stand in the first place.
 """
 
 import re
@@ -31,8 +36,6 @@ from sabia.core.web.extraction.markdown.inline import (
     line_starts_escaped,
 )
 from sabia.core.web.extraction.markdown.markup import attribute, attributes_at, content_of
-from sabia.core.web.extraction.markdown.paragraphs import Writer
-from sabia.core.web.extraction.markdown.pipe_table import Cell, pipe_table
 from sabia.kernels.html.definitions import COLUMNS, Page
 
 _LONG_CELL = 1_000  # bytes of a block
@@ -40,6 +43,108 @@ _WHOLE = 0.5  # share of the text
 _AROUND = 3  # elements
 _CODE_CELL = re.compile(rb"\s*<(?:pre|code)\b", re.IGNORECASE)
 _COLUMN = {name: i for i, name in enumerate(COLUMNS)}
+MOST_SPAN = 1_000  # columns, the limit of the HTML standard (4.9.11)
+_REPEATED = 100
+_PLACES_PER_CELL, _PLACES = 8, 1_000
+
+
+class Cell(NamedTuple):
+    """Markdown of a cell, lines separated by line feeds, and how many places it spans."""
+
+    text: str
+    columns: int = 1
+    rows: int = 1
+
+
+def pipe_table(rows: list[list[Cell]]) -> list[str]:
+    """The lines of the table. Spans that would make far more places than cells are ignored."""
+    grid = filled(rows, _PLACES_PER_CELL * sum(map(len, rows)) + _PLACES)
+    if grid is None:
+        grid = [[cell.text for cell in row] for row in rows]
+    grid = [row for row in grid if any(row)] or grid[:1]
+    lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in grid]
+    width = max(map(len, grid))
+    lines[0] += "  |" * (width - len(grid[0]))  # cells beyond those of the header would be dropped
+    return [lines[0], "|" + " --- |" * width, *lines[1:]]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", "<br>")
+
+
+def filled(rows: list[list[Cell]], most: int) -> list[list[str]] | None:
+    """A text for each place of a rectangle, or None if that were more than `most` places."""
+    grid: list[list[str]] = []
+    below: dict[int, tuple[int, str]] = {}  # column: further rows that a cell spans, its text
+    width = places = 0
+    for number, row in enumerate(rows):
+        line: dict[int, str] = {}
+        for column, (left, text) in below.items():
+            line[column] = text
+            below[column] = (left - 1, text)
+        column, alone = 0, len(row) == 1 and not line
+        for cell in row:
+            while column in line:
+                column += 1
+            span = min(cell.columns or 1, MOST_SPAN)
+            more = min(cell.rows or len(rows), len(rows) - number) - 1
+            places += span * (more + 1)
+            if places > most:
+                return None
+            again = cell.text if len(cell.text) <= _REPEATED else ""
+            for step in range(span):
+                text = cell.text if not step else "" if alone else again
+                line[column + step] = text
+                if more:
+                    below[column + step] = (more, "" if alone and step else again)
+            column += span
+        below = {column: kept for column, kept in below.items() if kept[0] > 0}
+        width = max(width, max(line, default=-1) + 1)
+        if width * (number + 1) > most:
+            return None
+        grid.append([line.get(column, "") for column in range(max(line, default=-1) + 1)])
+    return [line + [""] * (width - len(line)) for line in grid]
+
+
+class Writer:
+    """Collects lines. The elements around a paragraph are its path; each has a marker."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._path: tuple[int, ...] = ()
+        self._markers: list[str] = []
+
+    def add(self, path: tuple[int, ...], markers: list[str], lines: list[str]) -> None:
+        """Add a paragraph, heading, table or code block; `markers` belong to `path`."""
+        common = 0
+        while path[: common + 1] == self._path[: common + 1] and common < len(path):
+            common += 1
+        around = [_continued(marker) for marker in markers[:common]]
+        if self._lines and not self._in_one_list(markers, common):
+            self._lines.append("".join(around).rstrip())
+        begin = "".join([*around, *markers[common:]])
+        go_on = "".join(map(_continued, markers))
+        self._lines.append((begin + lines[0]).rstrip() if not lines[0] else begin + lines[0])
+        self._lines += [go_on + line if line else go_on.rstrip() for line in lines[1:]]
+        self._path, self._markers = path, markers
+
+    def _in_one_list(self, markers: list[str], common: int) -> bool:
+        """Whether the paragraph begins an item of the list that is open, or of one within it."""
+        if common >= len(markers) or markers[common] == "> ":
+            return False
+        if common < len(self._markers):  # an item after an item of the same kind
+            return (self._markers[common][0] == "-") == (markers[common][0] == "-")
+        # a list within an item; only a list from 1 on can follow a text directly
+        return common > 0 and markers[common] in ("- ", "1. ") and markers[common - 1] != "> "
+
+    def text(self) -> str:
+        """The document."""
+        return "\n".join(self._lines)
+
+
+def _continued(marker: str) -> str:
+    """What stands before the further lines."""
+    return marker if marker == "> " else " " * len(marker)
 
 
 class Unit(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 from waiting import HANG_S, until
 
 from sabia.core.sandbox import limits
-from sabia.core.web.extraction import block_classifier, block_features
+from sabia.core.web.extraction import block_features
 from sabia.core.web.extraction.extract import decode, extract, tidy
 from sabia.core.web.extraction.sandbox import Sandbox, Unextractable
 from sabia.kernels.html.interface import scan
@@ -109,7 +109,7 @@ def test_date(head, date):
 def test_in_doubt_the_careful_tier_speaks(monkeypatch):
     body = page(f"<main><article>{ARTICLE}</article></main>").encode()
     assert extract(body, "text/html", "http://h/").extractor == "blocks"
-    monkeypatch.setattr(block_classifier, "DOUBT", -1.0)
+    monkeypatch.setattr("sabia.core.web.extraction.extract.DOUBT", -1.0)
     careful = extract(body, "text/html", "http://h/")
     assert careful.extractor == "trafilatura"
     assert "Sentence 29 tells" in careful.text

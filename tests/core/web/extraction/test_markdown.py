@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from markdown_pages import page, parsed
 
-from sabia.core.web.extraction import block_classifier, extract
-from sabia.core.web.extraction.markdown.pipe_table import Cell, pipe_table
-from sabia.core.web.extraction.markdown.render import markdown_of
+from sabia.core.web.extraction import extract
+from sabia.core.web.extraction.markdown.render import Cell, markdown_of, pipe_table
 from sabia.kernels.html.interface import scan
 
 TEX = "<annotation encoding='application/x-tex'>{}</annotation>"
@@ -41,7 +40,7 @@ def test_tables_code_and_formulas_of_generated_pages(first):
 
 
 def test_pages_in_doubt(monkeypatch):
-    monkeypatch.setattr(block_classifier, "DOUBT", -1.0)
+    monkeypatch.setattr(extract, "DOUBT", -1.0)
     made = page(5)
     found = markdown(made.source)
     assert found.extractor == "trafilatura"
