@@ -65,12 +65,7 @@ from sabia.kernels.row_functions.interface import (
     silu_product_gradient,
     softmax_gradient,
 )
-from sabia.kernels.row_products.interface import (
-    attention,
-    matrix_vector,
-    scores,
-    weighted_sums,
-)
+from sabia.kernels.row_products.interface import attention, matrix_vector, scores, weighted_sums
 from sabia.kernels.runtime.cache_folder import (
     FUNCTIONS,
     compile_listeners,

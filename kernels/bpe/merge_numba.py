@@ -16,7 +16,7 @@ U = np.uint64
 SHORT = 64  # bytes of a pre-token that is merged by scanning
 _FREE, _FACTOR = U(EMPTY), U(HASH_FACTOR)
 _NONE = np.int64(1) << 62  # the "rank and id" of a pair that does not merge
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, boundscheck=False)
 
 
 @_jit

@@ -41,8 +41,8 @@ _FACTORS = (U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB), U(0xD6E8FEB86659FD93))
 _F0, _F1, _F2 = _FACTORS
 _MISSING = U(EMPTY)
 _LOW = U(0xFFFFFFFF)
-_jit = njit(nogil=True, cache=True, boundscheck=False)
-_inline = njit(nogil=True, cache=True, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False)
+_inline = njit(nogil=True, forceinline=True)
 
 
 @_inline

@@ -59,8 +59,8 @@ _FOLD, _SEVEN, _HIGH, _FROM_A, _BEHIND_Z = (
     np.uint64(byte * 0x0101010101010101) for byte in (0x20, 0x7F, 0x80, 0x1F, 0x05)
 )
 _FACTOR = np.uint64(HASH_FACTOR)
-_jit = njit(nogil=True, cache=True, boundscheck=False)
-_inline = njit(nogil=True, cache=True, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False)
+_inline = njit(nogil=True, forceinline=True)
 
 
 @_inline

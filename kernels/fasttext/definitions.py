@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-ENGINES = ("numba", "numpy")
 EOS = b"</s>"
 LABEL = b"__label__"
 BLANKS = (0, 9, 10, 11, 12, 13, 32)

@@ -24,9 +24,7 @@ logarithms; scores here are its scores, at most 1.) A text without any row has n
 
 import numpy as np
 
-from sabia.kernels.fasttext.definitions import (
-    Classifier,
-)
+from sabia.kernels.fasttext.definitions import Classifier
 from sabia.kernels.runtime.dispatch import engine_module
 
 

@@ -41,7 +41,7 @@ _BUFFER = 4096
 _TINY, _LIMIT, _STEPS = F(TINY), F(SIGMOID_LIMIT), SIGMOID_STEPS
 _LOWEST = F(np.log(F(TINY)))
 _LEAST_GAIN = 2  # rows that a folded word must represent
-_jit = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy")
+_jit = njit(nogil=True, boundscheck=False, error_model="numpy")
 
 
 @_jit

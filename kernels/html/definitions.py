@@ -25,7 +25,7 @@ ELEMENT_COLUMNS = (
     "up", "tag", "own", "bytes", "link_bytes", "prose", "blocks", "source", "source_end",
 )  # fmt: skip
 MARK_COLUMNS = ("tag", "start", "end", "text", "text_end", "href", "href_end", "nofollow")
-BLOCK_KIND, VOID_KIND, RAW_KIND, UNSEEN_KIND, FORMAT_KIND = 1, 2, 4, 8, 16
+BLOCK_KIND, VOID_KIND, RAW_KIND, UNSEEN_KIND = 1, 2, 4, 8
 SPACE, LOWER, UPPER, DIGIT, COMMA, STOP, REFERENCE, OTHER, HIGH = range(9)
 MASK64 = (1 << 64) - 1
 WORD_SEED, WORD_PRIME = 0xCBF29CE484222325, 0x100000001B3  # FNV-1a, 64 bits

@@ -40,4 +40,4 @@ UNSEEN_FLAG = 1 << FLAG_NAMES.index("unseen")
 PRE_FLAG = 1 << FLAG_NAMES.index("pre")
 PROSE_BYTES = 60  # at least, of a block that counts as prose
 VALUE_BYTES = 400  # of a class or id that are read
-LT, GT, SLASH, EQUALS, QUOTE, APOSTROPHE, DASH = 60, 62, 47, 61, 34, 39, 45
+LT, GT, SLASH, EQUALS, QUOTE, APOSTROPHE = 60, 62, 47, 61, 34, 39

@@ -11,7 +11,7 @@ from sabia.kernels.runtime.numba_jit import njit
 
 U = np.uint64
 _SEED = U(WORD_SEED)
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, boundscheck=False)
 _CLASS, _ID, _ROLE, _ITEMPROP = b"class", b"id", b"role", b"itemprop"
 _HREF_NAME, _REL, _NOFOLLOW, _STYLE = b"href", b"rel", b"nofollow", b"style"
 _HIDDEN, _ARIA, _TRUE, _NONE = b"hidden", b"aria-hidden", b"true", b"display:none"

@@ -33,7 +33,7 @@ from sabia.kernels.html.markup_numba import (
 from sabia.kernels.html.text_numba import read_text
 from sabia.kernels.runtime.numba_jit import njit
 
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, boundscheck=False)
 
 
 def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
@@ -44,13 +44,9 @@ def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
     elements = np.zeros((min(tags, MAX_ELEMENTS), len(ELEMENT_COLUMNS)), np.int32)
     marks = np.zeros((min(tags, MAX_MARKS), len(MARK_COLUMNS)), np.int32)
     state = _scan(data, text, blocks, elements, marks, *tables)
-    elements = elements[: state[layout.ELEMENTS]]
-    return (
-        text[: state[layout.OUT]],
-        blocks[: state[layout.BLOCKS]],
-        elements,
-        marks[: state[layout.MARKS]],
-    )
+    sizes = state[[layout.OUT, layout.BLOCKS, layout.ELEMENTS, layout.MARKS]].tolist()
+    made = zip((text, blocks, elements, marks), sizes, strict=True)
+    return tuple(table[:size] for table, size in made)
 
 
 @_jit
@@ -140,10 +136,8 @@ def _open_link(marks, blocks, state, attributes, start, begun, end):
     m = state[layout.MARKS]
     _mark(marks, state, layout.T_A, start, end, end)
     if m < len(marks):
-        marks[m, layout.M_HREF], marks[m, layout.M_HREF_END] = (
-            attributes[layout.A_HREF],
-            attributes[layout.A_HREF_END],
-        )
+        marks[m, layout.M_HREF] = attributes[layout.A_HREF]
+        marks[m, layout.M_HREF_END] = attributes[layout.A_HREF_END]
         marks[m, layout.M_NOFOLLOW] = attributes[layout.A_NOFOLLOW]
     if attributes[layout.A_HREF_END] > 0:
         blocks[state[layout.BLOCKS], layout.LINKS] += 1
@@ -198,10 +192,8 @@ def _open(tag, kind, tag_flags, closes, stops, blocks, elements, marks, state, s
     if not kind & BLOCK_KIND:
         stack[deep, layout.S_OWN] |= attributes[layout.A_HINTS]
         return
-    stack[deep, layout.S_PARENT], stack[deep, layout.S_OWN] = (
-        stack[above, layout.S_OWN],
-        attributes[layout.A_HINTS],
-    )
+    stack[deep, layout.S_PARENT] = stack[above, layout.S_OWN]
+    stack[deep, layout.S_OWN] = attributes[layout.A_HINTS]
     e = state[layout.ELEMENTS]
     if e < len(elements):
         elements[e, layout.E_UP], elements[e, layout.E_TAG] = stack[above, layout.S_ELEMENT], tag
@@ -275,11 +267,8 @@ def _flush(blocks, elements, state, stack, end):
     top = stack[state[layout.DEEP] - 1]  # the innermost open element
     block = blocks[row]
     block[layout.END] = state[layout.OUT]
-    block[layout.ELEMENT], block[layout.ROW], block[layout.FLAGS] = (
-        top[layout.S_ELEMENT],
-        top[layout.S_ROW],
-        top[layout.S_FLAGS],
-    )
+    block[layout.ELEMENT], block[layout.ROW] = top[layout.S_ELEMENT], top[layout.S_ROW]
+    block[layout.FLAGS] = top[layout.S_FLAGS]
     block[layout.ANCESTORS], block[layout.OWN] = top[layout.S_ANCESTORS], top[layout.S_OWN]
     block[layout.PARENT], block[layout.DEPTH] = top[layout.S_PARENT], state[layout.DEEP]
     element = elements[top[layout.S_ELEMENT]]

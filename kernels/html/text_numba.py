@@ -27,7 +27,7 @@ from sabia.kernels.runtime.numba_jit import njit
 
 U = np.uint64
 _SEED, _PRIME = U(WORD_SEED), U(WORD_PRIME)
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, boundscheck=False)
 
 
 @_jit

@@ -22,8 +22,8 @@ from sabia.kernels.text.utf8_numba import mix
 from sabia.kernels.text.words_numba import decode, wide
 
 U = np.uint64
-_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, boundscheck=False, _nrt=False, forceinline=True)
 _WIDTH = 64  # languages of a table, with empty ones: loops of this length become vector code
 # An entry for a word in words of 64 bits: 64 sums int16, the hash of its letters, how many features
 # the table has, the languages that list it.
@@ -169,7 +169,7 @@ def _first_words(data, i, end, kinds, lower_table, word, starts, totals):
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums, out):
     scores, used, hits, words, letters = out
     word = np.empty(2 * (MOST + LONGEST), np.int32)
@@ -236,7 +236,7 @@ def _look_up(model: Table) -> tuple[np.ndarray, np.ndarray]:
     return slots, np.pad(model.values, ((0, 0), (0, _WIDTH - model.languages)))
 
 
-@njit(cache=True)
+@njit()
 def _fill(keys, slots):
     """Slots with the key above, the number of the row and 1 below; 0 where there is none."""
     last = slots.shape[0] - 1
@@ -254,7 +254,7 @@ def _buffers(size: int) -> tuple[np.ndarray, ...]:
     )  # fmt: skip
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _all(codes, flags, lower, size, keys, whole):
     word, own = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
     i, count = 0, 0

@@ -7,7 +7,6 @@ import numpy as np
 
 from sabia.kernels.text.reference import mix_int
 
-MASK64 = (1 << 64) - 1
 CHUNK_BASE, TOKEN_BASE = 0x9E3779B97F4A7C15, 0x8CB92BA72F3D8DD7  # P, Q
 SHINGLE_BASE = 0xD6E8FEB86659FD93  # M
 FMIX = (16, 0x85EBCA6B, 13, 0xC2B2AE35, 16)  # MurmurHash3's finaliser of 32 bits

@@ -21,12 +21,7 @@ from sabia.kernels.minhash.definitions import (
     SketchConfig,
     Sketches,
 )
-from sabia.kernels.text.folding import (
-    LETTER,
-    MARK,
-    SKIP,
-    SPACE,
-)
+from sabia.kernels.text.folding import LETTER, MARK, SKIP, SPACE
 from sabia.kernels.text.reference import decode, folded, mix, mix_int
 
 CHUNK_BYTES = 1 << 20
@@ -184,14 +179,9 @@ def _chunks(offsets: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:
     """See sabia.kernels.minhash.interface.sketch."""
-    parts = [_sketch(data, offsets[low : high + 1], config) for low, high in _chunks(offsets)]
-    return Sketches(*map(np.concatenate, zip(_nothing(config), *parts, strict=True)))
-
-
-def _nothing(config: SketchConfig) -> Sketches:
-    none = np.empty(0, np.int64)
-    lanes = np.empty((0, config.bands), np.uint64), np.empty((0, 2), np.uint64)
-    return Sketches(*lanes, none, none, np.empty(0, np.uint32), none)
+    chunks = [*_chunks(offsets)] or [(0, 0)]
+    parts = [_sketch(data, offsets[low : high + 1], config) for low, high in chunks]
+    return Sketches(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _sketch(data: np.ndarray, offsets: np.ndarray, config: SketchConfig) -> Sketches:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sabia.kernels.minhash.definitions import CHUNK_BASE, EXACT_STEP, TOKEN_BASE
 from sabia.kernels.runtime.numba_jit import njit
-from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
+from sabia.kernels.text.folding import MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE
 from sabia.kernels.text.memory_numba import (
     bytes_between,
     copy_lower,
@@ -27,8 +27,7 @@ AHEAD = 16  # tokens in a block of most texts, at most
 _ALL = U(0xFFFFFFFFFFFFFFFF)
 _P, _Q = U(CHUNK_BASE), U(TOKEN_BASE)
 _C0, _C1, _C2 = (U(step) for step in EXACT_STEP)
-_SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
-jit = njit(nogil=True, cache=True, boundscheck=False)
+jit = njit(nogil=True, boundscheck=False)
 
 
 @jit
@@ -59,19 +58,19 @@ def _append(text, n, code, folds, kinds, marks):
     if code < TABLE_SIZE:
         kind, code = np.int64(kinds[code]), np.int64(folds[code])
     else:
-        kind = _SOLO if code < SOLO_END else _MARK
-    if kind == _SKIP:
+        kind = SOLO if code < SOLO_END else MARK
+    if kind == SKIP:
         return n
-    if kind == _SPACE:
+    if kind == SPACE:
         text[n] = 0x20
         return n + 1
-    if kind == _SOLO:
+    if kind == SOLO:
         text[n] = 0x20
         n = _encode(text, n + 1, code)
         text[n] = 0x20
         return n + 1
     end = _encode(text, n, code)
-    if kind == _MARK and code >= 0x80:
+    if kind == MARK and code >= 0x80:
         for i in range(n, end):
             marks[i >> 6] |= U(1) << U(i & 63)
     return end

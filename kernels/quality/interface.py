@@ -35,9 +35,7 @@ section 3.6. Both engines give the same figures; `python` is the reference, `num
 
 import numpy as np
 
-from sabia.kernels.quality.definitions import (
-    FIGURES,
-)
+from sabia.kernels.quality.definitions import FIGURES
 from sabia.kernels.runtime.dispatch import engine_module
 
 

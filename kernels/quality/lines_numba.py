@@ -12,8 +12,8 @@ from sabia.kernels.text.words_numba import mark_words, next_clear, next_set, spl
 U = np.uint64
 _FEED, _RETURN, _DOT, _DOTS = 0x0A, 0x0D, 0x2E, 0x2026
 _MIN_WORDS, _MAX_WORD = MIN_LINE_WORDS, MAX_LINE_WORD
-_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 def _codes(text: str) -> np.ndarray:

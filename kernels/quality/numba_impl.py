@@ -33,7 +33,7 @@ from sabia.kernels.text.words_numba import decode, mark_words, split, tables, wo
 U = np.uint64
 _DOT, _NAN = 0x2E, np.nan
 _LOWERED = 1 << 14  # flag of code points that `str.lower` replaces by another one
-_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
+_jit = njit(nogil=True, boundscheck=False, _nrt=False)
 # one in each phrase; without k, which is also the lower case of U+212A
 _PARTS = tuple(tuple(map(ord, part)) for part in ("lor", "jav", "f u", "icy", "coo"))
 
@@ -129,7 +129,7 @@ def _characters(codes, raw, length, flags, size, spaces, suspects, brackets, cur
     out[31] = share(code, 64 * blocks - blank)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True)
 def _measure(
     data, offsets, flag_table, lower, slots, points, pairs, units, stops, bounds, which, out
 ):

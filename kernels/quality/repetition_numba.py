@@ -16,8 +16,8 @@ from sabia.kernels.text.words_numba import next_clear, word_hash
 U = np.uint64
 _M = U(0xA0761D6478BD642F)
 _FEED, _SHORT, _NAN = 0x0A, SHORT_LINE, np.nan
-_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 @_inline

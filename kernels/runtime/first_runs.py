@@ -181,10 +181,8 @@ def _divided(
     if rows.documents:
         first[1], rest[1] = offsets[: count + 1], offsets[count:]
     if rows.each:
-        first[rows.each], rest[rows.each] = (
-            arguments[rows.each][:count],
-            arguments[rows.each][count:],
-        )
+        each = arguments[rows.each]
+        first[rows.each], rest[rows.each] = each[:count], each[count:]
     return tuple(first), tuple(rest)
 
 

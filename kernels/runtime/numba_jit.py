@@ -46,7 +46,6 @@ _KERNELS = Path(__file__).parents[1]
 
 def njit(**settings: object) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit(**settings)` whose compiled functions are kept (see above)."""
-    settings.pop("cache", None)
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**settings)(function)

@@ -15,8 +15,8 @@ U = np.uint64
 _B = U(BASE)
 _NONE = np.int64(-1)
 _SMALL, _FIRST_CAPACITY = 64, 1 << 10
-_jit = njit(nogil=True, cache=True, boundscheck=False)
-_inline = njit(nogil=True, cache=True, inline="always")
+_jit = njit(nogil=True, boundscheck=False)
+_inline = njit(nogil=True, inline="always")
 
 
 @_jit
@@ -109,12 +109,8 @@ def _longer(array):
 def _find_repeats(units, start, count, starts, span, leave, passes, share):
     capacity = _FIRST_CAPACITY
     keys, places = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
-    at, length, first = (
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    made = 0
+    at, length = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    first, made = np.empty(capacity, np.int64), 0
     for g in range(starts.shape[0] - 1):
         low, high = starts[g], starts[g + 1]
         if high - low < 2 and (high == low or count[low] <= span):

@@ -80,11 +80,10 @@ def equal_bytes(typing_context, array, index, byte, case):
     case: bits that are not compared, 0 or 0x20 (of ASCII letters)."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        kind = ir.VectorType(ir.IntType(8), 64)
-        block = _load(builder, data, arguments[1], kind)
+        block = _block(context, builder, signature, arguments)
         wanted, mask = (
-            _in_all(builder, builder.trunc(value, ir.IntType(8)), kind) for value in arguments[2:]
+            _in_all(builder, builder.trunc(value, ir.IntType(8)), block.type)
+            for value in arguments[2:]
         )
         equal = builder.icmp_unsigned("==", builder.or_(block, mask), wanted)
         return builder.bitcast(equal, ir.IntType(64))
@@ -98,9 +97,7 @@ def bytes_between(typing_context, array, index, least, most):
     uint8 array."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        kind = ir.VectorType(ir.IntType(8), 64)
-        block = _load(builder, data, arguments[1], kind)
+        block = _block(context, builder, signature, arguments)
         low, high = (builder.trunc(value, ir.IntType(8)) for value in arguments[2:])
         inside = _between(builder, block, low, high)
         return builder.bitcast(inside, ir.IntType(64))
@@ -114,16 +111,11 @@ def copy_lower(typing_context, source, index, target, start):
     uint64: bit i tells whether source[index + i] is not ASCII."""
 
     def generate(context, builder, signature, arguments):
-        byte = ir.IntType(8)
-        kind = ir.VectorType(byte, 64)
-        data, to = (
-            context.make_array(signature.args[i])(context, builder, arguments[i]).data
-            for i in (0, 2)
-        )
-        block = _load(builder, data, arguments[1], kind)
+        block, byte = _block(context, builder, signature, arguments), ir.IntType(8)
+        kind, to = block.type, context.make_array(signature.args[2])(context, builder, arguments[2])
         upper = _between(builder, block, ir.Constant(byte, 0x41), ir.Constant(byte, 0x5A))
         case = builder.shl(builder.zext(upper, kind), ir.Constant(kind, [5] * 64))
-        address = builder.bitcast(builder.gep(to, [arguments[3]]), kind.as_pointer())
+        address = builder.bitcast(builder.gep(to.data, [arguments[3]]), kind.as_pointer())
         builder.store(builder.or_(block, case), address, align=1)
         other = builder.icmp_signed("<", block, ir.Constant(kind, [0] * 64))
         return builder.bitcast(other, ir.IntType(64))
@@ -144,21 +136,21 @@ def flagged(typing_context, array, index, bits):
     array."""
 
     def generate(context, builder, signature, arguments):
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        kind = ir.VectorType(ir.IntType(16), 64)
-        block = _load(builder, data, arguments[1], kind)
-        mask = _in_all(builder, builder.trunc(arguments[2], ir.IntType(16)), kind)
-        zero = ir.Constant(kind, [0] * 64)
+        block = _block(context, builder, signature, arguments, bits_each=16)
+        mask = _in_all(builder, builder.trunc(arguments[2], ir.IntType(16)), block.type)
+        zero = ir.Constant(block.type, [0] * 64)
         some = builder.icmp_unsigned("!=", builder.and_(block, mask), zero)
         return builder.bitcast(some, ir.IntType(64))
 
     return types.uint64(array, types.int64, types.int64), generate
 
 
-def _load(builder, data, index, kind):
-    """The vector that begins at an entry of an array."""
-    address = builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
-    return builder.load(address, align=kind.element.width // 8)
+def _block(context, builder, signature, arguments, bits_each=8):
+    """64 entries of the array that is the first argument, from the second on."""
+    data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+    kind = ir.VectorType(ir.IntType(bits_each), 64)
+    address = builder.bitcast(builder.gep(data, [arguments[1]]), kind.as_pointer())
+    return builder.load(address, align=bits_each // 8)
 
 
 def _in_all(builder, value, kind):

@@ -4,15 +4,7 @@ import functools
 
 import numpy as np
 
-from sabia.kernels.text.folding import (
-    MARK,
-    SKIP,
-    SOLO,
-    SOLO_END,
-    SPACE,
-    TABLE_SIZE,
-    folding_tables,
-)
+from sabia.kernels.text.folding import MARK, SKIP, SOLO, SOLO_END, SPACE, TABLE_SIZE, folding_tables
 
 MASK64 = (1 << 64) - 1
 _U = np.uint64

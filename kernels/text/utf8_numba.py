@@ -5,7 +5,7 @@ import numpy as np
 from sabia.kernels.runtime.numba_jit import njit
 
 U = np.uint64
-inline = njit(nogil=True, cache=True, inline="always")
+inline = njit(nogil=True, inline="always")
 
 
 @inline

@@ -15,8 +15,6 @@ and : < > = / before a letter. Lines never share a word.
 import functools
 import re
 
-import numpy as np
-
 from sabia.kernels.text.character_flags import (
     AFFIX,
     ALPHA,
@@ -54,6 +52,7 @@ _FACES = """:) :-) :( :-( ;) ;-) :D :-D :P :-P :/ :-/ :O :] [: ): (: (; :* <3 8)
 're 'll 'em 'cause"""
 _UNITS = """km m dm cm mm ha nm yd in ft kg g mg t lb oz kmh mph hPa Pa mbar mb MB kb KB gb GB tb TB
 T G M K % м км кг г"""
+UNITS = frozenset(_UNITS.split())  # endings that are split from the digit before them
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,26 +94,6 @@ def word_hash(text: str) -> int:
         total = (total ^ block) * BLOCK_BASE & MASK64
         total ^= total >> 32
     return mix_int(total)
-
-
-@functools.lru_cache(maxsize=1)
-def units() -> frozenset[str]:
-    """Endings that are split from the digit before them."""
-    return frozenset(_UNITS.split())
-
-
-@functools.lru_cache(maxsize=1)
-def unit_hashes() -> np.ndarray:
-    """Sorted hashes uint64[u] of the units."""
-    return np.array(sorted(map(chunk_hash, units())), np.uint64)
-
-
-@functools.lru_cache(maxsize=1)
-def special_tables() -> tuple[np.ndarray, np.ndarray]:
-    """(sorted hashes uint64[s], parting points int64[s]) of the listed chunks."""
-    entries = sorted((chunk_hash(word), at) for word, at in specials().items())
-    keys, points = zip(*entries, strict=True)
-    return np.array(keys, np.uint64), np.array(points, np.int64)
 
 
 def flags_of(char: str) -> int:
@@ -195,7 +174,7 @@ def _suffix(chunk: str) -> int:
     if before & DIGIT and (last & CURRENCY or chunk[-1] == "+"):
         return 1
     lengths = range(1, min(LONGEST_UNIT, len(chunk) - 1) + 1)
-    fits = (n for n in lengths if flags_of(chunk[-n - 1]) & DIGIT and chunk[-n:] in units())
+    fits = (n for n in lengths if flags_of(chunk[-n - 1]) & DIGIT and chunk[-n:] in UNITS)
     return max(fits, default=0)
 
 

@@ -11,6 +11,7 @@ import functools
 import numpy as np
 
 from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.text import words
 from sabia.kernels.text.character_flags import (
     AFFIX,
     ALPHA,
@@ -28,44 +29,35 @@ from sabia.kernels.text.character_flags import (
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
 from sabia.kernels.text.memory_numba import byte_at, flagged, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import mix
-from sabia.kernels.text.words import (
-    BLOCK_BASE,
-    LONGEST_SPECIAL,
-    LONGEST_UNIT,
-    WORD_BASE,
-    special_tables,
-    specials,
-    unit_hashes,
-)
+from sabia.kernels.text.words import BLOCK_BASE, LONGEST_SPECIAL, LONGEST_UNIT, WORD_BASE
 
 U = np.uint64
 _P, _B = U(WORD_BASE), U(BLOCK_BASE)
 _ALL, _HIGH = ~U(0), U(0x8080808080808080)
-_ALPHA, _LOWER, _UPPER, _DIGIT, _QUOTE = ALPHA, LOWER, UPPER, DIGIT, QUOTE
 _LETTER_OR_DIGIT = ALPHA | DIGIT
 _OPENERS, _CLOSERS = AFFIX | CURRENCY | ICON, AFFIX | ICON
 _SLOTS = 4096
 _DOT, _PLUS, _DASH, _EM, _EN, _PERCENT = 0x2E, 0x2B, 0x2D, 0x2014, 0x2013, 0x25
-_jit = njit(nogil=True, cache=True, boundscheck=False, _nrt=False)
-_inline = njit(nogil=True, cache=True, boundscheck=False, _nrt=False, forceinline=True)
+_jit = njit(nogil=True, boundscheck=False, _nrt=False)
+_inline = njit(nogil=True, boundscheck=False, _nrt=False, forceinline=True)
 
 
 @functools.lru_cache(maxsize=1)
 def tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(hash slots uint64, parting points int64, lengths as bits by first and last code point
     uint16[128, 128], hashes of units uint64)."""
-    keys, parting_points = special_tables()
     slots, points = np.zeros(_SLOTS, np.uint64), np.zeros(_SLOTS, np.int64)
-    for key, point in zip(keys.tolist(), parting_points.tolist(), strict=True):
+    entries = sorted((words.chunk_hash(word), at) for word, at in words.specials().items())
+    for key, point in entries:
         at = key % _SLOTS
         while slots[at]:
             at = (at + 1) % _SLOTS
         slots[at], points[at] = key, point
     pairs = np.zeros((128, 128), np.uint16)
-    for word in specials():
+    for word in words.specials():
         # bit `length`: a listed chunk of this length may match
         pairs[ord(word[0]) & 127, ord(word[-1]) & 127] |= 1 << len(word)
-    return slots, points, pairs, unit_hashes()
+    return slots, points, pairs, np.array(sorted(map(words.chunk_hash, words.UNITS)), np.uint64)
 
 
 @_jit
@@ -191,7 +183,7 @@ def split(
         last = high if high > low else -1
         while last >= 0 and not flags[last] & (SPACE | SOLO):
             if not flags[last] & AFFIX:
-                stops = codes[last] == _DOT and flags[last - 1] & (_LOWER | AFFIX)
+                stops = codes[last] == _DOT and flags[last - 1] & (LOWER | AFFIX)
                 if not stops or codes[last + 1] == _DOT:
                     last = -2
             last += 1
@@ -301,7 +293,7 @@ def _prefix(codes, flags, low, high):
         dots = _dots(codes, low, high)
         return dots if dots > 1 else 0
     if code == _PLUS:
-        return 0 if low + 1 < high and flags[low + 1] & _DIGIT else 1
+        return 0 if low + 1 < high and flags[low + 1] & DIGIT else 1
     if flags[low] & _OPENERS or code in (0xA7, _PERCENT, 0x3D, _EM, _EN):
         return 1
     return 0
@@ -321,18 +313,18 @@ def _suffix(codes, flags, low, high, units):
             return dots
         if high - low < 2:
             return 0
-        if before & (_LOWER | _DIGIT | AFFIX) or codes[high - 2] in (_PERCENT, 0xB2, _DASH, _PLUS):
+        if before & (LOWER | DIGIT | AFFIX) or codes[high - 2] in (_PERCENT, 0xB2, _DASH, _PLUS):
             return 1
-        return 1 if before & _UPPER and high - low > 2 and flags[high - 3] & _UPPER else 0
+        return 1 if before & UPPER and high - low > 2 and flags[high - 3] & UPPER else 0
     if code in (0x73, 0x53) and high - low > 1 and codes[high - 2] in (0x27, 0x2019):
         return 2
     if last & _CLOSERS or code in (_EM, _EN):
         return 1
-    if before & _DIGIT and (last & CURRENCY or code == _PLUS):
+    if before & DIGIT and (last & CURRENCY or code == _PLUS):
         return 1
     for size in range(LONGEST_UNIT, 0, -1):
         before_unit = high - size - 1
-        if before_unit >= low and flags[before_unit] & _DIGIT and not last & _DIGIT:
+        if before_unit >= low and flags[before_unit] & DIGIT and not last & DIGIT:
             key = chunk_hash(codes, high - size, high)
             slot = np.searchsorted(units, key)
             if slot < units.shape[0] and units[slot] == key:
@@ -396,7 +388,7 @@ def _is_host(codes, flags, low, high):
     if top == low or end - top < 2:
         return False
     for i in range(top, end):
-        if not flags[i] & _LOWER:
+        if not flags[i] & LOWER:
             return False
     label = low
     for i in range(low, top):
@@ -409,7 +401,7 @@ def _is_host(codes, flags, low, high):
     if end < high and codes[end] == 0x3A:
         digits = 0
         end += 1
-        while end < high and flags[end] & _DIGIT:
+        while end < high and flags[end] & DIGIT:
             digits += 1
             end += 1
         if digits < 2 or digits > 5:
@@ -446,19 +438,19 @@ def _infix(codes, flags, low, i, high):
         return 1
     before = flags[i - 1] if i > low else np.uint16(0)
     after = flags[i + 1] if i + 1 < high else np.uint16(0)
-    figures = after & _DIGIT or (i + 1 < high and codes[i + 1] == _DASH)
-    if code in (_PLUS, _DASH, 0x2A, 0x5E) and before & _DIGIT and figures:
+    figures = after & DIGIT or (i + 1 < high and codes[i + 1] == _DASH)
+    if code in (_PLUS, _DASH, 0x2A, 0x5E) and before & DIGIT and figures:
         return 1
     if code == _DOT:
-        return 1 if before & (_LOWER | _QUOTE) and after & (_UPPER | _QUOTE) else 0
+        return 1 if before & (LOWER | QUOTE) and after & (UPPER | QUOTE) else 0
     if code == 0x2C:
-        return 1 if before & _ALPHA and after & _ALPHA else 0
+        return 1 if before & ALPHA and after & ALPHA else 0
     if not before & _LETTER_OR_DIGIT:
         return 0
     if code in (0x3A, 0x3C, 0x3E, 0x3D, 0x2F):
-        return 1 if after & _ALPHA else 0
+        return 1 if after & ALPHA else 0
     most = 3 if code == _DASH else 2 if code == _EM else 1 if code in (_EN, 0x7E) else 0
     size = 0
     while size < most and i + size < high and codes[i + size] == code:
         size += 1
-    return size if size and i + size < high and flags[i + size] & _ALPHA else 0
+    return size if size and i + size < high and flags[i + size] & ALPHA else 0

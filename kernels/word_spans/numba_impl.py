@@ -19,8 +19,7 @@ from sabia.kernels.word_spans.definitions import ALONE, NGRAM_BASE, WORD_BASE, W
 U = np.uint64
 _M = U(NGRAM_BASE)
 _P = U(WORD_BASE)
-_SPACE, _MARK, _LETTER, _SOLO, _SKIP = SPACE, MARK, LETTER, SOLO, SKIP
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+_jit = njit(nogil=True, boundscheck=False)
 
 
 @_jit
@@ -31,7 +30,7 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):
         i, stop = offsets[d], offsets[d + 1]
         word, inside, first, last = U(0), False, i, i
         while i <= stop:
-            code, kind, used = np.int64(0x20), _SPACE, 1
+            code, kind, used = np.int64(0x20), SPACE, 1
             if i < stop:
                 code = np.int64(data[i])
                 if code >= 0x80:
@@ -40,12 +39,12 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):
                     kind = np.int64(kinds[code])
                     code = np.int64(folds[code])
                 else:
-                    kind = _SOLO if code < SOLO_END else _MARK
+                    kind = SOLO if code < SOLO_END else MARK
             at = i
             i += used
-            if kind == _SKIP:
+            if kind == SKIP:
                 continue
-            if kind == _LETTER:
+            if kind == LETTER:
                 if not inside:
                     inside, first = True, at
                 word = word * _P + U(code + 1)  # sum of (code + 1) * P**(length-1-i)
@@ -55,7 +54,7 @@ def _spans(data, offsets, folds, kinds, hashes, begin, end, starts):
                 hashes[count], begin[count], end[count] = mix(word), first, last
                 count += 1
                 inside, word = False, U(0)
-            if kind == _SOLO:
+            if kind == SOLO:
                 hashes[count], begin[count], end[count] = mix(U(code + 1)), at, i
                 count += 1
         starts[d + 1] = count
@@ -121,12 +120,8 @@ def word_spans(data: np.ndarray, offsets: np.ndarray) -> Words:
     """See sabia.kernels.word_spans.interface.word_spans."""
     folds, kinds = folding_tables()
     capacity = int(offsets[-1] - offsets[0]) + 1
-    hashes, begin, end = (
-        np.empty(capacity, U),
-        np.empty(capacity, np.int64),
-        np.empty(capacity, np.int64),
-    )
-    starts = np.empty(len(offsets), np.int64)
+    hashes, starts = np.empty(capacity, U), np.empty(len(offsets), np.int64)
+    begin, end = np.empty((2, capacity), np.int64)
     count = _spans(read_only(data), offsets, folds, kinds, hashes, begin, end, starts)
     return Words(hashes[:count].copy(), begin[:count].copy(), end[:count].copy(), starts)
 

@@ -13,7 +13,6 @@ import pytest
 from sabia.kernels.minhash.definitions import (
     CHUNK_BASE,
     EXACT_STEP,
-    MASK64,
     SHINGLE_BASE,
     TOKEN_BASE,
     SketchConfig,
@@ -21,7 +20,7 @@ from sabia.kernels.minhash.definitions import (
 from sabia.kernels.minhash.interface import jaccard, signatures
 from sabia.kernels.minhash.interface import sketch as sketch_documents
 from sabia.kernels.text.folding import LETTER, MARK, SKIP, SOLO, fold, folding_tables, kind
-from sabia.kernels.text.reference import mix_int
+from sabia.kernels.text.reference import MASK64, mix_int
 
 ODD_TEXTS = [
     "",
