@@ -339,16 +339,9 @@ def _forward(
     out = queries if is_whole else torch.zeros_like(queries)
     lse = torch.zeros(0 if is_whole else len(queries), queries.shape[1])
     for group in parts:
-        count = group.count
-        part, weight = _piece(
-            _taken(queries, group.queries, count),
-            _taken(keys, group.keys, count),
-            _taken(values, group.keys, count),
-            group,
-            scale,
-            cap,
-        )
-        part, weight = _flat(part), _flat(weight)
+        sources = (queries, group.queries), (keys, group.keys), (values, group.keys)
+        taken: Any = *(_taken(x, rows, group.count) for x, rows in sources), group, scale, cap
+        part, weight = map(_flat, _piece(*taken))
         if is_whole:
             out, lse = part, weight
             break
@@ -371,28 +364,20 @@ def backward_of(
     scale: float, cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v; parts of one gradient are summed in fp32."""
-    queries, gradient, output = (x.flatten(0, 1) for x in (q, grad, out))
-    keys, values, weight = k.flatten(0, 1), v.flatten(0, 1), lse.flatten(0, 1)
+    flat = [x.flatten(0, 1) for x in (grad, q, k, v, out, lse)]
+    queries, keys, values = flat[1:4]
     given, sums = (q, k, v), []
     if not _is_one_piece(parts, queries, keys):
         sums = [torch.zeros(x.shape, dtype=torch.float32) for x in (queries, keys, values)]
     for group in parts:
-        rows, count = group.queries, group.count
-        results = _piece_backward(
-            _taken(gradient, rows, count),
-            _taken(queries, rows, count),
-            _taken(keys, group.keys, count),
-            _taken(values, group.keys, count),
-            _taken(output, rows, count),
-            _taken(weight[..., None], rows, count)[..., 0],
-            group,
-            scale,
-            cap,
-        )
+        rows, of_keys = group.queries, group.keys
+        places = zip(flat, (rows, rows, of_keys, of_keys, rows, rows), strict=True)
+        taken: Any = *(_taken(x, where, group.count) for x, where in places), group, scale, cap
+        results = _piece_backward(*taken)
         if not sums:
             sums = [*map(_flat, results)]
             break
-        targets = zip(sums, (rows, group.keys, group.keys), strict=True)
+        targets = zip(sums, (rows, of_keys, of_keys), strict=True)
         for (total, where), part in zip(targets, map(_flat, results), strict=True):
             if isinstance(where, slice):
                 total[where] += part

@@ -8,20 +8,18 @@ mask, whose blocks are computed here from the intervals, without the [B, T, S] m
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from sabia.kernels.attention import torch_cpu
+from sabia.kernels.attention import torch_cached, torch_cpu
+from sabia.kernels.attention.torch_cached import CacheMask
 from sabia.kernels.runtime.dispatch import Choice, Option, choose, reference_option, triton_obstacle
 from sabia.kernels.runtime.torch_fp32 import computed_in_fp32
 from sabia.kernels.runtime.torch_process import allow_compilations
-
-if TYPE_CHECKING:
-    from sabia.kernels.attention.torch_cached import CacheMask, SharedSlots
 
 Tensor = torch.Tensor
 FLEX_BLOCK = 128
@@ -154,13 +152,7 @@ def mask_at(
     return Mask(first, whole.until, 0, False, at=at.int())
 
 
-def cache_mask(
-    like: Tensor, keys: int, slots: Tensor, window: int | None, shared: "Sequence[SharedSlots]" = ()
-) -> "CacheMask":
-    """See attention.attention_mask, with slots."""
-    from sabia.kernels.attention import torch_cached
-
-    return torch_cached.cache_mask(like, keys, slots, window, shared)
+cache_mask = torch_cached.cache_mask
 
 
 def _block_mask(mask: Mask) -> Any:
@@ -222,7 +214,7 @@ def _cuda_library(q: Tensor, v: Tensor, flexible: bool) -> Option:
 
 
 def choose_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | CacheMask", softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, softcap: float | None,
     sinks: Tensor | None, implementation: str | None,
 ) -> Choice:  # fmt: skip
     """See attention.choose_attention."""
@@ -325,12 +317,10 @@ def flex(
 
 
 def _library(
-    q: Tensor, k: Tensor, v: Tensor, mask: "Mask | CacheMask", scale: float, softcap: float | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | CacheMask, scale: float, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     if not isinstance(mask, Mask):
-        from sabia.kernels.attention import torch_cached
-
         return torch_cached.attention(q, k, v, mask, scale, softcap, sinks)
     if computed_in_fp32(q):
         wide = _library(q.float(), k.float(), v.float(), mask, scale, softcap, sinks)

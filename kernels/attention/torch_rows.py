@@ -64,9 +64,7 @@ def row_mask(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: RowMask, scale: float
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: RowMask, scale: float) -> Tensor:
         out, lse = _forward(q, k, v, mask, scale)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mask, ctx.scale = mask, scale

@@ -59,8 +59,7 @@ class _RowNorm(torch.autograd.Function):
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rms_norm of x[..., D] and fp32 weight[D]."""
     if torch.is_grad_enabled():
-        made: Tensor = _RowNorm.apply(x, weight, eps)
-        return made
+        return _RowNorm.apply(x, weight, eps)
     return _normed(x.contiguous(), weight, eps)[0]
 
 
@@ -92,8 +91,7 @@ class _SiluProduct(torch.autograd.Function):
 def silu_product(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) · up, of one shape and dtype."""
     if torch.is_grad_enabled():
-        made: Tensor = _SiluProduct.apply(gate, up)
-        return made
+        return _SiluProduct.apply(gate, up)
     return _gated(gate.contiguous(), up.contiguous())
 
 
@@ -121,6 +119,5 @@ class _Rotation(torch.autograd.Function):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x[B, T, H, N] rotated by the angles of fp32 cos and sin[B or 1, T, 1, N]."""
     if torch.is_grad_enabled():
-        made: Tensor = _Rotation.apply(x, cos, sin)
-        return made
+        return _Rotation.apply(x, cos, sin)
     return _rotated(x, cos, sin, 1.0)

@@ -37,15 +37,9 @@ def _native_dtypes(capabilities: dict[str, Any]) -> frozenset[torch.dtype]:
     return frozenset(k for k, names in units.items() if any(capabilities.get(n) for n in names))
 
 
-def _emulated_dtypes() -> frozenset[torch.dtype]:
-    read = getattr(torch.cpu, "get_capabilities", None)
-    if not X86_64 or read is None:
-        return frozenset()
-    return frozenset((torch.bfloat16, torch.float16)) - _native_dtypes(read())
-
-
-FP32_COMPUTED = _emulated_dtypes()
 _CAPABILITIES: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
+_NARROW = frozenset((torch.bfloat16, torch.float16) if X86_64 and _CAPABILITIES else ())
+FP32_COMPUTED = _NARROW - _native_dtypes(_CAPABILITIES)
 HAS_BF16_UNITS = X86_64 and torch.bfloat16 in _native_dtypes(_CAPABILITIES)
 HAS_AMX = X86_64 and bool(_CAPABILITIES.get("amx_bf16"))
 HAS_AVX512 = X86_64 and bool(_CAPABILITIES.get("avx512_f"))

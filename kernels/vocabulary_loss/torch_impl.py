@@ -336,11 +336,8 @@ def choose_linear_cross_entropy(hidden: Tensor, implementation: str | None) -> C
 def _reference(
     hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None, chunk_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    z = (hidden @ weight.to(hidden.dtype).t()).float()  # [N, V]
-    z = z if softcap is None else torch.tanh(z / softcap) * softcap
-    lse = torch.logsumexp(z, -1)  # [N]
-    picked = z.gather(1, targets.clamp_min(0)[:, None].long())[:, 0]  # [N]: z[target]
-    return torch.where(targets >= 0, lse - picked, 0.0), lse
+    nll, lse = _plain_loss(hidden, weight.to(hidden.dtype), targets.long(), softcap)
+    return nll, lse
 
 
 def _triton(
