@@ -15,11 +15,11 @@ from sabia.kernels.language.definitions import (
     Table,
 )  # fmt: skip
 from sabia.kernels.runtime.numba_jit import njit, read_only
-from sabia.kernels.text.character_flags import ALPHA, SOLO, flag_table, lower_table
+from sabia.kernels.text.character_flags import lower_table
 from sabia.kernels.text.folding import SOLO_END, TABLE_SIZE
 from sabia.kernels.text.memory_numba import byte_at, trailing_zeros, word_at
 from sabia.kernels.text.utf8_numba import mix
-from sabia.kernels.text.words_numba import decode, wide
+from sabia.kernels.text.words_numba import wide
 
 U = np.uint64
 _jit = njit(nogil=True, boundscheck=False, _nrt=False)
@@ -60,22 +60,6 @@ def _features(word, low, high, keys):
             longer = total * POWER + U(word[start + 3] + 1)
             keys[1 + most + i] = np.uint32(mix(longer) >> U(32))
     return 1 + most + max(most - 1, 0)
-
-
-@_jit
-def _next(codes, flags, lower, i, size, word):
-    """(length of the next word with marks, or 0 at the end; position after the word)."""
-    while i < size and not (flags[i] & ALPHA and not flags[i] & SOLO):
-        i += 1
-    n = 1
-    word[0] = -1
-    while i < size and flags[i] & ALPHA and not flags[i] & SOLO:
-        if n <= LONGEST:
-            word[n] = lower[i]
-            n += 1
-        i += 1
-    word[n] = -1
-    return (n + 1 if n > 1 else 0), i
 
 
 @_inline
@@ -139,12 +123,13 @@ def _remember(word, start, end, keys, rows, slots, table, known, entry, entries,
 
 
 @_jit
-def _first_words(data, i, end, kinds, lower_table, word, starts, totals):
-    """Fill `word` with the words of the first MOST letters, marks before, between and behind them,
-    starts with the places of the marks before them, totals with their hashes; return how many."""
+def _first_words(data, i, end, kinds, lower_table, word, starts, totals, most):
+    """Fill `word` with the words of the first `most` letters, marks before, between and behind
+    them, starts with the places of the marks before them, totals with their hashes; return how
+    many."""
     n, count, seen, total, size = 1, 0, 0, U(0), 0
     word[0], starts[0] = -1, 0
-    while seen < MOST:
+    while seen < most:
         kind, code = np.uint8(0), 0
         if i < end:
             code, used = byte_at(data, i), 1
@@ -185,7 +170,7 @@ def _score(data, offsets, kinds, lower_table, slots, table, known, entries, sums
             while end < offsets[d + 1] and data[end] & 0xC0 == 0x80:
                 end -= 1
         _count_letters(data, i, end, kinds, letters, d)
-        count = _first_words(data, i, end, kinds, lower_table, word, starts, totals)
+        count = _first_words(data, i, end, kinds, lower_table, word, starts, totals, MOST)
         words[d] = count
         kept, missing = 0, 0
         for w in range(count):  # apart, so that the loads of entries do not wait for each other
@@ -247,33 +232,30 @@ def _fill(keys, slots):
         slots[slot] = U(keys[row]) << U(32) | U(row + 1)
 
 
-@functools.lru_cache(maxsize=8)
-def _buffers(size: int) -> tuple[np.ndarray, ...]:
-    return (
-        np.empty(size, np.int32), np.empty(size, np.uint16), np.empty(size, np.int32)
-    )  # fmt: skip
+@functools.cache
+def _kinds() -> np.ndarray:
+    """`Table.kinds` of all letters, as if they were of one script."""
+    none = np.zeros((0, 1), np.int8)
+    return Table(none, none, none, np.zeros(TABLE_SIZE, np.uint8)).kinds
 
 
 @njit(nogil=True)
-def _all(codes, flags, lower, size, keys, whole):
-    word, own = np.empty(LONGEST + 2, np.int32), np.empty(3 * LONGEST, np.uint32)
-    i, count = 0, 0
-    while True:
-        n, i = _next(codes, flags, lower, i, size, word)
-        if n == 0:
-            return count
-        features_count = _features(word, 0, n, own)
-        for k in range(features_count):
+def _all(data, kinds, lower_table, keys, whole):
+    size = data.shape[0]
+    word, starts = np.empty(2 * size + 2, np.int32), np.empty(size + 2, np.int32)
+    totals, own = np.empty(size + 1, np.uint64), np.empty(3 * LONGEST, np.uint32)
+    words = _first_words(data, 0, size, kinds, lower_table, word, starts, totals, size + 1)
+    count = 0
+    for w in range(words):
+        for k in range(_features(word, starts[w], starts[w + 1] + 1, own)):
             keys[count], whole[count] = own[k], k == 0
             count += 1
+    return count
 
 
 def features(text: str) -> tuple[np.ndarray, np.ndarray]:
     """(keys uint32[k] of all features of a text in order, which are words bool[k])."""
     raw = np.frombuffer(text.encode(), np.uint8)
-    codes, flags, first_bytes = _buffers(len(raw) + 8)
-    size = decode(raw, 0, len(raw), flag_table(), codes, flags, first_bytes)
-    lower = lower_table()[np.minimum(codes[:size], TABLE_SIZE - 1)].astype(np.int32)
-    keys, whole = np.empty(5 * size + 8, np.uint32), np.empty(5 * size + 8, np.bool_)
-    count = _all(codes, flags, lower, size, keys, whole)
+    keys, whole = np.empty(5 * len(raw) + 8, np.uint32), np.empty(5 * len(raw) + 8, np.bool_)
+    count = _all(raw, _kinds(), lower_table(), keys, whole)
     return keys[:count].copy(), whole[:count].copy()
