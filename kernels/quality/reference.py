@@ -5,18 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from sabia.kernels.quality.definitions import (
-    DUPLICATED,
-    FIGURES,
-    LINE_ENDS,
-    LOREM,
-    MAX_LINE_WORD,
-    MIN_LINE_WORDS,
-    POLICY,
-    SCRIPT,
-    SHORT_LINE,
-    TOP,
-)
+from sabia.kernels.quality import definitions
 from sabia.kernels.text.character_flags import ALPHA, CODE, SOLO, SYMBOL, TERMINAL, lower_table
 from sabia.kernels.text.folding import TABLE_SIZE
 from sabia.kernels.text.words import flags_of, word_hash, words
@@ -30,7 +19,7 @@ def measure(
     which: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """float64[n, figures]; see sabia.kernels.quality.interface.measure."""
-    table = np.empty((len(offsets) - 1, len(FIGURES)))
+    table = np.empty((len(offsets) - 1, len(definitions.FIGURES)))
     for row in range(len(table)):
         text = data[offsets[row] : offsets[row + 1]].tobytes().decode()
         at = int(which[row])
@@ -38,7 +27,7 @@ def measure(
         if at >= 0:
             stops = set(stop_hashes[stop_bounds[at] : stop_bounds[at + 1]].tolist())
         row_figures = figures(text, stops)
-        table[row] = [row_figures[name] for name in FIGURES]
+        table[row] = [row_figures[name] for name in definitions.FIGURES]
     return table
 
 
@@ -105,11 +94,11 @@ def _repetition(text: str, split: list[str]) -> dict[str, float]:
         number, characters = _doubled(parts)
         shares[f"gopher_dup_{name}s"] = _share(number, len(parts)) if text else _NAN
         shares[f"gopher_dup_{name}_chars"] = _share(characters, len(text))
-    for k in TOP:
+    for k in definitions.TOP:
         grams = Counter(" ".join(split[i : i + k]) for i in range(len(split) - k + 1))
         gram, times = grams.most_common(1)[0] if grams else ("", 0)
         shares[f"gopher_top_{k}gram_share"] = _share(len(gram) * times, len(text))
-    for k in DUPLICATED:
+    for k in definitions.DUPLICATED:
         shares[f"gopher_dup_{k}gram_share"] = _share(_doubled_grams(split, k), len(text))
     return shares
 
@@ -144,17 +133,17 @@ def c4_verdict(line: str) -> tuple[str, str]:
     long word, no terminal, few words, lorem ipsum, javascript, curly bracket, policy."""
     line = line.strip()
     parts = line.split()
-    if any(len(part) > MAX_LINE_WORD for part in parts):
+    if any(len(part) > definitions.MAX_LINE_WORD for part in parts):
         return "long word", line
     line = _CITATION.sub("", line)
     low = line.lower()
     rules = (
-        ("no terminal", not line.endswith(tuple(LINE_ENDS)) or line.endswith("...")),
-        ("few words", len(parts) < MIN_LINE_WORDS),
-        ("lorem ipsum", LOREM in low),
-        ("javascript", SCRIPT in low),
+        ("no terminal", not line.endswith(tuple(definitions.LINE_ENDS)) or line.endswith("...")),
+        ("few words", len(parts) < definitions.MIN_LINE_WORDS),
+        ("lorem ipsum", definitions.LOREM in low),
+        ("javascript", definitions.SCRIPT in low),
         ("curly bracket", "{" in line),
-        ("policy", any(phrase in low for phrase in POLICY)),
+        ("policy", any(phrase in low for phrase in definitions.POLICY)),
     )
     return next((name for name, holds in rules if holds), "keep"), line
 
@@ -176,7 +165,9 @@ def _fineweb(text: str, split: list[str]) -> dict[str, float]:
     ends = sum(bool(flags_of(line[-1]) & TERMINAL) for line in lines)
     return {
         "fineweb_punctuated_lines": _share(ends, len(lines)),
-        "fineweb_short_lines": _share(sum(len(line) <= SHORT_LINE for line in lines), len(lines)),
+        "fineweb_short_lines": _share(
+            sum(len(line) <= definitions.SHORT_LINE for line in lines), len(lines)
+        ),
         "fineweb_dup_chars": _share(_doubled(lines)[1], len(text.replace("\n", ""))),
         "fineweb_newline_ratio": _share(text.count("\n"), len(split)),
     }
