@@ -45,8 +45,8 @@ def scan(data: np.ndarray, tables: Tables) -> tuple[np.ndarray, ...]:
     marks = np.zeros((min(tags, MAX_MARKS), len(MARK_COLUMNS)), np.int32)
     state = _scan(data, text, blocks, elements, marks, *tables)
     sizes = state[[layout.OUT, layout.BLOCKS, layout.ELEMENTS, layout.MARKS]].tolist()
-    made = zip((text, blocks, elements, marks), sizes, strict=True)
-    return tuple(table[:size] for table, size in made)
+    made: list[np.ndarray] = [text, blocks, elements, marks]
+    return tuple(table[:size] for table, size in zip(made, sizes, strict=True))
 
 
 @_jit

@@ -34,18 +34,13 @@ class SketchConfig:
         """(A, B), uint32[bands * rows] each; every A is odd."""
         count = self.bands * self.rows
         if self.signatures == "datasketch":
-            return _datasketch_slots(self.permutations or count, self.seed, count)
+            from datasketch import MinHash
+
+            a, b = MinHash(self.permutations or count, self.seed % (1 << 32)).permutations
+            return a[:count], b[:count]
         state = [mix_int(mix_int(self.seed) + i * CHUNK_BASE) >> 32 for i in range(2 * count)]
         values = np.array(state, np.uint64).astype(np.uint32)
         return values[:count] | np.uint32(1), values[count:]
-
-
-def _datasketch_slots(permutations: int, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The factors and terms of the first `count` permutations of datasketch's MinHash."""
-    from datasketch import MinHash
-
-    a, b = MinHash(permutations, seed % (1 << 32)).permutations
-    return a[:count], b[:count]
 
 
 class Sketches(NamedTuple):

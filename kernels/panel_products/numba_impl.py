@@ -8,6 +8,7 @@ from numba.np.arrayobj import make_array
 
 from sabia.kernels.panel_products.interface import PANEL
 from sabia.kernels.runtime.numba_jit import njit
+from sabia.kernels.text.memory_numba import in_all
 
 WIDTH, ROWS = 16, 8  # of vectors, and rows: three vectors of each are 24 sums of 32 registers
 CHUNK = 128  # rows that stay in the second cache while all panels are read
@@ -44,10 +45,7 @@ def _loaded(builder, address, is_bf16):
 def _repeated(builder, address):
     """The number at an address, 16 times."""
     number = builder.load(builder.inttoptr(address, _F32.as_pointer()))
-    none = ir.Constant(_VECTOR, ir.Undefined)
-    first = ir.Constant(ir.VectorType(_I32, WIDTH), [ir.Constant(_I32, 0)] * WIDTH)
-    one = builder.insert_element(none, number, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(one, none, first)
+    return in_all(builder, number, _VECTOR)
 
 
 @numba.extending.intrinsic

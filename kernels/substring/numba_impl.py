@@ -150,11 +150,7 @@ def _find_repeats(units, start, count, starts, span, leave, passes, share):
                     keys[slot], places[slot] = key, i
                     held, before = held + 1, np.int64(-2)  # a first occurrence
                     if 2 * held > used:  # load at most 1/2
-                        if 2 * used > keys.shape[0]:
-                            keys, places = _wider(keys, places, used)
-                        else:
-                            wide_keys, wide_places = _wider(keys, places, used)
-                            keys[: 2 * used], places[: 2 * used] = wide_keys, wide_places
+                        keys, places = _wider(keys, places, used)
                         used *= 2
                     continue
                 before = earlier

@@ -34,10 +34,9 @@ a92f a9c8-a9c9 aa5d-aa5f aaf0-aaf1 abeb fe52 fe56-fe57 ff01 ff0e ff1f ff61 10a56
 11a42-11a43 11a9b-11a9c 11c41-11c42 11ef7-11ef8 11f43-11f44 16a6e-16a6f 16af5 16b37-16b38 16b44
 16e98 1bc9f 1da88
 """
-_UNIFORM = {(0x3400, 0x4DBF): ALPHA | LOWER | UPPER | SOLO, (0x4E00, 0x9FFF): ALPHA | LOWER | UPPER}
-_UNIFORM[(0x4E00, 0x9FFF)] |= SOLO
-_UNIFORM |= {(0xAC00, 0xD7A3): ALPHA | LOWER | UPPER, (0xD800, 0xF8FF): 0}
 HAN = ALPHA | LOWER | UPPER | SOLO  # what code points from TABLE_SIZE to SOLO_END are
+_UNIFORM = {(0x3400, 0x4DBF): HAN, (0x4E00, 0x9FFF): HAN, (0xAC00, 0xD7A3): HAN & ~SOLO}
+_UNIFORM[(0xD800, 0xF8FF)] = 0
 
 
 def terminals() -> list[int]:

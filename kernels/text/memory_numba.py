@@ -82,7 +82,7 @@ def equal_bytes(typing_context, array, index, byte, case):
     def generate(context, builder, signature, arguments):
         block = _block(context, builder, signature, arguments)
         wanted, mask = (
-            _in_all(builder, builder.trunc(value, ir.IntType(8)), block.type)
+            in_all(builder, builder.trunc(value, ir.IntType(8)), block.type)
             for value in arguments[2:]
         )
         equal = builder.icmp_unsigned("==", builder.or_(block, mask), wanted)
@@ -125,8 +125,8 @@ def copy_lower(typing_context, source, index, target, start):
 
 def _between(builder, block, low, high):
     """For each byte of a vector, whether it is from `low` to `high`."""
-    first = _in_all(builder, low, block.type)
-    span = _in_all(builder, builder.sub(high, low), block.type)
+    first = in_all(builder, low, block.type)
+    span = in_all(builder, builder.sub(high, low), block.type)
     return builder.icmp_unsigned("<=", builder.sub(block, first), span)
 
 
@@ -137,7 +137,7 @@ def flagged(typing_context, array, index, bits):
 
     def generate(context, builder, signature, arguments):
         block = _block(context, builder, signature, arguments, bits_each=16)
-        mask = _in_all(builder, builder.trunc(arguments[2], ir.IntType(16)), block.type)
+        mask = in_all(builder, builder.trunc(arguments[2], ir.IntType(16)), block.type)
         zero = ir.Constant(block.type, [0] * 64)
         some = builder.icmp_unsigned("!=", builder.and_(block, mask), zero)
         return builder.bitcast(some, ir.IntType(64))
@@ -153,7 +153,7 @@ def _block(context, builder, signature, arguments, bits_each=8):
     return builder.load(address, align=bits_each // 8)
 
 
-def _in_all(builder, value, kind):
+def in_all(builder, value, kind):
     """A vector of equal entries."""
     empty, number = ir.Constant(kind, ir.Undefined), ir.IntType(32)
     first = builder.insert_element(empty, value, ir.Constant(number, 0))
