@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,6 +49,11 @@ class CallCache:
             if location is None:
                 return None
             return self._read(key, location) or self._search(key)
+
+    def append(self, replies: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Store finished calls; when it returns they survive a kill and a power failure."""
+        self.write_all(list(replies))
+        self.sync()
 
     def write(self, key: str, reply: Mapping[str, Any]) -> None:
         """Store a finished call; when it returns it survives a kill of this process."""

@@ -174,11 +174,8 @@ def _serve(method: str, memory_bytes: int, cpu_s: int, null: int) -> None:
             while True:  # a program ends with its tests
                 os.waitpid(-1, 0)
         if not answered:
-            _write(1, frame(_without(f"the tests ended with {_ended(status)}")))
-
-
-def _without(detail: str) -> dict[str, object]:
-    return {"passed": None, "detail": detail}
+            detail = f"the tests ended with {_ended(status)}"
+            _write(1, frame({"passed": None, "detail": detail}))
 
 
 def _ended(status: int) -> str:

@@ -232,10 +232,9 @@ def _bound_socket(host: str, port: int, size: int) -> socket.socket:
     backlog = max(size, 128)  # all processes may connect at the same time
     if host == "localhost" or host.startswith("127."):
         return socket.create_server(("127.0.0.1", port), backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        six = socket.AF_INET6
-        return socket.create_server(("", port), family=six, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 @dataclass

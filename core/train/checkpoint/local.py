@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from xxhash import xxh3_128_hexdigest
+
 from sabia.core.errors import BadData, Failed
-from sabia.core.shards.atomic import fsync_directory
-from sabia.core.train.checkpoint.pieces import file_hash, text_hash
+from sabia.core.shards.atomic import file_digest, fsync_directory, write_atomic
 
 FORMAT = 2
 MANIFEST, COMMITTED = "manifest.json", "COMMITTED"
@@ -102,8 +103,8 @@ def commit(directory: Path, step: int, entries: Iterable[Entry], meta: Entry) ->
     saving, final = saving_path(directory, step), path_of(directory, step)
     manifest = {"format": FORMAT, "step": step, **meta, **merge(entries)}
     text = json.dumps(manifest, indent=1).encode()
-    _write_synced(saving / MANIFEST, text)
-    _write_synced(saving / COMMITTED, text_hash(text).encode() + b"\n")
+    write_atomic(saving / MANIFEST, text)
+    write_atomic(saving / COMMITTED, xxh3_128_hexdigest(text) + "\n")
     # the files must be durable before the rename makes them visible
     fsync_directory(saving)
     rename_into_place(saving, final)
@@ -122,16 +123,9 @@ def rename_into_place(saving: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read_manifest(name: str, text: bytes, mark: bytes) -> dict[str, object]:
     """The manifest, if its hash equals the commit mark; BadData otherwise."""
-    if text_hash(text) != mark.decode("ascii", "replace").strip():
+    if xxh3_128_hexdigest(text) != mark.decode("ascii", "replace").strip():
         raise BadData(f"checkpoint {name}: manifest does not match its commit mark")
     manifest = json.loads(text)
     if manifest.get("format") != FORMAT:
@@ -163,7 +157,7 @@ def check_file(checkpoint: Checkpoint, name: str) -> None:
     path, expected = checkpoint.path / name, checkpoint.manifest["files"][name]
     try:
         size = path.stat().st_size
-        same = size == expected["size"] and file_hash(path) == expected["xxh3"]
+        same = size == expected["size"] and file_digest(path) == expected["xxh3"]
     except OSError as error:
         raise BadData(f"checkpoint {checkpoint.path.name}: not readable ({error})") from error
     if not same:

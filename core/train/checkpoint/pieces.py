@@ -129,17 +129,3 @@ def sync(paths: Iterable[Path]) -> None:
     for path in paths:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
-
-
-def file_hash(path: Path) -> str:
-    """XXH3 of a file."""
-    digest = xxh3_128()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def text_hash(text: bytes) -> str:
-    """XXH3 of a text."""
-    return xxh3_128(text).hexdigest()

@@ -81,14 +81,14 @@ def test_never_pays_twice_for_one_content(tmp_path):
 
 def test_another_process_s_calls_are_seen(tmp_path):
     ours, theirs = CallCache(tmp_path), CallCache(tmp_path)
-    theirs.write_all([("a" * 64, {"x": "é"})])
+    theirs.append([("a" * 64, {"x": "é"})])
     ours._refreshed = 0.0
     assert ours.get("a" * 64) == {"x": "é"}
 
 
 def test_a_torn_last_line_is_not_there_and_harms_nothing(tmp_path):
     cache = CallCache(tmp_path)
-    cache.write_all([("a" * 64, {"n": 1}), ("b" * 64, {"n": 2})])
+    cache.append([("a" * 64, {"n": 1}), ("b" * 64, {"n": 2})])
     cache.close()
     (segment,) = tmp_path.glob("*.log")
     whole = segment.read_bytes()
@@ -104,7 +104,7 @@ def test_a_torn_last_line_is_not_there_and_harms_nothing(tmp_path):
 def test_a_damaged_line_hides_no_other_reply_to_its_key(tmp_path, damaged):
     for number in range(3):
         cache = CallCache(tmp_path)
-        cache.write_all([("a" * 64, {"n": number})])
+        cache.append([("a" * 64, {"n": number})])
         cache.close()
     path = sorted(tmp_path.glob("*.log"))[damaged]
     path.write_bytes(path.read_bytes().replace(b'"n"', b'"m"'))

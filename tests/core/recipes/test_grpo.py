@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from whole_state import whole_state
 
 from sabia.core import stop
 from sabia.core.errors import BadData, Failed, Interrupted, UsageError
@@ -71,8 +70,7 @@ def start(tmp_path_factory):
     assert loss < 1.3  # log(10) / 2 tokens = 1.15
     place = tmp_path_factory.mktemp("start")
     tokenizer.save(place)
-    state = whole_state(stepper)
-    params = {t.name: state[f"param/{t.name}"] for t in spec.tensors()}
+    params = load_ops("torch").to_numpy(stepper.whole_params())
     model = place / "model"
     hub.save_model(model, spec, params, tokenizer_from=place)
     return model
