@@ -1,13 +1,8 @@
 """`sabia plan-cluster`: estimate the chips, time and cost of a training run."""
 
-from typing import TYPE_CHECKING
-
 from sabia.cli.command import command
 from sabia.core.options.plan_cluster import PlanOptions
 from sabia.core.shards.job import Job
-
-if TYPE_CHECKING:
-    from sabia.core.plan.answer import PlanOutput
 
 
 @command(
@@ -47,9 +42,8 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
         machine = measured_machine()
         print(json.dumps(machine, default=str, indent=2) if job.json else as_toml(machine))
         return
-    rows_to_stdout = not job.json and (job.out == "-" or job.to != "parquet")
-    if job.to != "jsonl" and sys.stdout.isatty():
-        rows_to_stdout = False  # a terminal gets the table, not binary data
+    readable = job.to == "jsonl" or not sys.stdout.isatty()  # no binary data on a terminal
+    rows_to_stdout = readable and not job.json and (job.out == "-" or job.to != "parquet")
     shows_plan = job.json or (job.to_stdout and not rows_to_stdout)
     plan = answer(options, beside=shows_plan)
     if options.plot:
@@ -63,22 +57,17 @@ def plan_cluster(job: Job, options: PlanOptions) -> None:
     for line in plan.warnings:
         notes.warn(line)
     if rows_to_stdout or not job.to_stdout:
-        _write_rows(job, plan)
+        import pyarrow as pa
+
+        from sabia.core.shards.manifest import provenance
+        from sabia.core.shards.outputs import open_output
+
+        table = pa.Table.from_pylist(plan.rows)
+        with open_output(job, table.schema, provenance(job, "plan", ())) as writer:
+            for batch in table.to_batches():
+                writer.write(batch)
     if options.json:
         print(json.dumps(plan.report, indent=2))
     elif shows_plan:
         terminal = sys.stdout.isatty()
         print(wrapped(plan.text, shutil.get_terminal_size().columns) if terminal else plan.text)
-
-
-def _write_rows(job: Job, plan: "PlanOutput") -> None:
-    """Write a Parquet file or directory, or a stream on stdout."""
-    import pyarrow as pa
-
-    from sabia.core.shards.manifest import provenance
-    from sabia.core.shards.outputs import open_output
-
-    table = pa.Table.from_pylist(plan.rows)
-    with open_output(job, table.schema, provenance(job, "plan", ())) as writer:
-        for batch in table.to_batches():
-            writer.write(batch)

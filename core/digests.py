@@ -139,10 +139,8 @@ class _Checked:
         for first in range(low, high, BLOCK):
             block, at = data[first - low : min(first + BLOCK, high) - low], first // BLOCK * 8
             if xxh3_64_digest(block) != self._table[at : at + 8]:
-                raise BadData(
-                    f"{self._name}: bytes from {first} on are not as they were written"
-                    " (damaged bits)"
-                )
+                what = f"{self._name}: bytes from {first} on"
+                raise BadData(f"{what} are not as they were written (damaged bits)")
         part = data[start - low : end - low]
         self._file.seek(start + len(part))
         return part
@@ -185,40 +183,38 @@ def _native(file: BinaryIO) -> Any:
 def _checked(file: BinaryIO, name: str) -> _Checked | None:
     """A Parquet file with its digests, which are compared with those of the footer; None if it has
     none."""
-    size = file.seek(0, 2)
-    file.seek(max(0, size - _TAIL))
-    length = int.from_bytes(file.read(4), "little")
-    end = size - _TAIL - length - 32  # of the table
-    if end < 4 or file.read(4) != b"PAR1":
+    if not (span := _table_at(file)):
         return None
-    file.seek(end)
-    raw, mark, digest, footer = file.read(8), file.read(8), file.read(16), file.read()
-    if mark != MARK:
-        return None
-    count = int.from_bytes(raw, "little")
-    start, table = end - -(-count // BLOCK) * 8, b""
+    count, start, end = span
+    digest, footer = file.read(16), file.read()
+    table = b""
     if count <= start:
         file.seek(start)
         table = file.read(end - start)
-    if xxh3_128_digest(table + raw + footer) != digest:
+    if xxh3_128_digest(table + count.to_bytes(8, "little") + footer) != digest:
         raise BadData(f"{name}: the footer is not as it was written (damaged bits)")
     return _Checked(file, name, count, table, digest)
+
+
+def _table_at(file: BinaryIO) -> tuple[int, int, int] | None:
+    """The number of bytes with digests in a Parquet file, and the first byte of their table and the
+    first after it; None without them. The file is left at the digest of the table."""
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _TAIL))
+    length = int.from_bytes(file.read(4), "little")
+    end = size - _TAIL - length - 32
+    if end < 4 or file.read(4) != b"PAR1":
+        return None
+    file.seek(end)
+    count, mark = int.from_bytes(file.read(8), "little"), file.read(8)
+    return (count, end - -(-count // BLOCK) * 8, end) if mark == MARK else None
 
 
 def run_span(file: BinaryIO) -> tuple[int, int]:
     """The first byte of the text about the run in a Parquet file, with its mark, and the first
     after it; (0, 0) if there is none."""
-    size = file.seek(0, 2)
-    file.seek(max(0, size - _TAIL))
-    tail = file.read(_TAIL)
-    end = size - _TAIL - int.from_bytes(tail[:4], "little") - 32  # of the table
-    if tail[4:] != b"PAR1" or end < 4:
-        return 0, 0
-    file.seek(end)
-    head = file.read(16)
-    count = int.from_bytes(head[:8], "little")
-    start = end - -(-count // BLOCK) * 8
-    if head[8:] != MARK or not 4 <= count <= start - 16:
+    count, start, _ = _table_at(file) or (0, 0, 0)
+    if not 4 <= count <= start - 16:
         return 0, 0
     file.seek(count)
     return (count, start) if file.read(8) == RUN_MARK else (0, 0)
@@ -284,14 +280,11 @@ class ArrowRows:
 
     def _write(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> bytes:
         """Write a batch with its metadata; returns its digest."""
-        digest = self._digest(batch, about)
+        digest = _batch_digest(self._head, self.rows, batch, about.get(ROWS, b""))
         self._file.write_batch(batch, custom_metadata=about | {KEY: digest})
         self.rows += batch.num_rows
         self._empty = batch.slice(0, 0)  # with the same dictionaries
         return digest
-
-    def _digest(self, batch: pa.RecordBatch, about: dict[bytes, bytes]) -> bytes:
-        return _batch_digest(self._head, self.rows, batch, about.get(ROWS, b""))
 
     def close(self) -> None:
         """Write the last batch, which has no rows, and the end."""

@@ -52,9 +52,8 @@ def say(message: str) -> None:
     for path, url in _named.items():
         message = message.replace(path, url)
     try:
-        print(
-            f"{slurm_mark(os.environ)}{_state['command']}: {message}", file=sys.stderr, flush=True
-        )
+        line = f"{slurm_mark(os.environ)}{_state['command']}: {message}"
+        print(line, file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open for the rest of the process
 

@@ -73,20 +73,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
         all(_NUMERIC.fullmatch(row[i].strip()) or not row[i] for row in cells) and bool(cells)
         for i in range(len(columns))
     ]
-    head = "".join(_cell("th", name, right) for name, right in zip(columns, numeric, strict=True))
-    body = "\n".join(
-        "<tr>"
-        + "".join(_cell("td", c, right) for c, right in zip(row, numeric, strict=True))
-        + "</tr>"
-        for row in cells
-    )
+    head, body = _row("th", columns, numeric), "\n".join(_row("td", c, numeric) for c in cells)
     under = f"<caption>{text(caption)}</caption>" if caption else ""
-    return f"<table>{under}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    return f"<table>{under}<thead>{head}</thead>\n<tbody>{body}</tbody></table>"
 
 
-def _cell(tag: str, value: str, right: bool) -> str:
-    kind = ' class="number"' if right else ""
-    return f"<{tag}{kind}>{text(value)}</{tag}>"
+def _row(tag: str, values: Sequence[str], numeric: Sequence[bool]) -> str:
+    kinds = [' class="number"' if right else "" for right in numeric]
+    pairs = zip(values, kinds, strict=True)
+    cells = (f"<{tag}{kind}>{text(value)}</{tag}>" for value, kind in pairs)
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def section(title: str, parts: Sequence[str]) -> str:

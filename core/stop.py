@@ -92,8 +92,7 @@ def requested() -> bool:
 
 def check() -> None:
     """Raise Interrupted if a stop signal has arrived."""
-    if _received:
-        _due.clear()
+    if requested():
         name = signal.Signals(_received[0]).name
         raise Interrupted(
             f"stopped by {name}; completed work is kept: run the same command to resume"

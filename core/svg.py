@@ -84,19 +84,19 @@ def _svg(height: float, title: str, parts: Sequence[str]) -> str:
     return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>"])
 
 
-def _legend(names: Sequence[str], top: float) -> tuple[list[str], float]:
-    """Legend entries in rows from `top`, and the y coordinate below them."""
-    parts, x, y = [], 12.0, top
+def _legend(names: Sequence[str]) -> tuple[list[str], float]:
+    """Legend entries in rows below the title, and the y coordinate below them."""
+    parts, x, y = [], 12.0, 40.0
     for index, name in enumerate(names):
         label = _truncated(name, 60)
         width = 24 + len(label) * _CHARACTER
         if x + width > WIDTH and x > 12:
             x, y = 12.0, y + _ROW
-        parts.append(
+        parts += [
             f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="10" height="10" rx="2" '
-            f'fill="{_colour(index)}"/>'
-        )
-        parts.append(_text(x + 15, y, label))
+            f'fill="{_colour(index)}"/>',
+            _text(x + 15, y, label),
+        ]
         x += width + 10
     return parts, y + _ROW
 
@@ -120,7 +120,7 @@ def line_chart(
     points = [p for s in series for p in s.points if all(map(math.isfinite, p))]
     if not points:
         raise ValueError(f"chart {title!r}: no finite point")
-    legend, top = _legend([s.name for s in series], 40)
+    legend, top = _legend([s.name for s in series])
     top += 8  # between the label of the y axis and its highest tick
     xs = ticks(min(p[0] for p in points), max(p[0] for p in points), 8)
     low, high = y_range or (min(p[1] for p in points), max(p[1] for p in points))
@@ -180,7 +180,7 @@ def bar_chart(
     if not bars:
         raise ValueError(f"chart {title!r}: no bar")
     names = list(dict.fromkeys(bar.series for bar in bars))
-    legend, top = _legend(names, 40)
+    legend, top = _legend(names)
     ends = [v for bar in bars for v in (bar.value, bar.low, bar.high) if v is not None]
     ends = [v for v in ends if math.isfinite(v)]
     low, high = x_range or (min([0.0, *ends]), max([0.0, *ends]))

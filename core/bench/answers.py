@@ -239,35 +239,29 @@ def read_answers(
     seen: dict[tuple[str, str], int] = {}
     for number, row in enumerate(rows):
         model, item = str(row.get("model") or name), _item_id(task, row, number)
-        if turns := rows_of_turns(task, item, row):
-            for item, text in turns:
-                sample = seen.get((model, item), 0)
-                seen[model, item] = sample + 1
-                answers.setdefault(model, []).append(_given(item, sample, text, "turns"))
-            continue
-        named = [column for column in TEXT_COLUMNS if column in row]
-        text = next((row[column] for column in named if row[column] is not None), None)
-        if isinstance(text, list) and len(text) == 1:
-            (text,) = text
-        if not named:
-            known = ", ".join(TEXT_COLUMNS)
-            raise BadData(f"answers {name}, row {number}: no column of {known}")
-        sample = seen.get((model, item), 0)
-        seen[model, item] = sample + 1
-        messages = tuple(
-            {"role": m["role"], "content": m.get("content") or ""}
-            for m in row.get("messages") or ()
-        )
-        answers.setdefault(model, []).append(_given(item, sample, text, named[0], messages))
+        column, messages = "turns", tuple[Message, ...]()
+        texts: Sequence[tuple[str, Any]] = rows_of_turns(task, item, row)
+        if not texts:
+            named = [column for column in TEXT_COLUMNS if column in row]
+            text = next((row[column] for column in named if row[column] is not None), None)
+            if isinstance(text, list) and len(text) == 1:
+                (text,) = text
+            if not named:
+                known = ", ".join(TEXT_COLUMNS)
+                raise BadData(f"answers {name}, row {number}: no column of {known}")
+            messages = tuple(
+                {"role": m["role"], "content": m.get("content") or ""}
+                for m in row.get("messages") or ()
+            )
+            column, texts = named[0], [(item, text)]
+        for item, text in texts:
+            sample = seen.get((model, item), 0)
+            seen[model, item] = sample + 1
+            made = Answer(item, sample, "", messages=messages, missing=f"{column} is null")
+            if text is not None:
+                made = answer_of(item, sample, str(text), messages=messages)
+            answers.setdefault(model, []).append(made)
     return answers
-
-
-def _given(
-    item: str, sample: int, text: object, column: str, messages: tuple[Message, ...] = ()
-) -> Answer:
-    if text is None:
-        return Answer(item, sample, "", messages=messages, missing=f"{column} is null")
-    return answer_of(item, sample, str(text), messages=messages)
 
 
 def rows_of_turns(task: Task, name: str, row: Mapping[str, Any]) -> list[tuple[str, str | None]]:

@@ -18,7 +18,6 @@ import numpy as np
 from sabia.core.errors import UsageError
 
 TRANSLATION = ("bleu", "chrf", "chrf++", "ter")
-LABELS = ("binary_f1", "mcc")
 
 
 @dataclass(frozen=True)

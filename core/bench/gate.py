@@ -19,7 +19,7 @@ import numpy as np
 
 from sabia.core.bench import statistics
 from sabia.core.bench.gate_file import Gate, Rule
-from sabia.core.bench.metrics import MAXIMUM, NO_ANSWER, Metric, metric_of
+from sabia.core.bench.metrics import MAXIMUM, NO_ANSWER, metric_of
 from sabia.core.bench.result_summary import Groups, Key, Table, clusters_of, per_item
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.errors import UsageError
@@ -91,7 +91,7 @@ class Scores:
 
     def of_task(self, task: str, name: str, first: str, second: str) -> Difference | None:
         """The difference of two models on a task; None if they have no sample in common."""
-        by_model, metric = self.table[task], (metric_of(name) or Metric(name, ""))
+        by_model, metric = self.table[task], metric_of(name)
         if first not in by_model or second not in by_model:
             return None
         before, after = (dict(per_item(metric, by_model[model])) for model in (first, second))
@@ -223,13 +223,13 @@ def _matches(
         for task in scores.table:
             if fnmatchcase(task, rule.pattern):
                 name = rule.metric or scores.headlines[task]
-                yield task, name, (metric_of(name) or Metric(name, "")).unit, [(task, "")]
+                yield task, name, metric_of(name).unit, [(task, "")]
     else:
         for name, tasks in _tasks_of(gate, scores).items():
             if fnmatchcase(name, rule.pattern):
                 for task in tasks:
                     metric = rule.metric or scores.headlines[task]
-                    if (unit := (metric_of(metric) or Metric(metric, "")).unit) != "share":
+                    if (unit := metric_of(metric).unit) != "share":
                         raise UsageError(
                             f"--gate: capability {name}: {task} is measured in {unit or metric}, "
                             "which has no mean with shares; give the task a rule of its own"

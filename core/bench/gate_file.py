@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from sabia.core.bench import statistics
-from sabia.core.bench.metrics import METRICS, metric_of
+from sabia.core.bench.metrics import METRICS, is_known
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 
@@ -57,7 +57,7 @@ def load_gate(path: str) -> Gate:
     if not isinstance(values.get("baseline"), str):
         raise UsageError(f"{path}: baseline is missing (expected the name of a model)")
     confidence = values.get("confidence", statistics.CONFIDENCE)
-    if not _is_number(confidence) or not 0.5 < confidence < 1:
+    if not statistics.is_number(confidence) or not 0.5 < confidence < 1:
         raise UsageError(f"{path}: confidence = {confidence!r} (expected a number in (0.5, 1))")
     if values.get("undecided", "pass") not in ("pass", "fail"):
         raise UsageError(f'{path}: undecided = {values["undecided"]!r} (expected "pass" or "fail")')
@@ -78,16 +78,12 @@ def _rule(where: str, values: object) -> Rule:
     if len(kinds) != 1 or not isinstance(values[kinds[0]], str):
         raise UsageError(f"{where}: expected a pattern for one of {', '.join(KINDS)}")
     drop = values.get("max_drop")
-    if not _is_number(drop) or not 0 < drop < math.inf:
+    if not statistics.is_number(drop) or not 0 < drop < math.inf:
         raise UsageError(f"{where}: max_drop = {drop!r} (expected a number above 0)")
     metric = values.get("metric", "")
-    if metric and (not metric_of(metric) or kinds == ["rubric_item"]):
+    if metric and (not is_known(metric) or kinds == ["rubric_item"]):
         raise UsageError(f"{where}: metric = {metric!r} (expected one of {', '.join(METRICS)})")
     return Rule(kinds[0], values[kinds[0]], float(drop), metric)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _are_names(value: object) -> bool:

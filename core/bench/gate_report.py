@@ -1,12 +1,12 @@
 """What is shown of a gate's checks: lines, a section of the page, records."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from sabia.core import page
 from sabia.core.bench.gate import GREEN, RED, Check
 from sabia.core.bench.gate_file import Gate
+from sabia.core.bench.statistics import finite
 
 COLUMNS = ("verdict", "candidate", "check", "metric", "difference [bounds]", "allowed", "noise",
            "worse", "better", "items")  # fmt: skip
@@ -14,10 +14,10 @@ IDS = 50
 
 
 def _verdict(check: Check) -> str:
-    if check.verdict in (RED, GREEN):
-        return check.verdict
-    more = f", needs {check.needed:,} items" if check.needed else ", needs more clusters"
-    return check.verdict + more
+    text, missing = check.verdict, check.difference.missing
+    if check.verdict not in (RED, GREEN):
+        text += f", needs {check.needed:,} items" if check.needed else ", needs more clusters"
+    return text + (f" ({missing} without an answer count as wrong)" if missing else "")
 
 
 def rows(checks: Sequence[Check]) -> list[list[str]]:
@@ -25,7 +25,7 @@ def rows(checks: Sequence[Check]) -> list[list[str]]:
     order = {RED: 0, GREEN: 2}
     return [
         [
-            _verdict(c) + _missing(c), c.candidate, f"{c.kind.replace('_', ' ')} {c.name}",
+            _verdict(c), c.candidate, f"{c.kind.replace('_', ' ')} {c.name}",
             c.metric or "headline",
             f"{c.difference.value:+.3g} [{c.low:+.3g}, {c.high:+.3g}]", f"{-c.max_drop:g}",
             "" if c.noise is None else f"{c.noise:.3g}",
@@ -34,11 +34,6 @@ def rows(checks: Sequence[Check]) -> list[list[str]]:
         ]
         for c in sorted(checks, key=lambda check: order.get(check.verdict, 1))
     ]  # fmt: skip
-
-
-def _missing(check: Check) -> str:
-    count = check.difference.missing
-    return f" ({count} without an answer count as wrong)" if count else ""
 
 
 def section(gate: Gate, checks: Sequence[Check]) -> str:
@@ -59,7 +54,7 @@ def to_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
         {
             "candidate": c.candidate, "kind": c.kind, "name": c.name, "metric": c.metric,
             "unit": c.unit, "verdict": c.verdict, "max_drop": c.max_drop,
-            "difference": c.difference.value, "low": _finite(c.low), "high": _finite(c.high),
+            "difference": c.difference.value, "low": finite(c.low), "high": finite(c.high),
             "p_value_holm": c.p_value, "items": c.difference.items,
             "items_needed": c.needed or None, "missing_as_wrong": c.difference.missing,
             "noise": c.noise, "regressed_items": list(c.difference.worse[:IDS]),
@@ -67,7 +62,3 @@ def to_json(checks: Sequence[Check]) -> list[dict[str, Any]]:
         }
         for c in checks
     ]  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -107,12 +107,11 @@ def items_of_row(task: Task, row: Row, number: int) -> list[Item]:
             raise BadData(f"{row!r:.40} (expected an object)")
         if not task.each:
             return _of_turns(task, row, number)
-        items = []
-        for index, element in enumerate(listed(task.each, row), 1):
-            part = {**row, "each": element, "each_number": index}
-            for item in _of_turns(task, part, number):
-                items.append(replace(item, id=f"{item.id}/{index}"))
-        return items
+        return [
+            replace(item, id=f"{item.id}/{index}")
+            for index, element in enumerate(listed(task.each, row), 1)
+            for item in _of_turns(task, {**row, "each": element, "each_number": index}, number)
+        ]
     except (BadData, KeyError, ValueError) as error:
         name = row.get(task.id, f"row {number}") if isinstance(row, Mapping) else f"row {number}"
         raise BadData(f"{task.name}, item {name}: {error}") from error
@@ -156,7 +155,7 @@ def _made(task: Task, row: Row, number: int) -> Item:
     if task.checks:
         names = value(task.checks, row)
         of_each = value(task.check_arguments, row) if task.check_arguments else [{} for _ in names]
-        given = checks_text(*map(_from_json, (names, of_each)))
+        given = checks_text(*map(from_json, (names, of_each)))
     if task.kind == "exact_match" and given is None:
         raise BadData(f"no answer in column {task.answer!r}")
     if task.verifier == "code":
@@ -182,14 +181,14 @@ def _choices(task: Task, row: Row) -> tuple[str, ...]:
     if task.kind != "multiple_choice":
         return ()
     choices = task.choices if isinstance(task.choices, tuple) else value(task.choices, row)
-    choices = _from_json(choices)
+    choices = from_json(choices)
     if not isinstance(choices, list | tuple) or len(choices) < 2:
         reason = "expected a list of two or more, or its JSON"
         raise BadData(f"choices = {task.choices!r:.60} gives {choices!r:.60} ({reason})")
     return tuple(str(choice) for choice in choices)
 
 
-def _from_json(given: object) -> Any:
+def from_json(given: object) -> Any:
     """What a text says in JSON; anything else as it is."""
     if isinstance(given, str):
         with suppress(ValueError):

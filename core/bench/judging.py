@@ -9,12 +9,14 @@ outside 0 to the maximum, is no verdict and never a zero.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sabia.core.bench.items import from_json
 from sabia.core.bench.metrics import MAXIMUM, NO_VERDICT
+from sabia.core.bench.statistics import is_number
 from sabia.core.bench.verdict_rows import POINTS, Entry, entries_of, entries_of_points
 from sabia.core.errors import BadData
 from sabia.core.generate.calls import ChatRequest, ChatResponse
@@ -109,13 +111,8 @@ class PointsQuestion:
 
 def key_text(rubric: object) -> str:
     """The official key as text: unchanged, or one line per item."""
-    if isinstance(rubric, str):
-        try:
-            listed = isinstance(json.loads(rubric), list | dict)
-        except ValueError:
-            listed = False
-        if not listed:
-            return rubric
+    if isinstance(rubric, str) and not isinstance(from_json(rubric), list | dict):
+        return rubric
     items = rubric_of(rubric).items
     return "\n".join(
         f"- {item.text} ({item.weight:g} points{_condition(item, items)})" for item in items
@@ -143,20 +140,19 @@ def judge_points(
     questions: Sequence[PointsQuestion], panel: Panel, max_tokens: int = 2048
 ) -> list[JudgedAnswer]:
     """Points of each answer by the judges of a panel: of several the weighted median or mean."""
-    everyone = range(len(questions))
-    audited = [n for n in everyone if panel.audits(questions[n].messages, questions[n].response)]
-    asked = [_ask_points(judge, questions, everyone, max_tokens) for _, judge in panel.judges]
-    audit: list[AskedCall] = []
+    cells = [(question, list[_Marked]()) for question in questions]
+    audited = [cell for cell in cells if panel.audits(cell[0].messages, cell[0].response)]
+    asked = [_ask_points(judge, cells, max_tokens) for _, judge in panel.judges]
+    audit: _AskedPoints = []
     for _, judge in panel.auditors:
         with panel.auditing():
-            audit = _ask_points(judge, questions, audited, max_tokens)
-    made: list[list[_Marked]] = [[] for _ in questions]
-    for (server, judge), calls in zip(panel.judges, asked, strict=True):
-        _read_points(server, judge, calls, questions, everyone, made)
-    for server, judge in panel.auditors:
+            audit = _ask_points(judge, audited, max_tokens)
+    for pair, calls in zip(panel.judges, asked, strict=True):
+        _read_points(*pair, calls)
+    for pair in panel.auditors:
         with panel.auditing():
-            _read_points(server, judge, audit, questions, audited if audit else (), made)
-    return [_pointed(*pair, panel) for pair in zip(questions, made, strict=True)]
+            _read_points(*pair, audit)
+    return [_pointed(*cell, panel) for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -169,26 +165,24 @@ class _Marked:
     lookups: Sequence[Mapping[str, Any]]
 
 
-def _ask_points(
-    judge: Judge, questions: Sequence[PointsQuestion], numbers: Iterable[int], max_tokens: int
-) -> list[AskedCall]:
-    return [
-        judge.ask(
-            ChatRequest(points_messages(questions[n]), max_tokens=max_tokens, seed=0),
-            partial(_has_points_of, questions[n].maximum),
-        )
-        for n in numbers
-    ]
+_Cell = tuple[PointsQuestion, list[_Marked]]  # with what the judges say of it
+_AskedPoints = list[tuple[_Cell, AskedCall]]
 
 
-def _read_points(
-    server: JudgeServer, judge: Judge, calls: Sequence[AskedCall],
-    questions: Sequence[PointsQuestion], numbers: Iterable[int], made: Sequence[list[_Marked]],
-) -> None:  # fmt: skip
-    """Wait for a judge's calls about the questions of these numbers, and add what they say."""
-    for n, call, reply in zip(numbers, calls, judge.responses(calls), strict=True):
-        points = read_points(reply.text or "", questions[n].maximum)
-        made[n].append(_Marked(server, reply, points, call.lookups))
+def _ask_points(judge: Judge, cells: Sequence[_Cell], max_tokens: int) -> _AskedPoints:
+    asked = []
+    for cell in cells:
+        request = ChatRequest(points_messages(cell[0]), max_tokens=max_tokens, seed=0)
+        asked.append((cell, judge.ask(request, partial(_has_points_of, cell[0].maximum))))
+    return asked
+
+
+def _read_points(server: JudgeServer, judge: Judge, asked: _AskedPoints) -> None:
+    """Wait for a judge's calls, and add what they say."""
+    replies = judge.responses([call for _, call in asked])
+    for ((question, made), call), reply in zip(asked, replies, strict=True):
+        points = read_points(reply.text or "", question.maximum)
+        made.append(_Marked(server, reply, points, call.lookups))
 
 
 def _pointed(question: PointsQuestion, made: Sequence[_Marked], panel: Panel) -> JudgedAnswer:
@@ -241,14 +235,10 @@ def _from_items(text: str) -> float | None:
         if isinstance(items, list) and items and all(map(_has_points, items)):
             return round(sum(float(item["points"]) for item in items), 6)
         for name in ("points", "score", "total"):
-            if _is_number(value.get(name)):
+            if is_number(value.get(name)):
                 return float(value[name])
     return None
 
 
 def _has_points(item: object) -> bool:
-    return isinstance(item, Mapping) and _is_number(item.get("points"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(item, Mapping) and is_number(item.get("points"))

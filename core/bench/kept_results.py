@@ -33,8 +33,7 @@ class KeptResults:
 
     def keep_loglikelihoods(self, values: Sequence[tuple[Unit, list[Value]]], greedy: bool) -> None:
         """Keep the log-likelihoods of the units of a batch."""
-        made = [(self._unit_key(unit, greedy), {"nats": nats}) for unit, nats in values]
-        self.cache.write_all(made)
+        self.cache.write_all([(self._unit_key(unit, greedy), {"nats": v}) for unit, v in values])
 
     def completion(self, request: Request, sample: int) -> Completion | None:
         """A sample of a request without its log-probabilities, if it is known."""

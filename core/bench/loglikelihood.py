@@ -13,7 +13,7 @@ windows that overlap by one token, as in lm-evaluation-harness.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,7 +37,7 @@ from sabia.kernels.runtime.torch_support import keep_few_products
 BATCH_TOKENS = 4_096
 PREFIX_SHARE = 1 / 4  # of the bytes of caches
 LEAST_SAVED = {"torch": 256, "jax": 8_192}  # tokens, for which a prefix is worth a program
-GREEDY_ROWS = 64  # positions whose logits are held at once
+POSITIONS = 64  # whose logits are held at once
 _IDS: dict[int, int] = {}  # one integer object for a token id, in all rows: a third of the memory
 LENGTH_STEP = 64  # JAX: row lengths are padded to this times a power of two
 
@@ -131,15 +131,11 @@ def prefix_token(tokenizer: Tokenizer) -> int:
 def document_rows(ids: Sequence[int], prefix: int, context: int) -> list[Row]:
     """Windows that score each token of a document once, seeing at most `context` tokens each."""
     whole = (prefix, *ids)
-    if len(ids) <= context:
-        return [Row(whole, len(ids))]
-    rows, done = [Row(whole[: context + 1], context)], context
-    while done < len(ids):
-        step = min(context, len(ids) - done)
-        end = done + step
-        rows.append(Row(whole[end - context : end + 1], step))
-        done = end
-    return rows
+    ends = [*range(context, len(ids), context), len(ids)]
+    return [
+        Row(whole[max(end - context, 0) : end + 1], end - start)
+        for start, end in pairwise([0, *ends])
+    ]
 
 
 @dataclass(frozen=True)
@@ -401,17 +397,17 @@ class Scorer:
         full, hits = np.zeros(targets.shape), np.full(targets.shape, True)
         full[used] = self.ops.to_numpy({"losses": losses})["losses"][0]
         if greedy:
-            parts = [
-                self.ops.to_numpy({"logits": self._logits(picked[:, at : at + GREEDY_ROWS])})
-                for at in range(0, len(used[0]), GREEDY_ROWS)
-            ]
-            best = np.concatenate([part["logits"][0].argmax(-1) for part in parts])
+            best = np.concatenate([logits.argmax(-1) for logits in self.logits(picked)])
             hits[used] = best == wanted[0]
         return full, hits if greedy else None
 
-    def _logits(self, hidden: Array) -> Any:
-        scores = forward.logits(self.spec, self.params, hidden, self.ops)
-        return self.split.whole_vocabulary(scores) if self.split else scores
+    def logits(self, hidden: Array) -> Iterator[np.ndarray]:
+        """The logits at hidden[1, N, D], of at most POSITIONS positions at once."""
+        for at in range(0, hidden.shape[1], POSITIONS):
+            part = hidden[:, at : at + POSITIONS]
+            scores = forward.logits(self.spec, self.params, part, self.ops)
+            whole = self.split.whole_vocabulary(scores) if self.split else scores
+            yield self.ops.to_numpy({"logits": whole})["logits"][0]
 
 
 def _values(losses: np.ndarray, hits: Array, count: int | None = None) -> list[Value]:

@@ -20,27 +20,25 @@ import numpy as np
 from sabia.core import page, svg
 from sabia.core.bench.rubrics.graded_samples import GRADE
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.statistics import Interval, mean_interval
+from sabia.core.bench.statistics import Interval, finite, interval_text, mean_interval, numbered
 
 METRIC = "exact_match"
 DRAWS = 100
-COLUMNS = ("task", "model", "k", "pass@k [95 %]", "pass^k [95 %]", "majority@k [95 %]",
-           "best@k [95 %]", "tokens an item", "items")  # fmt: skip
+SCORES = ("pass@k", "pass^k", "majority@k", "best@k")
+COLUMNS = ("task", "model", "k", *(f"{name} [95 %]" for name in SCORES), "tokens an item", "items")
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The scores of k samples an item. tokens: sampled for the k, mean over items, NaN if it is not
-    known; majority: None if rows have no answers; best: None if a judge has graded none."""
+    """The scores of k samples an item, by their names in SCORES: without majority if rows have no
+    answers, without best if a judge has graded none. tokens: sampled for the k, mean over items,
+    NaN if it is not known."""
 
     task: str
     model: str
     k: int
     items: int
-    any_right: Interval
-    all_right: Interval
-    majority: Interval | None
-    best: Interval | None
+    scores: Mapping[str, Interval]
     tokens: float
 
 
@@ -75,28 +73,21 @@ def _of_cell(task: str, model: str, items: Mapping[str, _Item]) -> Iterator[Samp
         return
     for k in sorted({2**power for power in range(most.bit_length())} | {most}):
         enough = {name: item for name, item in items.items() if len(item.right) >= k}
-        answered = any(a is not None for item in enough.values() for a in item.answers)
-        graded = any(g is not None for item in enough.values() for g in item.grades)
         counts = [(len(item.right), round(sum(item.right))) for item in enough.values()]
-        yield Sampled(
-            task,
-            model,
-            k,
-            len(enough),
-            _interval([pass_at(n, c, k) for n, c in counts], enough),
-            _interval([all_pass(n, c, k) for n, c in counts], enough),
-            _interval([majority(item.right, item.answers, k, name)
-                       for name, item in enough.items()], enough) if answered else None,
-            _interval([best_of(item.right, item.grades, k)
-                       for item in enough.values()], enough) if graded else None,
-            k * float(np.mean([np.mean(item.tokens) for item in enough.values()])),
-        )  # fmt: skip
-
-
-def _interval(values: Sequence[float], items: Mapping[str, _Item]) -> Interval:
-    numbers: dict[str, int] = {}
-    clusters = [numbers.setdefault(item.cluster, len(numbers)) for item in items.values()]
-    return mean_interval(values, np.array(clusters), share=True)
+        values = {
+            "pass@k": [pass_at(n, c, k) for n, c in counts],
+            "pass^k": [all_pass(n, c, k) for n, c in counts],
+        }
+        if any(answer is not None for item in enough.values() for answer in item.answers):
+            values["majority@k"] = [
+                majority(item.right, item.answers, k, name) for name, item in enough.items()
+            ]
+        if any(grade is not None for item in enough.values() for grade in item.grades):
+            values["best@k"] = [best_of(item.right, item.grades, k) for item in enough.values()]
+        clusters = numbered(item.cluster for item in enough.values())
+        scores = {name: mean_interval(each, clusters, share=True) for name, each in values.items()}
+        tokens = k * float(np.mean([np.mean(item.tokens) for item in enough.values()]))
+        yield Sampled(task, model, k, len(enough), scores, tokens)
 
 
 def pass_at(n: int, c: int, k: int) -> float:
@@ -145,17 +136,12 @@ def rows(sampled: Sequence[Sampled]) -> list[list[str]]:
     """A row for each k."""
     return [
         [
-            one.task, one.model, str(one.k), _text(one.any_right), _text(one.all_right),
-            _text(one.majority) if one.majority else "",
-            _text(one.best) if one.best else "",
+            one.task, one.model, str(one.k),
+            *(interval_text(one.scores.get(name)) for name in SCORES),
             f"{one.tokens:,.0f}" if math.isfinite(one.tokens) else "", str(one.items),
         ]
         for one in sampled
     ]  # fmt: skip
-
-
-def _text(i: Interval) -> str:
-    return f"{i.value:.3g} [{i.low:.3g}, {i.high:.3g}]"
 
 
 def section(sampled: Sequence[Sampled]) -> str:
@@ -174,29 +160,20 @@ def section(sampled: Sequence[Sampled]) -> str:
 
 def _lines(sampled: Sequence[Sampled]) -> Iterator[tuple[str, list[tuple[float, float]]]]:
     known = [one for one in sampled if math.isfinite(one.tokens)]
-    if known:
-        yield "pass@k", [(one.tokens, one.any_right.value) for one in known]
-        yield "pass^k", [(one.tokens, one.all_right.value) for one in known]
-    voted = [(one.tokens, one.majority.value) for one in known if one.majority]
-    if voted:
-        yield "majority@k", voted
-    if chosen := [(one.tokens, one.best.value) for one in known if one.best]:
-        yield "best@k", chosen
+    for name in SCORES:
+        if points := [(one.tokens, one.scores[name].value) for one in known if name in one.scores]:
+            yield name, points
 
 
 def to_json(sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
     """Records of the rows; shares are fractions of 1."""
     return [
         {"task": one.task, "model": one.model, "k": one.k, "items": one.items}
-        | _ends("pass_at_k", one.any_right)
-        | _ends("pass_hat_k", one.all_right)
-        | (_ends("majority_at_k", one.majority) if one.majority else {})
-        | (_ends("best_at_k", one.best) if one.best else {})
-        | {"tokens_per_item": one.tokens if math.isfinite(one.tokens) else None}
+        | {
+            f"{name.replace('@', '_at_').replace('^', '_hat_')}_{end}_share": value
+            for name, interval in one.scores.items()
+            for end, value in interval.ends.items()
+        }
+        | {"tokens_per_item": finite(one.tokens)}
         for one in sampled
     ]
-
-
-def _ends(name: str, i: Interval) -> dict[str, float]:
-    ends = (("value", i.value), ("ci_low", i.low), ("ci_high", i.high))
-    return {f"{name}_{end}_share": value for end, value in ends}

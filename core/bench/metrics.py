@@ -24,7 +24,8 @@ from typing import Literal
 import numpy as np
 
 from sabia.core.bench.corpus_metrics import CORPUS
-from sabia.core.bench.task import Task, finite
+from sabia.core.bench.statistics import finite
+from sabia.core.bench.task import Task
 from sabia.core.errors import BadData
 from sabia.core.judge.bounded_regex import PastLimitError, find
 from sabia.core.judge.verifiers import explained_all
@@ -58,48 +59,37 @@ class Metric:
         return tuple(f"{name}.{number}{comma}{filtered}" for number in range(count))
 
 
-def _bits(nats: float) -> float:
-    return nats / LN2
-
-
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("acc", "share"),
-        Metric("acc_norm", "share"),
-        Metric("acc_bytes", "share"),
-        Metric("acc_mutual_info", "share"),
-        Metric("exact_match", "share"),
-        Metric("f1", "share"),
-        Metric("share", "share"),
-        Metric("conversation", "share"),
+        *(Metric(name, "share") for name in ("acc", "acc_norm", "acc_bytes", "acc_mutual_info")),
+        *(Metric(name, "share") for name in ("exact_match", "f1", "share", "conversation")),
         Metric("refusal", "share"),
         Metric("over_refusal", "share", "mean", False),
         Metric("win_rate", "share"),
         Metric("points", "points", "sum"),
-        Metric("bits_per_byte", "bits per byte", "ratio", False, "bytes", _bits),
+        Metric("bits_per_byte", "bits per byte", "ratio", False, "bytes", lambda nats: nats / LN2),
         Metric("byte_perplexity", "perplexity", "ratio", False, "bytes", math.exp),
         Metric("word_perplexity", "perplexity", "ratio", False, "words", math.exp),
         Metric("token_perplexity", "perplexity", "ratio", False, "tokens", math.exp),
         Metric("perplexity", "perplexity", "ratio", False, "targets", math.exp),
         Metric("brier_score", "score", "mean", False),
         Metric("checks", "share", "corpus"),
-        Metric("bleu", "score", "corpus"),
-        Metric("chrf", "score", "corpus"),
-        Metric("chrf++", "score", "corpus"),
+        *(Metric(name, "score", "corpus") for name in ("bleu", "chrf", "chrf++")),
         Metric("ter", "score", "corpus", False),
-        Metric("binary_f1", "score", "corpus"),
-        Metric("mcc", "score", "corpus"),
-        Metric("f1_macro", "score", "corpus"),
-        Metric("pearson", "score", "corpus"),
+        *(Metric(name, "score", "corpus") for name in ("binary_f1", "mcc", "f1_macro", "pearson")),
     )
 }
 
 
-def metric_of(name: str) -> Metric | None:
-    """The metric of score rows of a name; None if it is not known."""
-    known = METRICS.get(name.partition(",")[0])
-    return replace(known, name=name) if known else None
+def is_known(name: str) -> bool:
+    """Whether a metric, with or without a filter, is one of METRICS."""
+    return name.partition(",")[0] in METRICS
+
+
+def metric_of(name: str) -> Metric:
+    """The metric of score rows of a name; one without a unit if it is not known."""
+    return replace(METRICS.get(name.partition(",")[0], Metric("", "")), name=name)
 
 
 LOGLIKELIHOOD = "loglikelihood_nats"
@@ -190,14 +180,14 @@ class Match:
     extracted: str | None
     reason: str = ""
 
-
-def exact_match(task: Task, text: str, answer: str) -> Match:
-    """The score 1 or 0 of a generated text against the reference answer."""
-    return exact_matches(task, [(text, answer)])[0]
+    def graded(self, tested: Tested) -> "Match":
+        """With what the verifier says."""
+        score = None if tested.passed is None else float(tested.passed)
+        return Match(score, self.extracted, tested.detail)
 
 
 def exact_matches(task: Task, pairs: Sequence[tuple[str, str]]) -> list[Match]:
-    """`exact_match` of (text, reference answer) pairs, in their order.
+    """The scores 1 or 0 of (generated text, reference answer) pairs, in their order.
 
     There is no score if a regular expression passes its time limit or a program cannot be tested.
     Programs are compared as they are: white space counts.
@@ -213,12 +203,7 @@ def exact_matches(task: Task, pairs: Sequence[tuple[str, str]]) -> list[Match]:
         if (part := matches[-1].extracted) is not None:
             compared.append((_compared(task, part), _compared(task, answer)))
     graded = iter(explained_all(task.verifier, compared))
-    return [match if match.extracted is None else _scored(match, next(graded)) for match in matches]
-
-
-def _scored(match: Match, tested: Tested) -> Match:
-    score = None if tested.passed is None else float(tested.passed)
-    return replace(match, score=score, reason=tested.detail)
+    return [match if match.extracted is None else match.graded(next(graded)) for match in matches]
 
 
 def _compared(task: Task, text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sabia.core import page
 from sabia.core.bench.gate import Scores
-from sabia.core.bench.metrics import Metric, metric_of
+from sabia.core.bench.metrics import metric_of
 from sabia.core.bench.result_summary import Summary
 
 COLUMNS = ("what", "metric", "original", "made", "kept", "noise of the original", "items")
@@ -49,10 +49,9 @@ def recoveries(
             continue
         gap = scores.of_task(task, name, original, again)
         values = before.interval.value, after.interval.value
-        less = not (metric_of(name) or Metric(name, "")).higher_is_better
-        shares.append(
-            _recovery("task", task, name, values, gap.value if gap else None, after.items, less)
-        )
+        less = not metric_of(name).higher_is_better
+        noise = gap.value if gap else None
+        shares.append(_recovery("task", task, name, values, noise, after.items, less))
     tasks = {one.name: one for one in shares}
     means = [
         ("capability", name, by_model, [t for t, of in scores.capabilities.items() if of == name])
@@ -103,9 +102,8 @@ def section(shares: Sequence[Recovery], seeds: int) -> str:
         "difference of the original to itself with as many other seeds, empty where seeds change "
         "nothing."
     )
-    return page.section(
-        "Recovery, worst first", [page.table(COLUMNS, rows(shares)), page.paragraph(note, True)]
-    )
+    parts = [page.table(COLUMNS, rows(shares)), page.paragraph(note, True)]
+    return page.section("Recovery, worst first", parts)
 
 
 def to_json(shares: Sequence[Recovery]) -> list[dict[str, Any]]:

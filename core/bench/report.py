@@ -10,11 +10,11 @@ from typing import Any
 
 from sabia.core import page, svg
 from sabia.core.bench import verdict_table
-from sabia.core.bench.metrics import NO_ANSWER, Metric, metric_of
+from sabia.core.bench.metrics import NO_ANSWER, metric_of
 from sabia.core.bench.pages import item_browser
 from sabia.core.bench.result_summary import Comparison, Result, Summary
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.statistics import Interval
+from sabia.core.bench.statistics import Interval, interval_text
 from sabia.core.bench.verdict_rows import VerdictRow
 
 EXAMPLES = 3  # changed items shown in full for each comparison
@@ -67,7 +67,7 @@ def _charts(summary: Summary) -> list[str]:
     """A bar chart for each unit among the headline metrics."""
     units: dict[str, list[str]] = {}
     for task, name in summary.headlines.items():
-        units.setdefault((metric_of(name) or Metric(name, name)).unit, []).append(task)
+        units.setdefault(metric_of(name).unit or name, []).append(task)
     charts = []
     for unit, tasks in units.items():
         groups = []
@@ -88,10 +88,10 @@ def value_text(result: Result) -> str:
     """A value with its interval: `0.512 [0.489, 0.535]`."""
     i = result.interval
     if result.maximum is not None:
-        return f"{i.value:.2f} [{i.low:.2f}, {i.high:.2f}] of {result.maximum:g}"
+        return f"{interval_text(i, '.2f')} of {result.maximum:g}"
     if result.items == 1 and i.method.startswith("bootstrap"):
         return f"{i.value:.4g} (one item: no interval)"
-    return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
+    return interval_text(i, ".4g")
 
 
 def _results_table(summary: Summary) -> str:
@@ -99,15 +99,12 @@ def _results_table(summary: Summary) -> str:
     for r in summary.results:
         metric = r.metric + (" *" if summary.headlines[r.task] == r.metric else "")
         counts = [r.items, f"{r.samples_per_item:g}", r.no_answer or "", r.no_verdict or ""]
-        method = r.interval.method.replace("_", " ")
-        least = _number(r.detectable)
-        rows.append(
-            [r.task, r.model, metric, value_text(r), *counts, bounds_text(r), least, method]
-        )
+        more = [bounds_text(r), _number(r.detectable), r.interval.method.replace("_", " ")]
+        rows.append([r.task, r.model, metric, value_text(r), *counts, *more])
     means = [("all tasks", model, SHARES, i) for model, i in summary.overall.items()]
     for name, model, what, i in [*mean_rows(summary), *means]:
         method = i.method.replace("_", " ")
-        rows.append([name, model, what, _share(i), *[""] * 6, method])
+        rows.append([name, model, what, interval_text(i, ".4g"), *[""] * 6, method])
     columns = ["task", "model", "metric", "value [95 %]", "items", "samples", "no answer",
                "no verdict", "missing: wrong – right", "detectable", "interval"]  # fmt: skip
     note = (
@@ -144,10 +141,6 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else ""
 
 
-def _share(i: Interval) -> str:
-    return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
-
-
 def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
     rows = [_comparison_row(c) for c in summary.comparisons]
     columns = ["task", "metric", "from", "to", "difference [95 %]", "detectable", "worse",
@@ -170,9 +163,8 @@ def _comparisons(summary: Summary, scores: Sequence[Score]) -> list[str]:
 
 
 def _comparison_row(c: Comparison) -> list[Any]:
-    d = c.paired.difference
     return [
-        c.task, c.metric, c.model_a, c.model_b, f"{d.value:+.4g} [{d.low:+.4g}, {d.high:+.4g}]",
+        c.task, c.metric, c.model_a, c.model_b, interval_text(c.paired.difference, "+.4g"),
         _number(c.paired.detectable), c.paired.regressed, c.paired.fixed, c.paired.items,
         _p(c.paired.p_value), _p(c.p_holm),
         c.paired.test.replace("_", " "),
@@ -228,12 +220,11 @@ def terminal_table(summary: Summary, verdicts: Sequence[VerdictRow] = ()) -> str
     rows = [["task", "model", "metric", "value [95 %]", "items", "samples", "detectable", *more]]
     for r in summary.results:
         if summary.headlines[r.task] == r.metric:
-            samples = f"{r.samples_per_item:g}"
+            counts = [str(r.items), f"{r.samples_per_item:g}", _number(r.detectable)]
             missed = [str(r.missing or ""), bounds_text(r)] if missing else []
-            missed = [_number(r.detectable), *missed]
-            rows.append([r.task, r.model, r.metric, value_text(r), str(r.items), samples, *missed])
+            rows.append([r.task, r.model, r.metric, value_text(r), *counts, *missed])
     for name, model, what, i in mean_rows(summary):
-        rows.append([name, model, what, _share(i), *[""] * (len(rows[0]) - 4)])
+        rows.append([name, model, what, interval_text(i, ".4g"), *[""] * (len(rows[0]) - 4)])
     lines = aligned(rows)
     if summary.comparisons:
         pairs = [

@@ -22,9 +22,11 @@ from sabia.core.bench.metrics import (
     NO_ANSWER,
     NO_VERDICT,
     Metric,
+    is_known,
     metric_of,
 )
 from sabia.core.bench.score_rows import Score
+from sabia.core.bench.statistics import finite
 
 Key = tuple[str, int]  # item id, sample
 Groups = Mapping[str, str]  # item id → its cluster
@@ -115,10 +117,8 @@ class Summary:
     def result(self, model: str, task: str, metric: str = "") -> Result | None:
         """The result of a model on a task (its headline metric by default)."""
         wanted = metric or self.headlines.get(task)
-        for candidate in self.results:
-            if (candidate.model, candidate.task, candidate.metric) == (model, task, wanted):
-                return candidate
-        return None
+        asked = (model, task, wanted)
+        return next((r for r in self.results if (r.model, r.task, r.metric) == asked), None)
 
 
 def tabulate(scores: Iterable[Score]) -> tuple[Table, dict[str, dict[str, str]]]:
@@ -159,19 +159,11 @@ def summarise(
     p_values = statistics.holm([pair.paired.p_value for pair in pairs])
     adjusted = tuple(replace(c, p_holm=p) for c, p in zip(pairs, p_values, strict=True))
     overall = _overall(models, chosen, results)
-    by_capability = {
-        name: {
-            model: mean
-            for model in models
-            for mean in _overall(
-                [model],
-                {t: metric for t, metric in chosen.items() if (capabilities or {}).get(t) == name},
-                results,
-                least=1,
-            ).values()
-        }
-        for name in dict.fromkeys((capabilities or {}).values())
-    }
+    named, by_capability = capabilities or {}, dict[str, dict[str, statistics.Interval]]()
+    for name in dict.fromkeys(named.values()):
+        own = {task: metric for task, metric in chosen.items() if named.get(task) == name}
+        means = [_overall([model], own, results, least=1) for model in models]
+        by_capability[name] = {model: mean for one in means for model, mean in one.items()}
     return Summary(models, tuple(table), chosen, results, adjusted, overall, by_capability)
 
 
@@ -179,7 +171,7 @@ def _headline(by_model: Mapping[str, Mapping[str, Any]], wanted: str | None) -> 
     present = {metric for metrics in by_model.values() for metric in metrics}
     present |= {metric.name for metric in _reported(present)}
     every = (wanted, *HEADLINES, *METRICS, *sorted(present))
-    known = [name for name in every if name in present and name and metric_of(name)]
+    known = [name for name in every if name in present and name and is_known(name)]
     return known[0] if known else min(present)
 
 
@@ -187,7 +179,7 @@ def _results(
     model: str, task: str, metrics: Mapping[str, Mapping[Key, float]], groups: Groups
 ) -> Iterable[Result]:
     silent, unanswered = (len(metrics.get(name, ())) for name in (NO_VERDICT, NO_ANSWER))
-    if (silent or unanswered) and not any(map(metric_of, metrics)):
+    if (silent or unanswered) and not any(map(is_known, metrics)):
         nothing = statistics.Interval(np.nan, np.nan, np.nan, "no_score_at_all")
         yield Result(model, task, "share", nothing, 0, 0.0, silent, None, unanswered, (0.0, 1.0))
     for metric in _reported(metrics):
@@ -203,7 +195,7 @@ def _reported(rows: Collection[str]) -> list[Metric]:
     named = (*METRICS, *(f"{name},{given}" for given in filters for name in METRICS))
     needed = {
         metric: (LOGLIKELIHOOD, metric.per) if metric.aggregate == "ratio" else metric.parts
-        for metric in filter(None, map(metric_of, named))
+        for metric in map(metric_of, named)
     }
     return [m for m, names in needed.items() if all(n in rows for n in names or (m.name,))]
 
@@ -216,9 +208,7 @@ def _ratio(
     nats = -np.array([metrics[LOGLIKELIHOOD][key] for key in keys])
     per = np.array([metrics[metric.per][key] for key in keys])
     ratio = statistics.ratio_bootstrap(nats, per, clusters_of(keys, groups))
-    value, low, high = (metric.transform(x) for x in (ratio.value, ratio.low, ratio.high))
-    interval = statistics.Interval(value, low, high, ratio.method)
-    return Result(model, task, metric.name, interval, len(keys), 1.0)
+    return Result(model, task, metric.name, ratio.mapped(metric.transform), len(keys), 1.0)
 
 
 def _mean(
@@ -226,14 +216,14 @@ def _mean(
     groups: Groups,
 ) -> Result:  # fmt: skip
     by_key = per_item(metric, metrics)
-    values, _, items = _columns(by_key, list(by_key))
+    values, items = np.array([*by_key.values()]), len({item for item, _ in by_key})
     clusters = clusters_of(list(by_key), groups)
     share = metric.unit == "share"
     interval, maximum = statistics.mean_interval(values, clusters, share), None
+    maxima = metrics.get(MAXIMUM, {})
     if metric.aggregate == "sum":
         # the sum with its interval, within 0 to the maximum points if these are known
         total, scale = round(float(values.sum()), 9), float(len(values))
-        maxima = metrics.get(MAXIMUM, {})
         if all(maxima.get(key, 0) > 0 for key in by_key):
             most = np.array([maxima[key] for key in by_key])
             interval = statistics.share_of_sums(values, most, clusters)
@@ -246,7 +236,6 @@ def _mean(
         total, count = float(values.sum()), len(values) + len(missing)
         bounds_if_missing = (total / count, (total + len(missing)) / count)
         if metric.aggregate == "sum":
-            maxima = metrics.get(MAXIMUM, {})
             bounds_if_missing = (total, total + sum(maxima.get(key, np.nan) for key in missing))
     return Result(
         model, task, metric.name, interval, items, len(values) / items, len(silent), maximum,
@@ -254,20 +243,9 @@ def _mean(
     )  # fmt: skip
 
 
-def _columns(
-    by_key: Mapping[Key, float], keys: Sequence[Key]
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """(values, number of the item of each, count of items)."""
-    number: dict[str, int] = {}
-    clusters = np.array([number.setdefault(item, len(number)) for item, _ in keys])
-    return np.array([by_key[key] for key in keys]), clusters, len(number)
-
-
 def clusters_of(keys: Sequence[Key], groups: Groups) -> np.ndarray:
     """The number of the cluster of each sample: those of an item, or of all items of a group."""
-    number: dict[tuple[str, bool], int] = {}
-    named = [(groups.get(item, item), item in groups) for item, _ in keys]
-    return np.array([number.setdefault(name, len(number)) for name in named])
+    return statistics.numbered((groups.get(item, item), item in groups) for item, _ in keys)
 
 
 def per_item(metric: Metric, metrics: Mapping[str, Mapping[Key, float]]) -> Mapping[Key, float]:
@@ -290,26 +268,26 @@ def _compare(
     task: str, name: str, a: str, b: str,
     by_model: Mapping[str, Mapping[str, Mapping[Key, float]]], groups: Groups,
 ) -> Comparison | None:  # fmt: skip
-    metric = metric_of(name) or Metric(name, "")
+    metric = metric_of(name)
     first, second = per_item(metric, by_model[a]), per_item(metric, by_model[b])
     keys = [key for key in first if key in second]
     if not keys:
         return None
-    x, numbers, items = _columns(first, keys)
-    y, _, _ = _columns(second, keys)
+    x, y = (np.array([values[key] for key in keys]) for values in (first, second))
+    ids = list(dict.fromkeys(item for item, _ in keys))
     sign = 1.0 if metric.higher_is_better else -1.0
     bounded = metric.aggregate not in ("ratio", "corpus")
     span = float(bounded and unit_key(name) == "share")
     if metric.aggregate == "sum":
         maxima = by_model[a].get(MAXIMUM, {})
         span = max(maxima.get(key, first[key]) for key in keys)
-    pair = statistics.paired(x, y, clusters_of(keys, groups), items, span)
+    pair = statistics.paired(x, y, clusters_of(keys, groups), len(ids), span)
     if metric.aggregate == "sum":
         pair = statistics.scaled(pair, len(keys))
     if sign < 0:
         pair = replace(pair, regressed=pair.fixed, fixed=pair.regressed)
-    change = np.bincount(numbers, weights=sign * (y - x), minlength=items)
-    ids = list(dict.fromkeys(item for item, _ in keys))
+    numbers = statistics.numbered(item for item, _ in keys)
+    change = np.bincount(numbers, weights=sign * (y - x))
     order = np.argsort(change, kind="stable")
     worse = tuple(ids[i] for i in order if change[i] < 0)
     better = tuple(ids[i] for i in order[::-1] if change[i] > 0)
@@ -324,7 +302,7 @@ def _overall(
     tasks = [
         task
         for task, metric in headlines.items()
-        if unit_key(metric) == "share" and getattr(metric_of(metric), "higher_is_better", True)
+        if unit_key(metric) == "share" and metric_of(metric).higher_is_better
     ]
     by_cell = {(r.model, r.task): r.interval for r in results if headlines.get(r.task) == r.metric}
     if len(tasks) < least or any((m, t) not in by_cell for m in models for t in tasks):
@@ -356,12 +334,11 @@ def to_json(summary: Summary, shown_ids: int = 50) -> dict[str, object]:
 
 def unit_key(metric: str) -> str:
     """The suffix that names a metric's unit in a key: share, points, bits_per_byte, perplexity."""
-    return (metric_of(metric) or Metric(metric, "value")).unit.replace(" ", "_") or "value"
+    return metric_of(metric).unit.replace(" ", "_") or "value"
 
 
 def _interval_json(interval: statistics.Interval, unit: str) -> dict[str, object]:
-    numbers = {"value": interval.value, "ci_low": interval.low, "ci_high": interval.high}
-    ends = {f"{k}_{unit}": v if np.isfinite(v) else None for k, v in numbers.items()}
+    ends = {f"{name}_{unit}": finite(value) for name, value in interval.ends.items()}
     return ends | {"ci_method": interval.method}
 
 
@@ -382,12 +359,11 @@ def _result_json(result: Result, summary: Summary) -> dict[str, object]:
         "items_without_verdict": result.no_verdict,
         "items_without_answer": result.no_answer,
     } | _interval_json(result.interval, unit := unit_key(result.metric))
-    least = result.detectable
-    record[f"detectable_{unit}"] = least if np.isfinite(least) else None
+    record[f"detectable_{unit}"] = finite(result.detectable)
     if result.bounds is not None:
         wrong, right = result.bounds
         record[f"missing_as_wrong_{unit}"] = wrong
-        record[f"missing_as_right_{unit}"] = right if np.isfinite(right) else None
+        record[f"missing_as_right_{unit}"] = finite(right)
     return record if result.maximum is None else record | {"maximum_points": result.maximum}
 
 
@@ -400,10 +376,10 @@ def _comparison_json(c: Comparison, shown: int) -> dict[str, object]:
         "model_b": c.model_b,
         **{k.replace("value", "difference"): v
            for k, v in _interval_json(p.difference, unit_key(c.metric)).items()},
-        "p_value": p.p_value if np.isfinite(p.p_value) else None,
-        "p_value_holm": c.p_holm if np.isfinite(c.p_holm) else None,
+        "p_value": finite(p.p_value),
+        "p_value_holm": finite(c.p_holm),
         "test": p.test,
-        f"detectable_{unit_key(c.metric)}": p.detectable if np.isfinite(p.detectable) else None,
+        f"detectable_{unit_key(c.metric)}": finite(p.detectable),
         "items": p.items,
         "regressed_samples": p.regressed,
         "fixed_samples": p.fixed,

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.bench import verdict_rows
-from sabia.core.bench.verdict_rows import VERDICT, VerdictRow
+from sabia.core.bench.verdict_rows import FIELDS, VERDICT, VerdictRow
 from sabia.core.shards import schemas
 
 BATCH_ROWS = 10_000
@@ -23,8 +22,7 @@ def schema() -> pa.Schema:
     """The score schema with the columns model, sample, cluster and shard, and those of verdicts."""
     own = (("model", pa.string()), ("sample", pa.int64()), ("cluster", pa.string()),
            ("shard", pa.string()))  # fmt: skip
-    more = (*own, *verdict_rows.FIELDS)
-    return pa.schema([*schemas.KINDS["score"], *more])
+    return pa.schema([*schemas.KINDS["score"], *own, *FIELDS])
 
 
 @dataclass(frozen=True)

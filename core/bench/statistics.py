@@ -21,9 +21,10 @@ intervals cover.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import TypeGuard
 
 import numpy as np
 
@@ -48,6 +49,16 @@ class Interval:
         """Half of the interval's width."""
         return (self.high - self.low) / 2
 
+    @property
+    def ends(self) -> dict[str, float]:
+        """The numbers by the names that records give them."""
+        return {"value": self.value, "ci_low": self.low, "ci_high": self.high}
+
+    def mapped(self, function: Callable[[float], float]) -> "Interval":
+        """The interval of a function of the value that rises with it."""
+        value, low, high = map(function, (self.value, self.low, self.high))
+        return Interval(value, low, high, self.method)
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -63,6 +74,34 @@ class Paired:
     regressed: int
     fixed: int
     detectable: float = math.nan  # the smallest difference found in 80 % of such comparisons
+
+
+def interval_text(interval: Interval | None, form: str = ".3g") -> str:
+    """`0.512 [0.489, 0.535]`; '' without an interval."""
+    if interval is None:
+        return ""
+    return f"{interval.value:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def finite(value: object) -> float | None:
+    """The finite number that a value is, or that a text is as Python reads it; None if it is
+    none."""
+    try:
+        number = float(value)  # type: ignore[arg-type]  # what is no number raises TypeError
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, and neither true nor false."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def numbered(names: Iterable[Hashable]) -> np.ndarray:
+    """The number of each name, of equal names the same, in the order of their first ones."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(name, len(numbers)) for name in names])
 
 
 def z_value(confidence: float = CONFIDENCE) -> float:
@@ -162,12 +201,10 @@ def detectable(half_width: float, binary_pairs: int = 0) -> float:
     return max(smallest, 6 / binary_pairs) if binary_pairs else smallest
 
 
-def standard_error(values: np.ndarray, clusters: np.ndarray | None = None) -> float:
+def standard_error(values: np.ndarray, clusters: np.ndarray) -> float:
     """Standard error of the mean of values[N]; clusters[N] is the number of the item."""
     n = len(values)
     off = np.asarray(values, float) - np.mean(values)
-    if clusters is None:
-        return float(np.sqrt((off @ off) / (n - 1) / n)) if n > 1 else math.nan
     sums = np.bincount(clusters, weights=off)
     count = len(np.unique(clusters))
     return float(np.sqrt(sums @ sums * count / (count - 1)) / n) if count > 1 else math.nan
@@ -198,27 +235,23 @@ def mean_interval(
     return Interval(mean, mean - half, mean + half, f"student_t{ending}")
 
 
-def share_of_sums(
-    parts: np.ndarray, wholes: np.ndarray, clusters: np.ndarray | None = None
-) -> Interval:
+def share_of_sums(parts: np.ndarray, wholes: np.ndarray, clusters: np.ndarray) -> Interval:
     """Interval of Σ parts / Σ wholes, with parts[N] from 0 to wholes[N]: that of a share with the
     linearised error of the ratio."""
-    own = np.arange(len(parts)) if clusters is None else clusters
-    count, share = len(np.unique(own)), float(parts.sum() / wholes.sum())
+    count, share = len(np.unique(clusters)), float(parts.sum() / wholes.sum())
     share = min(max(share, 0.0), 1.0)
     if count == 1:
         return Interval(share, 0.0, 1.0, "unknown_one_cluster")
-    off = np.bincount(own, weights=parts - share * wholes) * (count / wholes.sum())
+    off = np.bincount(clusters, weights=parts - share * wholes) * (count / wholes.sum())
     return share_interval(share, off, False, "agresti_coull_t_of_sums")
 
 
 def ratio_bootstrap(
-    numerators: np.ndarray, denominators: np.ndarray, clusters: np.ndarray | None = None
+    numerators: np.ndarray, denominators: np.ndarray, clusters: np.ndarray
 ) -> Interval:
     """Percentile bootstrap over items, or clusters of them, of Σ numerators / Σ denominators."""
     rng = np.random.default_rng(0)
-    if clusters is not None:
-        numerators, denominators = (np.bincount(clusters, x) for x in (numerators, denominators))
+    numerators, denominators = (np.bincount(clusters, x) for x in (numerators, denominators))
     n = len(numerators)
     estimates = np.empty(BOOTSTRAP_DRAWS)
     for draw in range(BOOTSTRAP_DRAWS):
@@ -297,9 +330,8 @@ def middle_and_error(
 
 def scaled(pair: Paired, scale: float) -> Paired:
     """The comparison of sums, where `pair` is that of means; scale: the number of values."""
-    d = pair.difference
-    ends = Interval(d.value * scale, d.low * scale, d.high * scale, d.method)
-    return replace(pair, difference=ends, detectable=pair.detectable * scale)
+    sums = pair.difference.mapped(lambda value: value * scale)
+    return replace(pair, difference=sums, detectable=pair.detectable * scale)
 
 
 def _t_p(mean: float, error: float, clusters: int) -> float:

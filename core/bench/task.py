@@ -7,7 +7,6 @@ of several tasks has a table `[tasks.NAME]` for each, whose keys stand before th
 """
 
 import difflib
-import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sabia.core.bench.harness.yaml_file import YamlTask
+from sabia.core.bench.statistics import finite
 from sabia.core.errors import UsageError
 from sabia.core.files import read_toml
 from sabia.core.judge.verifiers import VERIFIERS
@@ -208,25 +208,14 @@ def task_from(values: dict[str, Any], path: str = "") -> Task:
     for key, value in lists.items():
         default = defaults[key] if isinstance(defaults[key], bool | int | float | tuple) else ""
         wanted = (int, float) if isinstance(default, float) else type(default)
-        wrong = not isinstance(value, wanted) or (
-            isinstance(value, bool) is not isinstance(default, bool)
-        )
-        if wrong and not (key == "choices" and isinstance(value, tuple)):
+        fits = isinstance(value, wanted) and isinstance(value, bool) is isinstance(default, bool)
+        if not fits and not (key == "choices" and isinstance(value, tuple)):
             kind = "list" if isinstance(default, tuple) else type(default).__name__
             raise UsageError(f"{where}: {key} = {value!r} (expected a {kind})")
     task = Task(**lists, path=path)
     _check(task, values.keys(), where)
     _check_that_all_act(task, values.keys(), where)
     return task
-
-
-def finite(text: str) -> float | None:
-    """The finite number that a text is, as Python reads it; None if it is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _check(task: Task, given: Collection[str], where: str) -> None:
@@ -305,11 +294,9 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
             )
     plain, shots = bool(task.prompt) and not task.chat, task.shots > 0
     joined = plain and (shots or task.kind == "multiple_choice")
-    for key, acts, needed in (
+    for keys, acts, needed in (
         ("chat", bool(task.prompt) or task.chat, "with prompt; messages always are a chat"),
-        ("shots_data", shots, "with shots"),
-        ("shots_sampler", shots, "with shots"),
-        ("shots_where", shots, "with shots"),
+        ("shots_data shots_sampler shots_where", shots, "with shots"),
         ("heading", plain and shots, "with shots before a plain prompt"),
         ("target", shots, "with shots"),
         ("separator", plain and shots, "with shots before a plain prompt"),
@@ -322,12 +309,11 @@ def _check_that_all_act(task: Task, given: Collection[str], where: str) -> None:
         ("graded", bool(task.turns), "with turns"),
         ("lookup", "lookup" in task.tools, "with the tool of this name"),
         ("max_steps", bool(task.tools), "with tools"),
-        ("lookup_key", bool(task.lookup), "with lookup"),
-        ("lookup_text", bool(task.lookup), "with lookup"),
-        ("lookup_about", bool(task.lookup), "with lookup"),
+        ("lookup_key lookup_text lookup_about", bool(task.lookup), "with lookup"),
         ("joined_on", bool(task.joined), "with joined"),
         ("references", not task.checks and not task.labels, "without checks and labels"),
         ("guessing", bool(task.group), "with group"),
     ):
-        if key in given and not acts:
-            raise UsageError(f"{where}: {key} has no effect (it acts {needed})")
+        for key in keys.split():
+            if key in given and not acts:
+                raise UsageError(f"{where}: {key} has no effect (it acts {needed})")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sabia.core import notes
-from sabia.core.bench.harness.groups import Folder, Group, is_group
+from sabia.core.bench.harness.groups import Folder, Group, Read, is_group
 from sabia.core.bench.harness.prompts import Prompts
 from sabia.core.bench.harness.scores import check_metrics, named
 from sabia.core.bench.harness.splits import Splits
@@ -52,17 +52,17 @@ def load_groups(
     tasks: list[Task] = []
     groups: list[Group] = []
 
-    def add(of_task: Mapping[str, Any], file: str) -> None:
-        settings = task_of(of_task, file)
-        check_metrics(settings)
-        tasks.append(_from_yaml(settings, given, used))
+    def add(part: Read) -> None:
+        groups.extend(part.group.below if part.group.name else ())
+        for of_task, file in part.tasks:
+            settings = task_of(of_task, file)
+            check_metrics(settings)
+            tasks.append(_from_yaml(settings, given, used))
 
     for name in paths:
         if (path := Path(name)).suffix == "" and not path.exists() and _has_yaml(path.parent):
             for part in Folder(path.parent, trust, option).named(path.name):
-                groups += part.group.below if part.group.name else ()
-                for of_task, file in part.tasks:
-                    add(of_task, file)
+                add(part)
             continue
         for path in _files(name, option):
             if not is_yaml(path):
@@ -71,13 +71,10 @@ def load_groups(
                 tasks += [_with_data(task, given, used) for task in named_one]
                 continue
             keys = read_yaml(path, trust, option)
-            every: list[tuple[Mapping[str, Any], str]] = [(keys, str(path))]
             if is_group(keys):
-                whole = Folder(path.parent, trust, option).read(keys, str(path))
-                every = whole.tasks
-                groups += whole.group.below
-            for of_task, file in every:
-                add(of_task, file)
+                add(Folder(path.parent, trust, option).read(keys, str(path)))
+            else:
+                add(Read(Group("", ()), [(keys, str(path))], False))
         if Path(name).is_dir():
             groups += _groups_in(Path(name), {task.name for task in tasks}, option)
     if unused := [name for name in given if name not in used]:

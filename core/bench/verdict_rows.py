@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sabia.core.judge.verdict import Grade, Opinion, Verdict
+from sabia.core.judge.verdict import Grade
 
 VERDICT = "verdict"  # the metric of these rows
 POINTS = "points"  # the item of points
@@ -53,12 +53,11 @@ class VerdictRow:
 
     def row(self) -> dict[str, object]:
         """The row as a record."""
-        entry = vars(self.entry)
-        lookups = entry["lookups"]
-        named = {name: entry[name] for name in ("item", "judge", "audit", "verdict", "weight")}
+        record = {**vars(self), **vars(self.entry), "metric": VERDICT}
+        del record["entry"]
+        lookups = record.pop("lookups")
         detail = json.dumps({"lookups": lookups}, ensure_ascii=False) if lookups else None
-        own = {name: value for name, value in vars(self).items() if name != "entry"}
-        return {**own, **named, "metric": VERDICT, "value": entry["value"], "detail": detail}
+        return record | {"detail": detail}
 
     @classmethod
     def of(cls, row: Mapping[str, Any], model: str) -> "VerdictRow":
@@ -80,16 +79,12 @@ def entries_of(grade: Grade) -> list[Entry]:
         for item, verdict, weight in grade.verdicts
     ]
     single = [
-        _by_judge(opinion, item, verdict, weights.get(item, 0.0))
+        Entry(item, str(verdict), verdict.number, weights.get(item, 0.0), opinion.judge,
+              opinion.audit, tuple(made for made in opinion.lookups if item in made["items"]))
         for opinion in grade.opinions
         for item, verdict in opinion.verdicts.items()
-    ]
+    ]  # fmt: skip
     return decided + single
-
-
-def _by_judge(opinion: Opinion, item: str, verdict: Verdict, weight: float) -> Entry:
-    lookups = tuple(made for made in opinion.lookups if item in made["items"])
-    return Entry(item, str(verdict), verdict.number, weight, opinion.judge, opinion.audit, lookups)
 
 
 def entries_of_points(

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from sabia.core import page
-from sabia.core.bench.statistics import Interval, standard_error, z_value
+from sabia.core.bench.statistics import (
+    Interval,
+    finite,
+    interval_text,
+    numbered,
+    standard_error,
+    z_value,
+)
 from sabia.core.bench.verdict_rows import VerdictRow
 from sabia.core.judge.agreement import Agreement
 
@@ -78,14 +85,11 @@ def item_tables(rows: Iterable[VerdictRow]) -> list[ItemTable]:
 def _table(
     task: str, model: str, items: Mapping[str, Mapping[str | int, list[VerdictRow]]]
 ) -> ItemTable:
-    columns_seen = list(
-        dict.fromkeys(column for by_column in items.values() for column in by_column)
-    )
-    groups: list[list[str | int]] = [[column] for column in columns_seen]
+    seen = dict.fromkeys(column for by_column in items.values() for column in by_column)
+    groups: list[list[str | int]] = [[column] for column in seen]
     if model:
-        steps = sorted(int(column) for column in columns_seen)
-        parts = np.array_split(steps, min(BINS, len(steps)))
-        groups = [part.tolist() for part in parts]
+        steps = sorted(map(int, seen))
+        groups = [part.tolist() for part in np.array_split(steps, min(BINS, len(steps)))]
     made = []
     for item, by_column in items.items():
         cells = tuple(
@@ -105,9 +109,7 @@ def _cell(rows: Sequence[VerdictRow]) -> Cell:
     if not known:
         return Cell(math.nan, math.nan, 0, len(rows))
     values = np.array([row.entry.value for row in known], float)
-    numbers: dict[str, int] = {}
-    clusters = np.array([numbers.setdefault(row.item_id, len(numbers)) for row in known])
-    error = standard_error(values, clusters)
+    error = standard_error(values, numbered(row.item_id for row in known))
     return Cell(float(values.mean()), error, len(known), len(rows) - len(known))
 
 
@@ -167,8 +169,8 @@ def _item_json(table: ItemTable, row: ItemRow) -> dict[str, Any]:
     record = {"task": table.task, "model": table.model or None, "item": row.item, "over": columns}
     if row.change is None:
         return record
-    ends = {"change": row.change.value, "ci_low": row.change.low, "ci_high": row.change.high}
-    return record | {f"{k}_share": v if math.isfinite(v) else None for k, v in ends.items()}
+    ends = {name.replace("value", "change"): end for name, end in row.change.ends.items()}
+    return record | {f"{name}_share": finite(end) for name, end in ends.items()}
 
 
 def sections(rows: Sequence[VerdictRow]) -> list[str]:
@@ -196,10 +198,7 @@ def sections(rows: Sequence[VerdictRow]) -> list[str]:
 
 def _texts(row: ItemRow) -> list[str]:
     cells = ["" if not cell.known else f"{cell.mean:.3f} ({cell.known})" for cell in row.cells]
-    change = row.change
-    if change is None:
-        return [*cells, ""]
-    return [*cells, f"{change.value:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"]
+    return [*cells, interval_text(row.change, "+.3f")]
 
 
 def terminal_lines(rows: Sequence[VerdictRow]) -> list[list[str]]:
@@ -208,11 +207,6 @@ def terminal_lines(rows: Sequence[VerdictRow]) -> list[list[str]]:
     for table in item_tables(rows):
         if len(table.columns) > 1:
             head = [table.title, table.columns[0], table.columns[-1], "change [95 %]"]
-            lines = [[row.item, *_ends(row)] for row in table.rows[:LINES]]
-            tables += [head, *lines]
+            texts = [(row.item, _texts(row)) for row in table.rows[:LINES]]
+            tables += [head, *([item, cells[0], *cells[-2:]] for item, cells in texts)]
     return tables
-
-
-def _ends(row: ItemRow) -> list[str]:
-    first, *_, change = _texts(row)
-    return [first, _texts(row)[-2], change]

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from operator import eq, ge, le
 from string import punctuation
 from typing import Any
 
@@ -85,14 +86,22 @@ def _times(word: str, text: str) -> int:
     return len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower()))
 
 
-def _all_of(words: object, holds: Callable[[str], bool]) -> bool:
+def _all_are(present: bool, words: object, text: str) -> bool:
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise TypeError(f"{words!r:.60} (expected a list of texts)")
-    return all(map(holds, words))
+    return all((_times(word, text) > 0) is present for word in words)
 
 
-def _ending(text: str, endings: str) -> int:
-    return len(re.findall(rf"\b\w+(?:{endings})\b", text.lower()))
+def counts(
+    measure: Callable[[str], int], fits: Callable[[int, Any], bool], argument: str
+) -> Callable[[str, Arguments], bool]:
+    """A check that compares a count with an argument."""
+    return lambda text, given: fits(measure(text), given[argument])
+
+
+def _ending(endings: str) -> Callable[[str], int]:
+    """How many words of a text end so."""
+    return lambda text: len(re.findall(rf"\b\w+(?:{endings})\b", text.lower()))
 
 
 def _present(markers: Sequence[str], text: str) -> int:
@@ -113,10 +122,10 @@ def _no_first_person(text: str) -> bool:
     return True
 
 
-def _edge_word(text: str, number: int) -> str:
-    """The first (0) or last (-1) word of a text, without punctuation, in lower case."""
+def _at_edge(number: int, text: str, wanted: str) -> bool:
+    """Whether the first (0) or last (-1) word of a text is the wanted one, in either case."""
     words = (text.strip().rstrip(".!?") if number else text).split()
-    return _bare(words[number]).lower() if words else ""
+    return (_bare(words[number]).lower() if words else "") == wanted.lower()
 
 
 def _same_edges(text: str) -> bool:
@@ -138,9 +147,8 @@ def _acrostic(text: str, word: str) -> bool:
     return "".join(line[0] for line in _lines(text)[: len(word)]).upper() == word.upper()
 
 
-def _most_repeated(text: str) -> int:
-    counts = Counter(filter(None, map(_bare, text.lower().split())))
-    return max(counts.values(), default=0)
+def _word_counts(text: str) -> Counter[str]:
+    return Counter(filter(None, map(_bare, text.lower().split())))
 
 
 def _within(count: int, given: Arguments, of: str) -> bool:
@@ -150,26 +158,22 @@ def _within(count: int, given: Arguments, of: str) -> bool:
 CAPITU_CHECKS: dict[str, Callable[[str, Arguments], bool]] = {
     "count:character_count_range": lambda text, given: _within(len(text), given, "chars"),
     "count:exact_line_count": lambda text, given: len(_lines(text)) == given["N"],
-    "count:exact_paragraph_count": lambda text, given: _paragraphs(text) == given["num_paragraphs"],
-    "count:exact_sentence_count": lambda text, given: _sentences(text) == given["N"],
+    "count:exact_paragraph_count": counts(_paragraphs, eq, "num_paragraphs"),
+    "count:exact_sentence_count": counts(_sentences, eq, "N"),
     "count:exact_word_count": lambda text, given: len(text.split()) == given["target_words"],
     "count:max_word_count": lambda text, given: len(text.split()) <= given["max_words"],
-    "count:min_paragraph_count": lambda text, given: _paragraphs(text) >= given["min_paragraphs"],
-    "count:min_sentence_count": lambda text, given: _sentences(text) >= given["N"],
+    "count:min_paragraph_count": counts(_paragraphs, ge, "min_paragraphs"),
+    "count:min_sentence_count": counts(_sentences, ge, "N"),
     "count:min_word_count": lambda text, given: len(text.split()) >= given["min_words"],
     "count:sentence_count_range": lambda text, given: _within(_sentences(text), given, "sentences"),
-    "count:unique_word_count": lambda text, given: (
-        len({_bare(word) for word in text.lower().split()} - {""}) >= given["N"]
-    ),
+    "count:unique_word_count": counts(lambda text: len(_word_counts(text)), ge, "N"),
     "count:word_count_range": lambda text, given: _within(len(text.split()), given, "words"),
     "forbidden:no_exclamations": lambda text, _: "!" not in text,
     "forbidden:no_first_person": lambda text, _: _no_first_person(text),
     "forbidden:no_numbers": lambda text, _: not re.search(r"\d", text),
     "forbidden:no_questions": lambda text, _: "?" not in text,
     "forbidden:word": lambda text, given: not _times(given["forbidden_word"], text),
-    "forbidden:words_list": lambda text, given: _all_of(
-        given["forbidden_words"], lambda word: not _times(word, text)
-    ),
+    "forbidden:words_list": lambda text, given: _all_are(False, given["forbidden_words"], text),
     "format:all_caps": lambda text, _: _cased(text, str.isupper),
     "format:all_lowercase": lambda text, _: _cased(text, str.islower),
     "format:bullet_list": lambda text, given: (
@@ -182,25 +186,13 @@ CAPITU_CHECKS: dict[str, Callable[[str, Arguments], bool]] = {
     "format:title_case_start": lambda text, _: all(
         sentence[0].isupper() or not sentence[0].isalpha() for sentence in _split(text)
     ),
-    "pattern:terminacao_ando_endo_indo_limit": lambda text, given: (
-        _ending(text, "ando|endo|indo") <= given["max_count"]
-    ),
-    "pattern:terminacao_ando_endo_indo_min": lambda text, given: (
-        _ending(text, "ando|endo|indo") >= given["min_count"]
-    ),
-    "pattern:terminacao_ao_oes_min": lambda text, given: (
-        _ending(text, "ão|ões|onas?") >= given["min_count"]
-    ),
-    "pattern:terminacao_inho_inha_min": lambda text, given: (
-        _ending(text, "inh[oa]s?") >= given["min_count"]
-    ),
-    "pattern:terminacao_mente_limit": lambda text, given: (
-        _ending(text, "mente") <= given["max_count"]
-    ),
-    "pattern:terminacao_mente_min": lambda text, given: (
-        _ending(text, "mente") >= given["min_count"]
-    ),
-    "pattern:terminacao_mente_proibido": lambda text, _: not _ending(text, "mente"),
+    "pattern:terminacao_ando_endo_indo_limit": counts(_ending("ando|endo|indo"), le, "max_count"),
+    "pattern:terminacao_ando_endo_indo_min": counts(_ending("ando|endo|indo"), ge, "min_count"),
+    "pattern:terminacao_ao_oes_min": counts(_ending("ão|ões|onas?"), ge, "min_count"),
+    "pattern:terminacao_inho_inha_min": counts(_ending("inh[oa]s?"), ge, "min_count"),
+    "pattern:terminacao_mente_limit": counts(_ending("mente"), le, "max_count"),
+    "pattern:terminacao_mente_min": counts(_ending("mente"), ge, "min_count"),
+    "pattern:terminacao_mente_proibido": lambda text, _: not _ending("mente")(text),
     "punctuation:include_question": lambda text, given: (
         text.count("?") >= given.get("min_questions", 1)
     ),
@@ -209,21 +201,17 @@ CAPITU_CHECKS: dict[str, Callable[[str, Arguments], bool]] = {
     ),
     "punctuation:use_semicolon": lambda text, given: text.count(";") >= given.get("min_count", 1),
     "structure:acrostic": lambda text, given: _acrostic(text, given["word"]),
-    "structure:end_with_word": lambda text, given: (
-        _edge_word(text, -1) == given["end_word"].lower()
-    ),
+    "structure:end_with_word": lambda text, given: _at_edge(-1, text, given["end_word"]),
     "structure:no_repeat_sentence_start": lambda text, _: _starts_differ(text),
     "structure:start_end_same_word": lambda text, _: _same_edges(text),
-    "structure:start_with_word": lambda text, given: (
-        _edge_word(text, 0) == given["start_word"].lower()
-    ),
+    "structure:start_with_word": lambda text, given: _at_edge(0, text, given["start_word"]),
     "words:connective": lambda text, given: _present(CONNECTIVES, text) >= given["min_connectives"],
     "words:contrast_marker": lambda text, _: _present(CONTRAST, text) > 0,
     "words:include_word": lambda text, given: _times(given["word"], text) > 0,
-    "words:include_words": lambda text, given: _all_of(
-        given["words"], lambda word: _times(word, text) > 0
+    "words:include_words": lambda text, given: _all_are(True, given["words"], text),
+    "words:max_word_repeat": lambda text, given: (
+        max(_word_counts(text).values(), default=0) <= given["N"]
     ),
-    "words:max_word_repeat": lambda text, given: _most_repeated(text) <= given["N"],
     "words:temporal_marker": lambda text, given: _present(TEMPORAL, text) >= given["min_markers"],
     "words:word_frequency": lambda text, given: _times(given["word"], text) == given["min_count"],
 }

@@ -11,9 +11,10 @@ there, whose results differ in some texts. A text whose language is not determin
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import eq, ge
 from typing import Any
 
-from sabia.core.bench.checks.capitu_checks import CAPITU_CHECKS
+from sabia.core.bench.checks.capitu_checks import CAPITU_CHECKS, counts
 from sabia.core.bench.metrics import NO_VERDICT
 from sabia.core.errors import BadData
 from sabia.core.judge.verifiers import VERIFIERS, verify
@@ -214,19 +215,13 @@ CHECKS: dict[str, Callable[[str, Arguments], bool]] = {
         len(re.findall(r"\w+", text)), given, "num_words"
     ),
     "length_constraints:nth_paragraph_first_word": _first_word,
-    "detectable_content:number_placeholders": lambda text, given: (
-        _placeholders(text) >= given["num_placeholders"]
-    ),
+    "detectable_content:number_placeholders": counts(_placeholders, ge, "num_placeholders"),
     "detectable_content:postscript": _postscript,
-    "detectable_format:number_bullet_lists": lambda text, given: (
-        _bullets(text) == given["num_bullets"]
-    ),
+    "detectable_format:number_bullet_lists": counts(_bullets, eq, "num_bullets"),
     "detectable_format:constrained_response": lambda text, _: any(
         answer in text for answer in _FINAL_ANSWERS
     ),
-    "detectable_format:number_highlighted_sections": lambda text, given: (
-        _highlights(text) >= given["num_highlights"]
-    ),
+    "detectable_format:number_highlighted_sections": counts(_highlights, ge, "num_highlights"),
     "detectable_format:multiple_sections": lambda text, given: (
         len(re.findall(rf"{re.escape(given['section_spliter'].strip())}\s?\d+", text))
         >= given["num_sections"]

@@ -15,7 +15,7 @@ from sabia.core import page
 from sabia.core.bench.contamination.figures import auc
 from sabia.core.bench.result_summary import Summary, Table, summarise
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.statistics import Interval, mean_interval
+from sabia.core.bench.statistics import Interval, finite, interval_text, mean_interval
 from sabia.core.errors import BadData
 from sabia.core.shards.inputs import from_path
 from sabia.core.text.contamination.matching import ITEM
@@ -128,9 +128,8 @@ def figure_rows(made: Sequence[Figure]) -> list[list[str]]:
 
 
 def _text(i: Interval) -> str:
-    if not (math.isfinite(i.low) and math.isfinite(i.high)):
-        return f"{i.value:.4g}"
-    return f"{i.value:.4g} [{i.low:.4g}, {i.high:.4g}]"
+    known = math.isfinite(i.half_width)
+    return interval_text(i, ".4g") if known else f"{i.value:.4g}"
 
 
 def section(made: Sequence[Apart], of_items: Sequence[Figure]) -> str:
@@ -158,18 +157,16 @@ def to_json(made: Sequence[Apart], of_items: Sequence[Figure]) -> dict[str, obje
             {"task": one.task, "model": one.model, "metric": one.metric}
             | {f"{where}_{key}": value
                for where, (items, i) in (("corpus", one.inside), ("others", one.outside))
-               for key, value in (("items", items), ("value", i.value), ("ci_low", _finite(i.low)),
-                                  ("ci_high", _finite(i.high)))}
+               for key, value in ({"items": items} | _ends(i)).items()}
             for one in made
         ],
         "figures": [
             {"task": one.task, "model": one.model, "figure": one.name, "items": one.items,
-             "value": one.mean.value, "ci_low": _finite(one.mean.low),
-             "ci_high": _finite(one.mean.high), "auc": one.auc}
+             **_ends(one.mean), "auc": one.auc}
             for one in of_items
         ],
     }  # fmt: skip
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _ends(i: Interval) -> dict[str, float | None]:
+    return {name: value if name == "value" else finite(value) for name, value in i.ends.items()}

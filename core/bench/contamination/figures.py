@@ -9,7 +9,6 @@ place. Both are higher for texts of the training data.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from sabia.core.bench.loglikelihood import Scorer, grouped, has_fixed_rotations,
 from sabia.core.model import forward
 from sabia.core.notes import progress
 
-POSITIONS = 64  # whose logits are held at once
 LENGTH_STEP = 64  # JAX: lengths are padded to multiples of it
 
 
@@ -69,14 +67,11 @@ def _scores(scorer: Scorer, rows: Sequence[list[int]]) -> list[tuple[np.ndarray,
     )  # fmt: skip
     where = np.nonzero(np.arange(width) < lengths[:, None])
     targets = np.concatenate([row[1:] for row in rows])
-    parts = []
-    picked = hidden[where][None]
-    for at in range(0, len(targets), POSITIONS):
-        logits = forward.logits(
-            scorer.spec, scorer.params, picked[:, at : at + POSITIONS], scorer.ops
-        )
-        here: Any = scorer.ops.to_numpy({"logits": logits})["logits"][0]
-        parts.append(_standardised(here.astype(np.float64), targets[at : at + POSITIONS]))
+    parts, at = [], 0
+    for logits in scorer.logits(hidden[where][None]):
+        own = targets[at : at + len(logits)]
+        parts.append(_standardised(logits.astype(np.float64), own))
+        at += len(own)
     flat = np.concatenate(parts, 1)
     return [(part[0], part[1]) for part in np.split(flat, np.cumsum(lengths)[:-1], 1)]
 

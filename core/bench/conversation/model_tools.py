@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sabia.core.bench.items import from_json
 from sabia.core.bench.task import Task
 from sabia.core.judge.lookup import CHARACTERS, LookupTable
 from sabia.core.sandbox.isolated import boxes
@@ -75,15 +76,9 @@ def run_program(source: str) -> str:
     """What a program prints, with the error that ends it; or why it did not run to its end."""
     with boxes.one() as box:
         ran = box.output(source)
-    if ran.passed:
-        return ran.detail
-    return f"error: {ran.detail}"
+    return ran.detail if ran.passed else f"error: {ran.detail}"
 
 
 def _object(arguments: object) -> dict[str, Any] | None:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            return None
-    return dict(arguments) if isinstance(arguments, Mapping) else None
+    given = from_json(arguments)
+    return dict(given) if isinstance(given, Mapping) else None

@@ -126,34 +126,30 @@ class Folder:
         own.pop("task", None)
         listed = keys.get("task") or []
         self._open.append(name)
-        made = Read(Group(name, ()), [], bool(own))
-        members: list[str | Group] = []
+        members, tasks, changed = list[str | Group](), list[tuple[Mapping, str]](), bool(own)
         for entry in [listed] if isinstance(listed, str) else listed:
             for part in self._members(entry, name, own, path):
                 members.append(part.group if part.group.name else str(part.tasks[0][0]["task"]))
-                made.tasks.extend(part.tasks)
-                made = Read(made.group, made.tasks, made.changed or part.changed)
+                tasks += part.tasks
+                changed = changed or part.changed
         self._open.pop()
-        metadata = keys.get("metadata")
-        version = metadata.get("version", "N/A") if isinstance(metadata, Mapping) else "N/A"
+        version = str(version_of(keys.get("metadata"), "N/A"))
         alias, metrics = str(keys.get("group_alias") or ""), _metrics(keys, path)
-        group = Group(name, tuple(members), metrics, alias, str(version), path)
-        return Read(group, made.tasks, made.changed)
+        group = Group(name, tuple(members), metrics, alias, version, path)
+        return Read(group, tasks, changed)
 
     def _members(
         self, entry: object, group: str, own: Mapping[str, Any], path: str
     ) -> Iterator[Read]:
         """What an entry of `task` names; the group of a task has no name."""
-        if not isinstance(entry, str | Mapping) or not {"task", "group"} & set(
-            entry if isinstance(entry, Mapping) else ("task",)
-        ):
+        keys = {"task": entry} if isinstance(entry, str) else entry
+        if not isinstance(keys, Mapping) or not {"task", "group"} & keys.keys():
             raise UsageError(f"{path}: task: {entry!r:.60} (expected a name, or task or group)")
-        keys = {} if isinstance(entry, str) else dict(entry)
         inner = "group" in keys
-        name = entry if isinstance(entry, str) else str(keys.get("group" if inner else "task"))
+        name = str(keys["group" if inner else "task"])
         known = self._entries.get(name)
         if inner and known is None:
-            yield self.read(keys | {"group": f"{group}::{name}"}, path, own)
+            yield self.read({**keys, "group": f"{group}::{name}"}, path, own)
         elif known is not None and is_group(known[0]):
             more = {key: value for key, value in keys.items() if key not in ("group", "task")}
             listed = {key: more.pop(key) for key in KEYS if key in more}
@@ -177,6 +173,11 @@ class Folder:
         return Read(
             Group("", ()), [({**keys, "task": name, **more}, path)], bool(more.keys() - {"task"})
         )
+
+
+def version_of(metadata: object, default: str) -> Any:
+    """The version in the metadata of a file."""
+    return metadata.get("version", default) if isinstance(metadata, Mapping) else default
 
 
 def is_group(keys: Mapping[str, Any]) -> bool:
@@ -204,9 +205,8 @@ def _metrics(keys: Mapping[str, Any], path: str) -> tuple[GroupMetric, ...]:
     return tuple(made)
 
 
-def group_results(groups: Sequence[Group], summary: Summary) -> list[GroupResult]:
+def group_results(groups: Sequence[Group], summary: Summary) -> Iterator[GroupResult]:
     """The values of all groups. Tasks are taken as independent."""
-    made = []
     for group in groups:
         for model in summary.models:
             of_model = {(r.task, r.metric): r for r in summary.results if r.model == model}
@@ -221,20 +221,15 @@ def group_results(groups: Sequence[Group], summary: Summary) -> list[GroupResult
                             f"{len(group.tasks)} tasks ({', '.join(without[:3])})"
                         )
                     if parts:
-                        mean = _mean(parts, metric.by_size)
-                        made.append(
-                            GroupResult(
-                                group.name, model, full, metric.metric, name, mean, tuple(parts),
-                                metric.by_size,
-                            )
+                        yield GroupResult(
+                            group.name, model, full, metric.metric, name,
+                            _mean(parts, metric.by_size), tuple(parts), metric.by_size,
                         )  # fmt: skip
-    return made
 
 
-def normalised_results(tasks: Sequence[Task], summary: Summary) -> list[GroupResult]:
+def normalised_results(tasks: Sequence[Task], summary: Summary) -> Iterator[GroupResult]:
     """The mean over the tasks of each group of TOML tasks of how far their headline values are from
     that of guessing to 1, as PoETa's normalised preferred metric."""
-    made = []
     for group in dict.fromkeys(task.group for task in tasks if task.group):
         of = [task for task in tasks if task.group == group and task.name in summary.tasks]
         for model in summary.models:
@@ -245,28 +240,20 @@ def normalised_results(tasks: Sequence[Task], summary: Summary) -> list[GroupRes
                 continue
             scaled = [replace(part, interval=_beyond(part.interval, guessing))
                       for guessing, part in parts]  # fmt: skip
-            made.append(
-                GroupResult(
-                    group, model, NORMALISED, NORMALISED, "none", _mean(scaled, False, False),
-                    tuple(part for _, part in parts), False,
-                )
+            yield GroupResult(
+                group, model, NORMALISED, NORMALISED, "none", _mean(scaled, False, False),
+                tuple(part for _, part in parts), False,
             )  # fmt: skip
-    return made
 
 
 def _beyond(of: Interval, guessing: float) -> Interval:
-    value, low, high = ((x - guessing) / (1 - guessing) for x in (of.value, of.low, of.high))
-    return Interval(value, low, high, of.method)
+    return of.mapped(lambda value: (value - guessing) / (1 - guessing))
 
 
 def _filters(metric: str, group: Group, results: Mapping[tuple[str, str], Any]) -> list[str]:
     plain = named(metric, "none")
-    present = set()
-    for task, name in results:
-        first, _, of = name.partition(",")
-        if task in group.tasks and first == plain:
-            present.add(of or "none")
-    return sorted(present) or ["none"]
+    parts = (name.partition(",") for task, name in results if task in group.tasks)
+    return sorted({of or "none" for first, _, of in parts if first == plain}) or ["none"]
 
 
 def _mean(parts: Sequence[Result], by_size: bool, of_shares: bool = True) -> Interval:

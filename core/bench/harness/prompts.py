@@ -9,6 +9,7 @@ import ast
 import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -86,10 +87,8 @@ class Prompts:
         if value.isdigit() and self.task.doc_to_choice is not None:
             return int(value)
         if len(value) >= 2 and value[0] == "[" and value[-1] == "]":
-            try:
+            with suppress(SyntaxError, ValueError):
                 return ast.literal_eval(value)
-            except (SyntaxError, ValueError):
-                return value
         return value
 
     def choices(self, row: Row, template: Template = None) -> list[str]:
@@ -160,10 +159,8 @@ class Prompts:
         if self.many_contexts:
             contexts = [before + turn(text, prefix, "") for text in choices]
             pairs = [(context, f"{task.target_delimiter}{gold}") for context in contexts]
-            gold = self.text(row)
-            return replace(
-                made, text=contexts[0], pairs=self._with_unconditional(pairs, choices), gold=gold
-            )
+            every = self._with_unconditional(pairs, choices)
+            return replace(made, text=contexts[0], pairs=every, gold=self.text(row))
         question = self.text(row)
         if not isinstance(question, str):
             raise BadData(f"doc_to_text gives {question!r:.60} (expected text)")
@@ -188,19 +185,14 @@ class Prompts:
     def _before(self, row: Row) -> str:
         """The description and the few-shot examples."""
         task = self.task
-        parts = []
-        if task.description:
-            parts.append(str(self._value(task.description, row)))
-        for shot in self._drawn(row) if self.shots else ():
-            parts.append(self._shot(shot))
-        return "".join(parts)
+        described = str(self._value(task.description, row)) if task.description else ""
+        shots = self._drawn(row) if self.shots else ()
+        return described + "".join(map(self._shot, shots))
 
     def _shot(self, row: Row) -> str:
         task = self.task
-        question, answer = (
-            self.text(row, task.shot_key("doc_to_text")),
-            self.target(row, task.shot_key("doc_to_target")),
-        )
+        question = self.text(row, task.shot_key("doc_to_text"))
+        answer = self.target(row, task.shot_key("doc_to_target"))
         of_shots = task.shot_key("doc_to_choice")
         choices = self.choices(row, of_shots) if of_shots else None
         if self.many_contexts and choices is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sabia.core.bench.harness.groups import Group
+from sabia.core.bench.harness.groups import Group, version_of
 from sabia.core.bench.harness.scores import AGGREGATIONS, LOWER_IS_BETTER, named
 from sabia.core.bench.harness.yaml_file import Function, YamlTask
 from sabia.core.bench.result_summary import GroupResult, Result, Summary, Table
@@ -28,11 +28,11 @@ def harness_json(
     config: Mapping[str, Any],
 ) -> dict[str, object]:
     """The results of a model. originals: task → rows of its split; config: settings of the run."""
-    results: dict[str, dict[str, Any]] = {}
     yaml = {task.name: task.yaml for task in tasks if task.yaml is not None}
-    for name, settings in yaml.items():
-        cells = table.get(name, {}).get(model, {})
-        results[name] = _of_task(name, settings, cells, summary, model)
+    results: dict[str, dict[str, Any]] = {
+        name: _of_task(name, settings, table.get(name, {}).get(model, {}), summary, model)
+        for name, settings in yaml.items()
+    }
     for group in _children_first(groups):
         mine = [one for one in summary.groups if (one.group, one.model) == (group.name, model)]
         results[group.name] = _of_group(group, mine, results)
@@ -48,9 +48,8 @@ def harness_json(
                 merged[metric] = direction if merged.get(metric, direction) == direction else None
         if merged:
             better[group.name] = merged
-    versions = {name: _version(settings) for name, settings in yaml.items()}
+    versions = {name: version_of(task.metadata, "Yaml") for name, task in yaml.items()}
     versions |= {group.name: group.version for group in groups}
-    effective = {name: results[name]["sample_len"] for name in yaml}
     with_values = {group.name: results[group.name] for group in groups if group.metrics}
     return {
         "results": results,
@@ -61,7 +60,8 @@ def harness_json(
         "n-shot": dict(sorted(shots.items())),
         "higher_is_better": dict(sorted(better.items())),
         "n-samples": {
-            name: {"original": originals[name], "effective": effective[name]} for name in yaml
+            name: {"original": originals[name], "effective": results[name]["sample_len"]}
+            for name in yaml
         },
         "model_name": model,
         "config": dict(config),
@@ -129,11 +129,6 @@ def _of_group(
                 error = float(np.sqrt(pooled / sizes.sum()))
         made[f"{one.of}_stderr,{one.filter}"] = error
     return made | ({"sample_count": counts} if counts else {})
-
-
-def _version(settings: YamlTask) -> Any:
-    metadata = settings.metadata
-    return metadata.get("version", "Yaml") if isinstance(metadata, Mapping) else "Yaml"
 
 
 def _config(settings: YamlTask) -> dict[str, object]:

@@ -6,7 +6,6 @@ A row is named after its metric, and after the filter too unless that is the one
 import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,18 @@ import numpy as np
 from sabia.core.bench.answers import QUESTION_CHARACTERS, Answer, detail_of
 from sabia.core.bench.corpus_metrics import TRANSLATION, translation_statistics
 from sabia.core.bench.harness.filters import pipelines
-from sabia.core.bench.harness.yaml_file import YamlTask
+from sabia.core.bench.harness.yaml_file import DEFAULT_METRICS, YamlTask
 from sabia.core.bench.items import Item
 from sabia.core.bench.metrics import LOGLIKELIHOOD, best_choices
 from sabia.core.bench.score_rows import Score, scores_of
 from sabia.core.bench.task import Task
 from sabia.core.errors import BadData, UsageError
 
-METRICS_OF_OUTPUT = {
-    "multiple_choice": (
-        "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "brier_score", "f1",
-        "mcc",
-    ),
-    "loglikelihood": ("perplexity", "acc"),
-    "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
-    "generate_until": ("exact_match", *TRANSLATION),
-}  # fmt: skip
+OF_CHOICES = ("acc_bytes", "acc_mutual_info", "exact_match", "brier_score", "f1", "mcc")
+METRICS_OF_OUTPUT = DEFAULT_METRICS | {
+    "multiple_choice": (*DEFAULT_METRICS["multiple_choice"], *OF_CHOICES),
+    "generate_until": (*DEFAULT_METRICS["generate_until"], *TRANSLATION),
+}
 AGGREGATIONS = {
     "perplexity": "perplexity",
     "word_perplexity": "weighted_perplexity",
@@ -182,33 +177,24 @@ def _of_answer(task: YamlTask, item: Item, result: object) -> dict[str, float]:
             parts = translation_statistics(metric.name, str(answers[0]), [str(g) for g in golds])
             values |= {f"{metric.name}.{number}": part for number, part in enumerate(parts)}
             continue
-        ignored = Ignored(**{k: v for k, v in metric.settings.items() if k in IGNORED})
-        equal = [
-            ignored.without(answer) == ignored.without(wanted)
-            for answer in answers
-            for wanted in golds
-        ]
+        ignored = {key: value for key, value in metric.settings.items() if key in IGNORED}
+        given, wanted = ([_compared(one, **ignored) for one in texts] for texts in (answers, golds))
+        equal = [one == other for one in given for other in wanted]
         values[metric.name] = float(any(equal)) if several else sum(equal) / len(equal)
     return values
 
 
-@dataclass(frozen=True)
-class Ignored:
-    """What exact_match takes out of answers and references."""
-
-    regexes_to_ignore: Sequence[str] | None = None
-    ignore_case: bool = False
-    ignore_punctuation: bool = False
-    ignore_numbers: bool = False
-
-    def without(self, value: object) -> str:
-        """A text without it."""
-        text = str(value)
-        for pattern in self.regexes_to_ignore or ():
-            text = re.sub(pattern, "", text)
-        text = text.lower() if self.ignore_case else text
-        marks = string.punctuation * self.ignore_punctuation + string.digits * self.ignore_numbers
-        return text.translate(str.maketrans("", "", marks))
+def _compared(
+    value: object, regexes_to_ignore: Sequence[str] | None = None, ignore_case: bool = False,
+    ignore_punctuation: bool = False, ignore_numbers: bool = False,
+) -> str:  # fmt: skip
+    """An answer or a reference without what exact_match ignores."""
+    text = str(value)
+    for pattern in regexes_to_ignore or ():
+        text = re.sub(pattern, "", text)
+    text = text.lower() if ignore_case else text
+    marks = string.punctuation * ignore_punctuation + string.digits * ignore_numbers
+    return text.translate(str.maketrans("", "", marks))
 
 
 def _settings(task: Task) -> YamlTask:

@@ -3,7 +3,6 @@ names, or a local cache of Hugging Face. Nothing is downloaded."""
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +96,11 @@ def _columns(rows: list[Row], name: str) -> list[Row]:
     return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
-@lru_cache(maxsize=1)
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise UsageError(
-            "process_docs needs the package datasets (pip install datasets)"
-        ) from error
-    return datasets
-
-
 def _processed(process: Function, rows: list[Row]) -> list[Row]:
     """The rows after process_docs, which takes and returns a data set of Hugging Face."""
-    return [dict(row) for row in process(_datasets().Dataset.from_list(rows))]
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        reason = "process_docs needs the package datasets (pip install datasets)"
+        raise UsageError(reason) from error
+    return [dict(row) for row in process(Dataset.from_list(rows))]

@@ -10,9 +10,10 @@ import hashlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, cast
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -20,15 +21,15 @@ from sabia.core.errors import UsageError
 from sabia.core.files import unreadable
 
 ENDINGS = (".yaml", ".yml")
-OUTPUT_TYPES = ("multiple_choice", "loglikelihood", "loglikelihood_rolling", "generate_until")
 SAMPLERS = ("default", "first_n")
 FORMATS = ("json", "parquet")  # values of dataset_path that name a format, with data_files
-DEFAULT_METRICS = {
+DEFAULT_METRICS: dict[str, tuple[str, ...]] = {
     "multiple_choice": ("acc", "acc_norm"),
     "loglikelihood": ("perplexity", "acc"),
     "loglikelihood_rolling": ("word_perplexity", "byte_perplexity", "bits_per_byte"),
     "generate_until": ("exact_match",),
 }
+OUTPUT_TYPES = tuple(DEFAULT_METRICS)
 # in tasks, and refused: other inputs than text, templates of a package that is not used, and code
 # in place of the data set, the metrics or the whole task
 REFUSED = ("doc_to_image", "doc_to_audio", "use_prompt", "custom_dataset", "class", "unsafe_code",
@@ -91,7 +92,7 @@ class YamlTask:
     tag: Any = None
     dataset_path: str | None = None
     dataset_name: str | None = None
-    dataset_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dataset_kwargs: dict[str, Any] = field(default_factory=dict)
     training_split: str | None = None
     validation_split: str | None = None
     test_split: str | None = None
@@ -103,10 +104,10 @@ class YamlTask:
     description: str = ""
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"
-    fewshot_config: Mapping[str, Any] = field(default_factory=dict)
+    fewshot_config: dict[str, Any] = field(default_factory=dict)
     num_fewshot: int = 0
     metric_list: tuple[MetricSettings, ...] = ()
-    generation_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
     repeats: int = 1
     filter_list: tuple[FilterSettings, ...] = ()
     should_decontaminate: bool = False
@@ -236,29 +237,24 @@ def task_of(keys: Mapping[str, Any], path: str) -> YamlTask:
     return task
 
 
+@lru_cache(maxsize=1)
 def _types() -> dict[str, tuple[type, ...]]:
-    texts = ("description", "target_delimiter", "fewshot_delimiter", "gen_prefix", "dataset_path",
-             "dataset_name", "training_split", "validation_split", "test_split", "fewshot_split",
-             "task", "task_alias")  # fmt: skip
-    maps = ("dataset_kwargs", "generation_kwargs", "fewshot_config")
-    functions = ("process_docs",)
-    template = (str, int, list, dict, Function)
-    templates = ("doc_to_text", "doc_to_target", "doc_to_choice", "doc_to_decontamination_query")
+    """The types of a key's values by the annotation of its field; none where it is Any."""
+    hints = get_type_hints(YamlTask)
     return {
-        **dict.fromkeys(texts, cast(tuple[type, ...], (str,))),
-        **dict.fromkeys(maps, (dict,)),
-        **dict.fromkeys(functions, (Function,)),
-        **dict.fromkeys(templates, template),
-        "num_fewshot": (int,),
-        "repeats": (int,),
-        "should_decontaminate": (bool,),
+        name: tuple(
+            get_origin(one) or one
+            for one in (get_args(hint) if isinstance(hint, UnionType) else (hint,))
+            if one is not NoneType
+        )
+        for name, hint in hints.items()
+        if hint is not Any
     }
 
 
 def _named(types: tuple[type, ...]) -> str:
-    return " or ".join(
-        {str: "text", dict: "keys", int: "a number"}.get(t, t.__name__) for t in types
-    )
+    names = {str: "text", dict: "keys", int: "a number"}
+    return " or ".join(names.get(t, t.__name__) for t in types)
 
 
 def _metrics(given: object, output: str, path: str) -> tuple[MetricSettings, ...]:
@@ -297,15 +293,15 @@ def _filters(given: object, path: str) -> tuple[FilterSettings, ...]:
 def _check(task: YamlTask, path: str) -> None:
     if task.num_fewshot < 0 or task.repeats < 1:
         raise UsageError(f"{path}: num_fewshot must be 0 or more, and repeats 1 or more")
-    for key in task.generation_kwargs:
-        if key not in SAMPLING:
-            raise UsageError(f"{path}: generation_kwargs: {key} is not supported")
-    for key in task.dataset_kwargs if task.dataset_path in FORMATS else ():
-        if key not in ("data_files", "trust_remote_code"):
-            raise UsageError(f"{path}: dataset_kwargs: {key} is not supported")
-    for key in task.fewshot_config:
-        if key not in SHOT_KEYS:
-            raise UsageError(f"{path}: fewshot_config: {key} is not supported")
+    of_files = task.dataset_kwargs if task.dataset_path in FORMATS else ()
+    for name, given, known in (
+        ("generation_kwargs", task.generation_kwargs, SAMPLING),
+        ("dataset_kwargs", of_files, ("data_files", "trust_remote_code")),
+        ("fewshot_config", task.fewshot_config, SHOT_KEYS),
+    ):
+        for key in given:
+            if key not in known:
+                raise UsageError(f"{path}: {name}: {key} is not supported")
     if task.fewshot_config.get("sampler", "default") not in SAMPLERS:
         sampler = task.fewshot_config["sampler"]
         raise UsageError(f"{path}: sampler {sampler!r} (expected {', '.join(SAMPLERS)})")

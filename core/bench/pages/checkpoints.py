@@ -1,10 +1,11 @@
 """Results over the checkpoints of a run: models whose names differ in their last number only."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from sabia.core import page, svg
 from sabia.core.bench.result_summary import Summary, unit_key
+from sabia.core.bench.statistics import Interval
 
 LEAST = 3  # checkpoints that make a curve
 _NUMBERED = re.compile(r"(.*?)(\d+)$")
@@ -25,31 +26,21 @@ def runs(models: Iterable[str]) -> dict[str, list[tuple[int, str]]]:
 
 def section(summary: Summary) -> list[str]:
     """A chart for each task and capability over the checkpoints, none where there are no runs."""
-    by_run = runs(summary.models)
-    charts = []
+    curves: list[tuple[str, str, Mapping[str, Interval]]] = []  # title, unit, value by model
     for task, metric in summary.headlines.items():
+        results = {model: summary.result(model, task) for model in summary.models}
+        values = {model: r.interval for model, r in results.items() if r and r.items}
+        curves.append((f"{task} ({metric})", unit_key(metric).replace("_", " "), values))
+    for name, by_model in summary.capabilities.items():
+        curves.append((f"capability {name}", "share", by_model))
+    charts, by_run = [], runs(summary.models)
+    for title, unit, by_model in curves:
         lines = [
-            svg.Series(name.rstrip("-_./ ") or "run", points)
-            for name, numbered in by_run.items()
-            if len(points := [
-                (float(number), result.interval.value)
-                for number, model in numbered
-                if (result := summary.result(model, task)) and result.items
-            ]) >= LEAST
-        ]  # fmt: skip
-        if lines:
-            unit = unit_key(metric).replace("_", " ")
-            charts.append(
-                page.figure(svg.line_chart(lines, f"{task} ({metric})", "checkpoint", unit))
-            )
-    for capability, by_model in summary.capabilities.items():
-        lines = [
-            svg.Series(name.rstrip("-_./ ") or "run", points)
-            for name, numbered in by_run.items()
+            svg.Series(run.rstrip("-_./ ") or "run", points)
+            for run, numbered in by_run.items()
             if len(points := [(float(number), by_model[model].value)
                               for number, model in numbered if model in by_model]) >= LEAST
         ]  # fmt: skip
         if lines:
-            title = f"capability {capability}"
-            charts.append(page.figure(svg.line_chart(lines, title, "checkpoint", "share")))
+            charts.append(page.figure(svg.line_chart(lines, title, "checkpoint", unit)))
     return [page.section("Over checkpoints", charts)] if charts else []

@@ -18,7 +18,7 @@ from typing import Any
 from sabia.core import page
 from sabia.core.bench.items import Item
 from sabia.core.bench.result_summary import Summary, unit_key
-from sabia.core.bench.statistics import Interval, macro_mean
+from sabia.core.bench.statistics import Interval, interval_text, macro_mean
 from sabia.core.bench.task import Task
 
 HELD_OUT = "held-out"
@@ -109,22 +109,17 @@ def gaps(summary: Summary, tasks: Sequence[Task], times: Mapping[str, int]) -> l
 def lines(made: Sequence[Gap]) -> list[list[str]]:
     """A row of texts for each."""
     return [
-        [one.task, one.model, f"{one.scored} times" if one.scored else "", _text(one.value),
-         _text(one.development), _text(one.gap, "+")]
+        [one.task, one.model, f"{one.scored} times" if one.scored else "", interval_text(one.value),
+         interval_text(one.development), interval_text(one.gap, "+.3g")]
         for one in made
     ]  # fmt: skip
-
-
-def _text(i: Interval | None, sign: str = "") -> str:
-    return "" if i is None else f"{i.value:{sign}.3g} [{i.low:{sign}.3g}, {i.high:{sign}.3g}]"
 
 
 def section(made: Sequence[Gap]) -> list[str]:
     """The section of the report, none without held-out tasks."""
     note = "the gap is the mean of the development tasks of the same capability minus the held-out"
-    return (
-        [page.section("Held-out tasks", [page.table(COLUMNS, lines(made), note)])] if made else []
-    )
+    table = page.table(COLUMNS, lines(made), note)
+    return [page.section("Held-out tasks", [table])] if made else []
 
 
 def to_json(made: Sequence[Gap]) -> list[dict[str, Any]]:
@@ -135,7 +130,6 @@ def to_json(made: Sequence[Gap]) -> list[dict[str, Any]]:
         for name, interval in (("held_out", one.value), ("development", one.development),
                                ("gap", one.gap)):  # fmt: skip
             if interval is not None:
-                record |= {f"{name}_value": interval.value, f"{name}_ci_low": interval.low,
-                           f"{name}_ci_high": interval.high}  # fmt: skip
+                record |= {f"{name}_{end}": value for end, value in interval.ends.items()}
         records.append(record)
     return records

@@ -53,18 +53,17 @@ def section(scores: Iterable[Score], headlines: Mapping[str, str]) -> list[str]:
 
 
 def _item(name: str, item: Item) -> str:
-    values = ", ".join(
-        f"{model} {_value(value, detail)}" for model, (value, detail) in item.items()
-    )
+    values = {model: _value(value, detail) for model, (value, detail) in item.items()}
     details = [detail for _, detail in item.values() if detail]
     question = next((str(d["question"]) for d in details if d.get("question")), "")
     lines = [question] if question else []
     answers = (d["answer"] for d in details if d.get("answer") is not None)
     lines += [f"— right answer: {answer}" for answer in list(answers)[:1]]
-    for model, (value, detail) in item.items():
-        lines.append(f"— {model} ({_value(value, detail)}): {_answer(detail)}")
+    for model, (_, detail) in item.items():
+        lines.append(f"— {model} ({values[model]}): {_answer(detail)}")
+    title = f"{name}: {', '.join(map(' '.join, values.items()))}"
     text = page.preformatted("\n".join(map(_cut, lines)))
-    return f"<details><summary>{page.text(f'{name}: {values}')}</summary>{text}</details>"
+    return f"<details><summary>{page.text(title)}</summary>{text}</details>"
 
 
 def _value(value: float | None, detail: Mapping[str, Any]) -> str:

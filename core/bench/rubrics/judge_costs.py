@@ -7,7 +7,7 @@ reply all that it may have. What the cache holds is not subtracted.
 from collections.abc import Mapping, Sequence
 
 from sabia.core.bench.answers import Answer
-from sabia.core.bench.items import Item, value
+from sabia.core.bench.items import Item, Message, value
 from sabia.core.bench.judging import PointsQuestion, key_text, points_messages, rubric_of
 from sabia.core.bench.rubrics.graded_samples import question_about
 from sabia.core.bench.rubrics.pairwise import Comparison, criteria_text
@@ -39,11 +39,10 @@ def judged_calls(
         criteria, empty = criteria_of(task, items), Answer("", 0, "")
         for item in items:
             pair = Comparison(item, ("", empty), ("", empty), criteria.get(item.id, ""))
-            prompts.append((1, ChatRequest(pair.messages(False), max_tokens=1).estimate()))
+            prompts.append((1, _usage(pair.messages(False))))
         times, answers = sets * (sets - 1), 2  # each pair in both orders
     else:
-        for item in items:
-            prompts.append(_of_item(task, item, options))
+        prompts = [_of_item(task, item, options) for item in items]
         times, answers = sets, 1
     calls = times * sum(count for count, _ in prompts)
     asked = times * sum(usage.prompt_tokens * count for count, usage in prompts)
@@ -53,23 +52,26 @@ def judged_calls(
 def _of_item(task: Task, item: Item, options: EvalOptions) -> tuple[int, Usage]:
     messages = item.as_messages
     if task.kind == "exact_match":  # a sample that --best-of has graded
-        asked = points_messages(question_about(item, Answer("", 0, "")))
-        return 1, ChatRequest(asked, max_tokens=1).estimate()
+        return 1, _usage(points_messages(question_about(item, Answer("", 0, ""))))
     if task.scoring == "points":
         key = key_text(value(task.rubric, item.fields))
         most = float(value(task.maximum, item.fields))
-        asked = points_messages(PointsQuestion(messages, "", key, most))
-        return 1, ChatRequest(asked, max_tokens=1).estimate()
+        return 1, _usage(points_messages(PointsQuestion(messages, "", key, most)))
     rubric = rubric_of(value(task.rubric, item.fields))
     criteria = tuple(one for one in rubric.items if one.kind == "llm")
     calls = -(-len(criteria) // options.judge_items_per_call)
     if not calls:
         return 0, Usage()
-    whole = ChatRequest(judge_messages(messages, "", criteria, ""), max_tokens=1).estimate()
-    bare = ChatRequest(judge_messages(messages, "", criteria[:1], ""), max_tokens=1).estimate()
+    whole = _usage(judge_messages(messages, "", criteria, ""))
+    bare = _usage(judge_messages(messages, "", criteria[:1], ""))
     # the criteria are divided among the calls, the rest is in each
     tokens = bare.prompt_tokens + (whole.prompt_tokens - bare.prompt_tokens) // calls
     return calls * options.judge_votes, Usage(tokens, 1)
+
+
+def _usage(messages: Sequence[Message]) -> Usage:
+    """What asking a judge once takes at most; of the reply one token counts."""
+    return ChatRequest(messages, max_tokens=1).estimate()
 
 
 def answer_figure(
@@ -91,11 +93,7 @@ def answer_figure(
             texts = texts or [item.text + task.delimiter + choice for choice in item.choices]
             calls, replies = calls + len(texts), replies + len(texts)
             prompts += sum(EchoRequest(text).estimate().prompt_tokens for text in texts)
-    used = Usage(prompts, replies)
-    return (
-        f"{calls:,} calls at most, {used.prompt_tokens:,} and {used.completion_tokens:,} tokens of "
-        f"prompts and replies, {_dollars(model, used, prices, '--prices')}"
-    )
+    return _figure(calls, Usage(prompts, replies), model, prices, "--prices")
 
 
 def judge_figures(
@@ -108,18 +106,18 @@ def judge_figures(
         share = options.audit_judge if server.audit else 1.0
         used = Usage(round(usage.prompt_tokens * share), round(usage.completion_tokens * share))
         own = {server.model: server.price} if server.price else {}
-        prices: Mapping[str, Price] = {**budget.prices, **own}
-        text = (
-            f"{round(calls * share):,} calls at most, {used.prompt_tokens:,} and "
-            f"{used.completion_tokens:,} tokens of prompts and replies, "
-        )
-        text += _dollars(server.model, used, prices, "--prices or --judge")
-        figures[f"{task.name} judged by {server.name}"] = text
+        figures[f"{task.name} judged by {server.name}"] = _figure(
+            round(calls * share), used, server.model, {**budget.prices, **own},
+            "--prices or --judge",
+        )  # fmt: skip
     return figures
 
 
-def _dollars(model: str, used: Usage, prices: Mapping[str, Price], places: str) -> str:
-    price = prices.get(model)
-    if price is None:
-        return f"dollars unknown (no price of {model or 'a judge'} in {places})"
-    return f"{format_money(price.cost_usd(used))} at most"
+def _figure(calls: int, used: Usage, model: str, prices: Mapping[str, Price], places: str) -> str:
+    dollars = f"dollars unknown (no price of {model or 'a judge'} in {places})"
+    if price := prices.get(model):
+        dollars = f"{format_money(price.cost_usd(used))} at most"
+    return (
+        f"{calls:,} calls at most, {used.prompt_tokens:,} and {used.completion_tokens:,} tokens of "
+        f"prompts and replies, {dollars}"
+    )

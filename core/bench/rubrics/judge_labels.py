@@ -3,8 +3,17 @@
 `--judge-labels` names a file of verdicts of people on rubric items of some answers. Sensitivity is
 the share of the items that people call met which the judge calls met, specificity that of unmet
 ones; of points it is the mean difference. An answer all of whose items have a label has a score by
-people: from these and the judge's scores of all answers follows the corrected score
-(`prediction_powered`), which supposes that the labelled answers are a random part of all.
+people: from these and the judge's scores of all answers follows the corrected score, which supposes
+that the labelled answers are a random part of all. It is prediction-powered inference with a tuned
+weight (PPI++, Angelopoulos et al. 2023, arXiv 2311.01453; for judges Chen et al. 2026, arXiv
+2601.05420): with judge scores f and human scores y,
+
+    mean = weight · mean of f over answers without a label + mean of y - weight · f over the others
+
+which is unbiased for any weight if the labelled answers are a random part. The weight of the least
+variance is cov(y, f) / var(f) · U / (U + L) for U answers without and L with a label. The
+variance is that of the linearised estimate, with one disagreement more, of the smallest difference
+between two scores: where a judge errs rarely, a few labels show no error at all.
 
 Several judges have n / (1 + (n - 1) r) effective votes, the number of independent judges whose mean
 varies as much (Kish 1965, design effect), where r is the mean correlation of their errors, or of
@@ -22,15 +31,23 @@ from typing import Any
 import numpy as np
 
 from sabia.core import page
-from sabia.core.bench.rubrics.prediction_powered import LEAST, Corrected, corrected_mean
 from sabia.core.bench.score_rows import Score
-from sabia.core.bench.statistics import Interval, mean_interval
+from sabia.core.bench.statistics import (
+    Interval,
+    agresti_coull,
+    finite,
+    interval_text,
+    mean_interval,
+    numbered,
+    t_value,
+)
 from sabia.core.bench.task_data.data_files import read_rows
 from sabia.core.bench.verdict_rows import POINTS, VerdictRow
 from sabia.core.errors import BadData
 from sabia.core.judge.agreement import Pairs
 
 OPTION = "--judge-labels"
+LEAST = 5  # labelled clusters below which there is no interval worth the name
 DECIDED = "decided"  # the verdict of several judges together
 WORDS: Mapping[Any, float] = {
     "met": 1.0, "unmet": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0,
@@ -68,8 +85,7 @@ def load_labels(path: str, verdicts: Sequence[VerdictRow]) -> dict[Answer, dict[
         if item not in items:
             raise BadData(f"{where}: item {item!r:.60} (expected one of {', '.join(items)})")
         given = row.get("verdict")
-        value = WORDS.get(str(given).lower())
-        value = value if value is not None else _number(given)
+        value = WORDS.get(str(given).lower(), finite(given))
         most = items[item] if item == POINTS else 1.0
         if value is None or not 0 <= value <= most or (item != POINTS and value not in (0, 1)):
             expected = f"points from 0 to {most:g}" if item == POINTS else "met or unmet"
@@ -90,16 +106,6 @@ def _given(row: Mapping[str, Any], column: str, known: set[str], where: str) -> 
     return str(value)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool):
-        return float(value)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 @dataclass(frozen=True)
 class Beside:
     """A judge beside people; sensitivity and specificity are None of points."""
@@ -110,6 +116,17 @@ class Beside:
     sensitivity: Interval | None
     specificity: Interval | None
     pairs: Pairs
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """The mean by people's standard, that of the judge alone, and the weight of its scores."""
+
+    interval: Interval
+    judge_mean: float
+    weight: float
+    labelled: int
+    answers: int
 
 
 @dataclass(frozen=True)
@@ -202,9 +219,8 @@ def _beside(
 
 
 def _share(right: Sequence[tuple[str, float]]) -> Interval:
-    numbers: dict[str, int] = {}
-    clusters = np.array([numbers.setdefault(item, len(numbers)) for item, _ in right])
-    return mean_interval(np.array([value for _, value in right]), clusters, share=True)
+    clusters = numbered(item for item, _ in right)
+    return mean_interval([value for _, value in right], clusters, share=True)
 
 
 def _corrected(
@@ -212,22 +228,68 @@ def _corrected(
     weights: Mapping[Answer, Mapping[str, float]],
 ) -> CorrectedScore:  # fmt: skip
     metric = "points" if headline == "points" else "share"
-    of_judge, of_people, numbers = [], [], dict[str, int]()
-    clusters = []
+    of_judge, of_people, items = [], [], []
     for (name, task, model, item, sample), value in judged.items():
         if (name, task, model) == (metric, *cell):
             answer = (task, model, item, sample)
             of_judge.append(value)
             of_people.append(_by_people(labels.get(answer, {}), weights.get(answer, {}), metric))
-            clusters.append(numbers.setdefault(item, len(numbers)))
+            items.append(item)
     people = np.array(of_people, float)
     labelled = int((~np.isnan(people)).sum())
-    score = corrected_mean(np.array(of_judge), people, np.array(clusters), metric == "share")
+    score = corrected_mean(np.array(of_judge), people, numbered(items), metric == "share")
     if score is not None and metric == "points":  # the sum, as the report gives points
-        count, i = len(of_judge), score.interval
-        ends = Interval(i.value * count, i.low * count, i.high * count, i.method)
-        score = Corrected(ends, score.judge_mean * count, score.weight, labelled, count)
+        count = len(of_judge)
+        sums = score.interval.mapped(lambda mean: mean * count)
+        score = Corrected(sums, score.judge_mean * count, score.weight, labelled, count)
     return CorrectedScore(*cell, metric, score, labelled)
+
+
+def corrected_mean(
+    judged: np.ndarray, labels: np.ndarray, clusters: np.ndarray | None = None, share: bool = True
+) -> Corrected | None:
+    """judged[N]: scores of the judge; labels[N]: those of people, NaN where there is none; clusters
+    [N]: numbers of independent groups of answers. share: scores lie between 0 and 1.
+
+    None with fewer than LEAST labelled clusters.
+    """
+    f, y = np.asarray(judged, float), np.asarray(labels, float)
+    own = np.arange(len(f)) if clusters is None else clusters
+    has = ~np.isnan(y)
+    count = len(np.unique(own[has]))
+    if count < LEAST:
+        return None
+    total, labelled = len(f), int(has.sum())
+    rest = total - labelled
+    spread = float(f[has].var(ddof=1)) if labelled > 1 else 0.0
+    weight = 0.0
+    if rest and spread > 0:
+        together = float(np.cov(y[has], f[has])[0, 1])
+        weight = min(max(together / spread, 0.0), 1.0) * rest / total
+    residuals = y[has] - weight * f[has]
+    value = float(residuals.mean()) + (weight * float(f[~has].mean()) if rest else 0.0)
+    influence = np.zeros(total)
+    influence[has] = (residuals - residuals.mean()) / labelled
+    if rest:
+        influence[~has] = weight * (f[~has] - f[~has].mean()) / rest
+    sums = np.bincount(np.unique(own, return_inverse=True)[1], weights=influence)
+    unseen = _smallest_step(np.concatenate([y[has], f])) ** 2 / labelled**2 if weight else 0.0
+    error = float(np.sqrt((sums @ sums + unseen) * count / (count - 1)))
+    if share:
+        inside = min(max(value, 0.0), 1.0)
+        independent = inside * (1 - inside) / error**2 if error > 0 else 0.0
+        n = max(independent, float(count))  # labels alone are worth as much
+        interval = agresti_coull(inside, n, t_value(count - 1), "prediction_powered")
+    else:
+        half = t_value(count - 1) * error
+        interval = Interval(value, value - half, value + half, "prediction_powered")
+    return Corrected(interval, float(f.mean()), weight, labelled, total)
+
+
+def _smallest_step(scores: np.ndarray) -> float:
+    """The smallest difference between two scores that differ, 0 if none do."""
+    steps = np.diff(np.unique(scores.round(9)))
+    return float(steps.min()) if len(steps) else 0.0
 
 
 def _by_people(given: Mapping[str, float], weights: Mapping[str, float], metric: str) -> float:
@@ -267,20 +329,19 @@ def _votes(
 def tables(people: People) -> list[tuple[str, Sequence[str], list[list[str]]]]:
     """(title, columns, rows) of what there is."""
     beside = [
-        [one.task, one.model, one.judge, _ends(one.sensitivity), _ends(one.specificity),
+        [one.task, one.model, one.judge,
+         interval_text(one.sensitivity), interval_text(one.specificity),
          f"{one.pairs.agreement or 0:.1%}", _short(one.pairs.kappa), str(int(one.pairs.number))]
         for one in people.beside
     ]  # fmt: skip
     corrected = []
     for one in people.corrected:
-        line = [one.task, one.model, one.metric]
-        if one.score is None:
-            corrected.append([*line, "", f"fewer than {LEAST} answers with labels on all items",
-                              str(one.labelled), "", ""])  # fmt: skip
-        else:
-            s = one.score
-            corrected.append([*line, f"{s.judge_mean:.4g}", _ends(s.interval), str(s.labelled),
-                              str(s.answers), f"{s.weight:.2f}"])  # fmt: skip
+        too_few = f"fewer than {LEAST} answers with labels on all items"
+        cells = ["", too_few, str(one.labelled), "", ""]
+        if s := one.score:
+            cells = [f"{s.judge_mean:.4g}", interval_text(s.interval), str(s.labelled),
+                     str(s.answers), f"{s.weight:.2f}"]  # fmt: skip
+        corrected.append([one.task, one.model, one.metric, *cells])
     votes = [
         [one.task, one.model, str(one.judges), _short(one.effective), _short(one.correlation),
          one.of, str(one.verdicts)]
@@ -325,14 +386,8 @@ def to_json(people: People) -> dict[str, object]:
 
 
 def _json(name: str, interval: Interval | None) -> dict[str, float]:
-    if interval is None:
-        return {}
-    ends = (("value", interval.value), ("ci_low", interval.low), ("ci_high", interval.high))
-    return {f"{name}_{end}": value for end, value in ends}
-
-
-def _ends(i: Interval | None) -> str:
-    return "" if i is None else f"{i.value:.3g} [{i.low:.3g}, {i.high:.3g}]"
+    ends = interval.ends if interval else {}
+    return {f"{name}_{end}": value for end, value in ends.items()}
 
 
 def _short(value: float | None) -> str:

@@ -20,7 +20,7 @@ from sabia.core.bench.answers import Answer, detail_of
 from sabia.core.bench.items import Item
 from sabia.core.bench.metrics import NO_VERDICT
 from sabia.core.bench.score_rows import Score, scores_of
-from sabia.core.bench.statistics import Interval, mean_interval
+from sabia.core.bench.statistics import Interval, interval_text, mean_interval, numbered
 from sabia.core.bench.task import Task
 from sabia.core.generate.calls import ChatRequest
 from sabia.core.judge.llm import AskedCall
@@ -170,8 +170,7 @@ def positions(scores: Iterable[Score]) -> list[Position]:
 
 
 def _position(task: str, judge: str, cell: Sequence[tuple[str, float, float]]) -> Position:
-    numbers: dict[str, int] = {}
-    clusters = np.array([numbers.setdefault(item, len(numbers)) for item, *_ in cell])
+    clusters = numbered(item for item, *_ in cell)
     # in the second order the other answer is in front
     preferred = np.array([(first + 1 - second) / 2 for _, first, second in cell])
     same = np.array([float(first == second) for _, first, second in cell])
@@ -184,13 +183,10 @@ def _position(task: str, judge: str, cell: Sequence[tuple[str, float, float]]) -
 def lines(figures: Sequence[Position]) -> list[list[str]]:
     """A row of texts for each."""
     return [
-        [one.task, one.judge, _text(one.first_preferred), _text(one.same), str(one.comparisons)]
+        [one.task, one.judge, interval_text(one.first_preferred), interval_text(one.same),
+         str(one.comparisons)]
         for one in figures
-    ]
-
-
-def _text(i: Interval) -> str:
-    return f"{i.value:.3g} [{i.low:.3g}, {i.high:.3g}]"
+    ]  # fmt: skip
 
 
 def section(figures: Sequence[Position]) -> str:

@@ -111,7 +111,8 @@ class _Pool:
 def _with_shots(task: Task, item: Item, shots: Sequence[Item]) -> Item:
     if not item.messages:
         texts = [s.text + task.delimiter + target_text(task, s) + task.separator for s in shots]
-        texts = [_heading(task, n) + text for n, text in enumerate([*texts, item.text], 1)]
+        every = enumerate([*texts, item.text], 1)
+        texts = [render(task.heading, {"number": number}) + text for number, text in every]
         return replace(item, text=_system(task, item) + "".join(texts))
     system = tuple(m for m in item.messages[:1] if m["role"] == "system")
     turns: list[Message] = []
@@ -119,10 +120,6 @@ def _with_shots(task: Task, item: Item, shots: Sequence[Item]) -> Item:
         turns += [turn for turn in shot.messages if turn["role"] != "system"]
         turns.append({"role": "assistant", "content": target_text(task, shot)})
     return replace(item, messages=(*system, *turns, *item.messages[len(system) :]))
-
-
-def _heading(task: Task, number: int) -> str:
-    return render(task.heading, {"number": number}) if task.heading else ""
 
 
 def _system(task: Task, item: Item) -> str:

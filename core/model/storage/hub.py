@@ -82,7 +82,7 @@ def load_model(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray]]
     for wrong shapes.
     """
     spec, tensors = load_spec(directory), read_checkpoint(directory)
-    return with_input_scales(spec, tensors), from_hf(spec, decoded(spec, tensors))
+    return with_input_scales(spec, tensors), dict(from_hf(spec, decoded(spec, tensors)))
 
 
 def with_input_scales(spec: ModelSpec, tensors: Arrays) -> ModelSpec:

@@ -30,7 +30,7 @@ def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray 
     spec, tensors = load_spec(directory), read_checkpoint(directory)
     config = spec.config.get("quantization_config") or {}
     if config.get("quant_method") not in ("compressed-tensors", "bitsandbytes"):
-        return spec, {**from_hf(spec, decoded(spec, tensors))}
+        return spec, dict(from_hf(spec, decoded(spec, tensors)))
     spec = with_input_scales(spec, tensors)
     kept: dict[str, np.ndarray | Stored] = {}
     for tensor in spec.tensors():
@@ -39,7 +39,7 @@ def load_stored(directory: str | Path) -> tuple[ModelSpec, dict[str, np.ndarray 
             for name in tensor.files:  # of which none is left to be decoded
                 for part in part_names(name, config):
                     tensors.pop(part, None)
-    return spec, from_hf(spec, decoded(spec, tensors), kept)
+    return spec, dict(from_hf(spec, decoded(spec, tensors), kept))
 
 
 def load_base(directory: str | Path, base: frozenset[str], form: str) -> dict[str, Any]:

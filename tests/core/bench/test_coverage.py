@@ -144,7 +144,7 @@ def test_widths_are_those_of_the_spread_where_samples_are_large() -> None:
     draw = np.random.default_rng(0)
     for a, b, least in ((2, 2, 15), (8, 1, 200), (30, 2, 2000)):
         x = draw.beta(a, b, least)
-        half = s.t_value(least - 1) * s.standard_error(x)
+        half = s.t_value(least - 1) * s.standard_error(x, np.arange(least))
         assert s.mean_interval(x, share=True).half_width == pytest.approx(half, rel=0.1)
 
 
@@ -192,7 +192,7 @@ def test_points_as_shares_of_sums() -> None:
     draw, hits, truth = np.random.default_rng(0), 0, 0.8
     for _ in range(DRAWS):
         most = draw.choice([0.5, 1.0, 2.0], 40)
-        interval = s.share_of_sums(most * draw.beta(4, 1, 40), most)
+        interval = s.share_of_sums(most * draw.beta(4, 1, 40), most, np.arange(40))
         hits += interval.low <= truth <= interval.high
     assert hits / DRAWS == pytest.approx(0.95, abs=0.015 + NOISE)
 

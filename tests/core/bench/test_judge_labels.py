@@ -10,7 +10,7 @@ import pytest
 from in_process import stage
 
 from sabia.core.bench.rubrics import judge_labels
-from sabia.core.bench.rubrics.prediction_powered import corrected_mean
+from sabia.core.bench.rubrics.judge_labels import corrected_mean
 from sabia.core.bench.score_rows import Score
 from sabia.core.bench.verdict_rows import POINTS, Entry, VerdictRow
 from sabia.core.errors import BadData

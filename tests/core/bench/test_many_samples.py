@@ -61,12 +61,13 @@ def test_rows_for_each_k_and_what_is_left_out() -> None:
     assert [one.k for one in got] == [1, 2, 4, 6] and [one.items for one in got] == [31, 30, 30, 30]
     assert [one.tokens for one in got] == [5, 10, 20, 30]
     last = got[-1]
-    assert last.majority is not None and last.majority.value == 1.0
-    assert (last.any_right.value, last.all_right.value) == (1.0, 0.0)
-    assert got[1].any_right.value == pytest.approx(1 - 1 / math.comb(6, 2))
+    values = {name: interval.value for name, interval in last.scores.items()}
+    assert values == {"pass@k": 1.0, "pass^k": 0.0, "majority@k": 1.0}
+    assert got[1].scores["pass@k"].value == pytest.approx(1 - 1 / math.comb(6, 2))
     assert by_samples(sample_rows({"i": ["7"], "j": ["8"]})) == []
     without = [Score("m", "t", "i", n, "exact_match", 1.0) for n in range(3)]
-    assert by_samples(without)[0].majority is None and math.isnan(by_samples(without)[0].tokens)
+    (one, *_) = by_samples(without)
+    assert "majority@k" not in one.scores and math.isnan(one.tokens)
 
 
 def test_the_command_shows_them(tmp_path: Path) -> None:

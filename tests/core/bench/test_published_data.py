@@ -60,7 +60,7 @@ def test_enem_items_score_as_in_transformers(tiny_model: Path) -> None:
 
 
 def test_gsm8k_gold_solutions_are_right_and_neighbours_wrong(tmp_path: Path) -> None:
-    from sabia.core.bench.metrics import exact_match
+    from sabia.core.bench.metrics import exact_matches
     from sabia.core.bench.task import task_from
     from sabia.core.bench.task_data.few_shot import load_items
 
@@ -71,13 +71,12 @@ def test_gsm8k_gold_solutions_are_right_and_neighbours_wrong(tmp_path: Path) -> 
     )  # fmt: skip
     items = load_items(task)
     assert len(items) == 1315 and items[0].text.count("Answer:") == 5
-    right = [exact_match(task, str(item.answer), str(item.answer)).score for item in items]
-    gold = [str(item.answer).rpartition("#### ")[2].replace(",", "") for item in items]
-    wrong = [
-        exact_match(task, f"The answer is {2 * float(g) + 1:.2f}.", str(item.answer)).score
-        for g, item in zip(gold, items, strict=True)
-    ]
-    assert sum(right) == 1315 and sum(wrong) == 0
+    answers = [str(item.answer) for item in items]
+    numbers = [float(answer.rpartition("#### ")[2].replace(",", "")) for answer in answers]
+    others = [f"The answer is {2 * number + 1:.2f}." for number in numbers]
+    for texts, right in ((answers, 1315), (others, 0)):
+        matches = exact_matches(task, list(zip(texts, answers, strict=True)))
+        assert sum(match.score for match in matches) == right
 
 
 def oab() -> tuple[list[dict], list[dict], dict[str, str]]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from sabia.core.bench.harness.groups import group_results
+from sabia.core.bench.harness.groups import group_results, normalised_results
 from sabia.core.bench.result_summary import summarise
 from sabia.core.bench.score_rows import Score
+from sabia.core.bench.task import Task
 from sabia.core.bench.task_files import load_groups
 from sabia.core.errors import UsageError
 
@@ -107,6 +108,22 @@ def test_means_are_weighted_by_items_or_not(folder: Path) -> None:
     assert ("outer", "acc_norm") not in found and found["outer", "acc"].items == 12
     a, b = (r.interval.half_width for r in found["inner", "acc"].results)
     assert found["inner", "acc"].interval.high == pytest.approx(0.4 + math.hypot(a, b) / 2)
+
+
+def test_groups_of_toml_tasks_have_a_value_for_each_model() -> None:
+    tasks = [Task(name, "multiple_choice", "x", group="g", guessing=0.25) for name in "ab"]
+    scores = [
+        Score(model, task.name, str(n), 0, "acc", float(n < right))
+        for model, right in (("m", 3), ("n", 4))
+        for task in tasks
+        for n in range(4)
+    ]
+    made = list(normalised_results(tasks, summarise(scores)))
+    assert [(one.group, one.model, len(one.results)) for one in made] == [
+        ("g", "m", 2),
+        ("g", "n", 2),
+    ]
+    assert [one.interval.value for one in made] == pytest.approx([(0.75 - 0.25) / 0.75, 1.0])
 
 
 def evaluated(folder: Path, model: Path, capsys: Any) -> dict[str, Any]:
