@@ -7,18 +7,32 @@ A product passes the rules in this order, each of which may change its operands 
   tensor parallel  splits products over the processes of a torch mesh (in JAX the compiler does)
   precision        rounds what this process multiplies
   kernel           the backend's product (`Ops.kernel`)
+
+`describe` says in a line what computes each operation of a run. It calls the choosers of
+sabia.kernels with arrays of the model's shapes, so that a named implementation that does not work
+here is an error before the first step.
 """
 
 from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.model.lora import LoraConfig
 from sabia.core.ops.base import Ops, Stage
+from sabia.core.ops.kernel_choice import raises_missing_backend, requested_kernels
 from sabia.core.ops.precision import Precision, RoundedProducts, quantized_weights
-from sabia.core.ops.product import LowRankAdapter, Rule
+from sabia.core.ops.product import Array, LowRankAdapter, Rule
 from sabia.core.parallel.mesh import Mesh, axis_sizes
+from sabia.core.spec.layers import Attention, Experts, LatentAttention
 from sabia.core.spec.model import ModelSpec
+from sabia.kernels.attention.interface import attention_mask, choose_attention
+from sabia.kernels.rms_norm.interface import choose_rms_norm
+from sabia.kernels.runtime.dispatch import Choice, framework
+from sabia.kernels.vocabulary_loss.interface import choose_linear_cross_entropy
+
+if TYPE_CHECKING:
+    import torch
 
 BACKENDS = ("torch", "jax")
 
@@ -137,3 +151,114 @@ def _rounding(
     from sabia.core.ops.rounding_torch import TorchRounding
 
     return TorchRounding(precision, names, seed, default_device())
+
+
+def describe(spec: ModelSpec, backend: str, dtype: str, length: int, packed: bool) -> str:
+    """`kernels on cuda: attention by library (...); ...` for rows of `length` tokens.
+
+    dtype: of activations; packed: rows hold several documents. For this process's default device.
+    Raises MissingBackend if an implementation that SABIA_KERNELS names does not work here.
+    """
+    like, platform = (_torch if backend == "torch" else _jax)(dtype)
+    choose, parts = raises_missing_backend(_choices), []
+    for operation, name in requested_kernels(backend).items():
+        choices = dict.fromkeys(choose(operation, spec, like, length, packed, name))
+        text = " and ".join(f"{choice.implementation} ({choice.reason})" for choice in choices)
+        parts += [f"{operation} by {text}"] if choices else []
+    return f"kernels on {platform}: {'; '.join(parts)}"
+
+
+def _torch(dtype: str) -> tuple[Any, str]:
+    """(a scalar on the default device, platform); other arrays take device and dtype from it."""
+    import torch
+
+    from sabia.core.ops.device_torch import default_device
+
+    like = torch.zeros((), dtype=getattr(torch, dtype), device=default_device())
+    return like, like.device.type
+
+
+def _jax(dtype: str) -> tuple[Any, str]:
+    import jax
+    import jax.numpy as jnp
+
+    return jnp.zeros((), dtype), jax.default_backend()
+
+
+def _shaped(like: Array, *shape: int) -> Any:
+    """An array of that shape without memory of its own."""
+    if framework(like) == "torch":
+        return like.expand(shape)
+    import jax
+
+    return jax.ShapeDtypeStruct(shape, like.dtype)
+
+
+def _choices(
+    operation: str, spec: ModelSpec, like: Array, length: int, packed: bool, name: str | None
+) -> list[Choice]:
+    """The implementations for the model's shapes; [] if it does not have the operation."""
+    x = _shaped(like, length, spec.hidden_size)
+    if operation == "attention":
+        mixers = dict.fromkeys(layer.mixer for layer in spec.layers)
+        parts = [part for part in mixers if isinstance(part, Attention | LatentAttention)]
+        return [_attention(part, like, length, packed, spec.causal, name) for part in parts]
+    if operation == "grouped_matmul":
+        widths = [layer.mlp.width for layer in spec.layers if isinstance(layer.mlp, Experts)]
+        if not widths:
+            return []
+        from sabia.kernels.grouped_matmul.interface import choose_grouped_matmul
+
+        weight = _shaped(like, 1, widths[0], spec.hidden_size)
+        return [choose_grouped_matmul(x, weight, implementation=name)]
+    if operation == "rms_norm":
+        scale = _shaped(like, spec.hidden_size)
+        # norm weights stay fp32 whatever the dtype of activations
+        scale = scale.float() if framework(like) == "torch" else scale
+        return [choose_rms_norm(x, scale, implementation=name)] if spec.norm_kind == "rms" else []
+    return [choose_linear_cross_entropy(x, implementation=name)] if spec.classifier is None else []
+
+
+def _one_document(like: Array, length: int) -> Any:
+    """[1, length] segment numbers."""
+    if framework(like) == "torch":
+        return like.new_ones((1, length)).int()
+    import jax.numpy as jnp
+
+    return jnp.ones((1, length), jnp.int32)
+
+
+def _attention(
+    part: Any, like: Array, length: int, packed: bool, causal: bool, name: str | None
+) -> Choice:
+    latent = isinstance(part, LatentAttention)
+    keys = (length, part.heads, part.key_dim) if latent else (length, part.kv_heads, part.head_dim)
+    values = (length, part.heads, part.value_dim) if latent else keys
+    segments = _one_document(like, length) if packed else None
+    shape: Any = {"segments": segments, "window": part.window, "causal": causal}
+    mask = attention_mask(like, length, length, **shape)
+    return choose_attention(
+        _shaped(like, 1, length, part.heads, keys[-1]),
+        _shaped(like, 1, *keys),
+        _shaped(like, 1, *values),
+        mask,
+        softcap=None if latent else part.softcap,
+        sinks=_shaped(like, part.heads) if not latent and part.sinks else None,
+        implementation=name,
+    )
+
+
+def describe_products(precision: Precision, device: "torch.device") -> str:
+    """What computes the products on a device, for example `fp8: emulated on cpu`.
+
+    device: a torch device (or its name, `cuda:0`) or a JAX device.
+    """
+    if precision.qat is not None:
+        return f"{precision.name}: weights rounded as {precision.qat.kind}, products in bf16"
+    if precision.recipe is None:
+        return f"{precision.name}: products in {precision.compute}"
+    if isinstance(device, str) or type(device).__module__.partition(".")[0] == "torch":
+        from sabia.core.ops.rounding_units_torch import describe_units
+    else:
+        from sabia.core.ops.rounding_jax import describe_units
+    return f"{precision.name}: {describe_units(precision.recipe, device)}"

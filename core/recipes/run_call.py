@@ -24,10 +24,9 @@ import numpy as np
 from sabia.core import notes, units
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.lora import LoraConfig, lora_tensors, targeted
-from sabia.core.ops import kernel_choice
 from sabia.core.ops.precision import precision_named
 from sabia.core.options.training import Training
-from sabia.core.parallel import process_group
+from sabia.core.parallel import build_ops, process_group
 from sabia.core.parallel.health.watchdog import WatchdogConfig
 from sabia.core.parallel.mesh import Mesh, make_mesh, parse_mesh
 from sabia.core.parallel.world import World, detect
@@ -235,8 +234,8 @@ def make_meter(
         import torch
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    notes.note(kernel_choice.describe_products(precision, device))
-    notes.note(kernel_choice.describe(spec, job.backend, precision.compute, length, packed))
+    notes.note(build_ops.describe_products(precision, device))
+    notes.note(build_ops.describe(spec, job.backend, precision.compute, length, packed))
     times = peak_multiplier(job.backend, mesh.size, world.size)
     return Meter(
         training_flops_per_token(spec, length, "causal"),

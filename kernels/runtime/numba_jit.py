@@ -40,7 +40,10 @@ if sys.platform != "win32":
 DIGEST_BYTES = 16
 UNUSED_S = 60 * 86_400  # files of other versions are removed when they were not loaded for so long
 WAIT_S = 120.0  # for a process that compiles the same function
-_IMPORT = re.compile(r"^\s*(?:from|import) (sabia\.kernels[.\w]*)", re.MULTILINE)
+# a module, or a package and the modules of it that follow on the line
+_IMPORT = re.compile(
+    r"^\s*(?:from|import) (sabia\.kernels[.\w]*)(?: import ([\w, ]+))?", re.MULTILINE
+)
 _KERNELS = Path(__file__).parents[1]
 
 
@@ -120,7 +123,8 @@ def source_digest(module: str) -> str:
         path = next((path for path in files if path.exists()), None)
         if name not in sources and path is not None:
             sources[name] = path.read_bytes()
-            todo += _IMPORT.findall(sources[name].decode())
+            for imported, names in _IMPORT.findall(sources[name].decode()):
+                todo += [imported, *(f"{imported}.{one.strip()}" for one in names.split(","))]
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(sources):
         digest.update(f"{name} {len(sources[name])} ".encode() + sources[name])

@@ -129,12 +129,14 @@ def test_the_key_changes_with_what_a_module_imports(
     copy = tmp_path / "kernels"
     shutil.copytree(KERNELS, copy, ignore=shutil.ignore_patterns("__pycache__", "tuned"))
     monkeypatch.setattr(numba_jit, "_KERNELS", copy)
-    module = "sabia.kernels.minhash.numba_impl"
     digest = numba_jit.source_digest.__wrapped__
-    assert digest(module) == numba_jit.source_digest.__wrapped__(module)
-    for changes, name in ((True, "text/utf8_numba.py"), (True, "minhash/definitions.py"),
-                          (False, "bpe/numba_impl.py")):  # fmt: skip
+    for changes, kernel, name in (
+        (True, "minhash", "text/utf8_numba.py"), (True, "minhash", "minhash/definitions.py"),
+        (False, "minhash", "bpe/numba_impl.py"), (True, "html", "html/layout.py"),
+    ):  # fmt: skip
+        module = f"sabia.kernels.{kernel}.numba_impl"
         before = digest(module)
+        assert digest(module) == before
         (copy / name).write_text((copy / name).read_text() + "\n# changed\n")
         assert (digest(module) != before) is changes, name
     monkeypatch.undo()

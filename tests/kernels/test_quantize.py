@@ -208,28 +208,6 @@ def test_the_triton_kernel_gives_the_codes_of_the_oracle(tmp_path: Path) -> None
         same(parts, wanted_of(*case))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_the_triton_kernel_compiles_for_the_chip(capability: int, name: str) -> None:
-    """To machine code, which needs no chip."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from sabia.kernels.quantize.triton_impl import constants, encode_block
-
-    layout = LAYOUTS[name]
-    given = constants(layout, name == "nvfp4")
-    kinds = {"x": "*bf16", "codes": "*u8", "tiles": "*fp32", "scale": "*fp32", "key": "*i32"}
-    kinds |= {"rows": "i32", "columns": "i32", "across": "i32", "inverse_largest": "fp32"}
-    kinds["tiles"] = "*fp32" if layout.scale == "power2" else "*u8"
-    kinds |= dict.fromkeys(given, "constexpr")
-    values = {(list(kinds).index(word),): value for word, value in given.items()}
-    source = ASTSource(fn=encode_block, signature=kinds, constexprs=values)
-    assert triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
-
-
 @pytest.mark.parametrize("name", cases())
 def test_the_pallas_kernel_gives_the_codes_of_the_oracle(name: str) -> None:
     x, layout, stochastic = cases()[name]

@@ -13,6 +13,16 @@ from triton.compiler import ASTSource
 
 from sabia.kernels.attention import triton_impl as attention
 from sabia.kernels.grouped_matmul import triton_impl as grouped_matmul
+from sabia.kernels.quantize import triton_impl as quantize
+from sabia.kernels.quantize.definitions import (
+    FP8,
+    FP8_GRADIENT,
+    FP8_TILES,
+    FP8_WEIGHT_TILES,
+    NVFP4,
+    NVFP4_WEIGHT,
+    Layout,
+)
 from sabia.kernels.rms_norm import triton_impl as rms_norm
 from sabia.kernels.vocabulary_loss import triton_impl as vocabulary_loss
 
@@ -51,6 +61,20 @@ def compile_kernel(kernel: Any, capability: int, settings: dict[str, Any]) -> No
     print(kernel.__name__, made.metadata.shared, flush=True)
 
 
+def compile_codes(layout: Layout, capability: int) -> None:
+    """Print what the kernel of quantization takes for a layout."""
+    settings = quantize.launch_options(layout, layout.element == "e2m1")
+    options = {"num_warps": settings.pop("num_warps")}
+    types = {"x": "*bf16", "codes": "*u8", "tiles": "*u8", "scale": "*fp32", "key": "*i32"}
+    types |= {"tiles": "*fp32"} if layout.scale == "power2" else {}
+    types |= {"rows": "i32", "columns": "i32", "across": "i32", "inverse_largest": "fp32"}
+    types |= dict.fromkeys(settings, "constexpr")
+    known = {(list(types).index(name),): value for name, value in settings.items()}
+    source = ASTSource(fn=quantize.encode_block, signature=types, constexprs=known)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    print("encode_block", made.metadata.shared, flush=True)
+
+
 def main(capability: int) -> None:
     """Every kernel, as a bfloat16 model would launch it."""
 
@@ -78,6 +102,8 @@ def main(capability: int) -> None:
     block, warps = vocabulary_loss.BLOCKS
     for kernel in (vocabulary_loss._loss_kernel, vocabulary_loss._gradient_kernel):
         compile_kernel(kernel, capability, {"CAPPED": True, "BLOCK": block, "num_warps": warps})
+    for layout in (NVFP4, NVFP4_WEIGHT, FP8, FP8_GRADIENT, FP8_TILES, FP8_WEIGHT_TILES):
+        compile_codes(layout, capability)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ process even if it is killed. Every output row has `cluster` (the id of the docu
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ def write_record(path: Path, names: Sequence[str], **figures: object) -> None:
     write_json(path, figures | {"files": files})
 
 
-def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
+def read_record(path: Path, names: Sequence[str]) -> Mapping[str, Any]:
     """What `write_record` wrote; raises FileNotFoundError if there is none, BadData if it or a file
     of the plan is damaged."""
     try:

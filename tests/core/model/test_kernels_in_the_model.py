@@ -15,6 +15,7 @@ import pytest
 from sabia.core.errors import MissingBackend, UsageError
 from sabia.core.ops import kernel_choice
 from sabia.core.ops.kernel_choice import requested_kernels
+from sabia.core.parallel import build_ops
 from sabia.core.spec import ModelSpec, from_config
 
 from .conftest import CONFIGS
@@ -109,7 +110,7 @@ def test_names_go_to_the_operations_that_have_them(monkeypatch: pytest.MonkeyPat
 
 
 def described(backend: str, spec: ModelSpec) -> str:
-    return kernel_choice.describe(spec, backend, "float32", 64, packed=True)
+    return build_ops.describe(spec, backend, "float32", 64, packed=True)
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -8,8 +8,7 @@ import pytest
 
 from sabia.core.errors import UsageError
 from sabia.core.ops import precision as p
-from sabia.core.ops.kernel_choice import describe_products
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, describe_products
 from sabia.core.spec import from_config, new_config
 from sabia.kernels.quantize.definitions import (
     FP8,
