@@ -1,7 +1,8 @@
 """Training: losses, optimizer, schedule, a step on each backend, checkpoints, telemetry, loop.
 
-`stepper.make_stepper` gives one step behind one interface; `loop.train` drives it from token rows
-in an order that is pure arithmetic, so that a run can be stopped anywhere and resumed exactly.
+`stepper_factory.make_stepper` gives one step behind one interface; `loop.train` drives it from
+token rows in an order that is pure arithmetic, so that a run can be stopped anywhere and resumed
+exactly.
 
 One batch from Parquet to the loss, file by file: `token_rows` maps the rows and takes those of a
 step from them; `loop` hands the batch to `stepper_torch`, which cuts micro-batches of its tokens;

@@ -13,7 +13,7 @@ import pytest
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops import backend
+from sabia.core.parallel import build_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 from .mixtures import MIXTURES
@@ -113,11 +113,11 @@ def checkpoint(
     yield path
 
 
-@pytest.fixture(params=backend.BACKENDS)
+@pytest.fixture(params=build_ops.BACKENDS)
 def ops(request: pytest.FixtureRequest) -> Any:
     """Each backend's operations."""
     pytest.importorskip(request.param, reason=f"{request.param} is not installed")
-    return backend.load_ops(request.param)
+    return build_ops.load_ops(request.param)
 
 
 def compiled(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import pytest
 from sabia.core.errors import BadData, MissingBackend, UsageError
 from sabia.core.model.storage import hub
 from sabia.core.model.storage.safetensors_file import read_tensors, write_tensors
-from sabia.core.ops import backend
+from sabia.core.parallel import build_ops
 from sabia.core.spec import from_config
 from sabia.core.spec.tensors import TableRow
 
@@ -84,10 +84,10 @@ def test_our_files_are_read_by_the_library_and_its_files_by_us(tmp_path: Path) -
     assert read_tensors(tmp_path / "empty") == {}
 
 
-@pytest.mark.parametrize("backend_name", backend.BACKENDS)
+@pytest.mark.parametrize("backend_name", build_ops.BACKENDS)
 def test_bfloat16_survives_both_backends(backend_name: str, tiny: Any) -> None:
     pytest.importorskip(backend_name, reason=f"{backend_name} is not installed")
-    ops = backend.load_ops(backend_name)
+    ops = build_ops.load_ops(backend_name)
     params = {n: a.astype(ml_dtypes.bfloat16) for n, a in tiny[1].items()}
     assert same_bytes(ops.to_numpy(ops.to_device(params)), params)
 
@@ -198,14 +198,14 @@ def test_parameters_that_do_not_fit_the_spec_are_not_saved(tiny: Any, tmp_path: 
 
 def test_unknown_and_absent_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="torch, jax"):
-        backend.load_ops("numpy")
+        build_ops.load_ops("numpy")
 
     def absent(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(backend, "import_module", absent)
+    monkeypatch.setattr(build_ops, "import_module", absent)
     with pytest.raises(MissingBackend, match="jax"):
-        backend.load_ops("jax")
+        build_ops.load_ops("jax")
 
 
 def test_stacked_tensors_are_one_file_tensor_a_slice() -> None:

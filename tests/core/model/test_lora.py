@@ -25,8 +25,7 @@ from sabia.core.model.storage.peft_adapters import (
     start_adapter,
 )
 from sabia.core.model.storage.safetensors_file import read_tensors
-from sabia.core.ops import backend
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train.optimizer.config import OptimizerConfig, rules
 
@@ -116,7 +115,7 @@ def test_fresh_adapters_change_nothing(ops: Any) -> None:
 
 def gradients(name: str, spec: ModelSpec, held: Any, wanted: Any, wrap: bool, remat: str) -> Any:
     """Of the squared scores, with respect to the tensors `wanted`."""
-    ops = backend.load_ops(name)
+    ops = load_ops(name)
 
     def loss(some: Any) -> Any:
         params = held | some
@@ -139,7 +138,7 @@ def gradients(name: str, spec: ModelSpec, held: Any, wanted: Any, wrap: bool, re
 def test_gradients_by_the_chain_rule(name: str, remat: str) -> None:
     """dA = s Bᵀ dW and dB = s dW Aᵀ with dW of the merged model; trained are A and B only."""
     pytest.importorskip(name, reason=f"{name} is not installed")
-    spec, ops = SPECS["llama"], backend.load_ops(name)
+    spec, ops = SPECS["llama"], load_ops(name)
     params = perturbed(spec) | adapters(spec, LORA)
     table = rules(spec, OptimizerConfig(), lora_tensors(spec, LORA))
     trained = [k for k, rule in table.items() if rule.trained]
@@ -233,7 +232,7 @@ def test_peft_reads_ours(peft: Any, model: Any, tmp_path: Path, targets: str) ->
     params = perturbed(spec) | adapters(spec, config)
     save_adapter(tmp_path / "a", spec, params, config, str(path))
     adapted = peft.PeftModel.from_pretrained(reference(path), tmp_path / "a")
-    ops = backend.load_ops("torch")
+    ops = load_ops("torch")
     held = ops.to_device(params)
     ours = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=config)))
     np.testing.assert_allclose(their_scores(adapted), ours, atol=2e-5)
@@ -262,7 +261,7 @@ def test_training_starts_from_an_adapter_of_peft(
     theirs.save_pretrained(tmp_path / "theirs")
     ours, tensors = start_adapter(tmp_path / "theirs", spec)
     assert (ours.rank, ours.targets) == (3, r"layers\.\d+\.(attn\.q|mlp\.up)$")
-    ops = backend.load_ops("torch")
+    ops = load_ops("torch")
     held = ops.to_device(perturbed(spec) | tensors)
     found = array(ops, scores(ops, spec, held, build_ops(ops.name, adapters=ours)))
     np.testing.assert_allclose(found, their_scores(theirs), atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 
 from sabia.core.model import forward
 from sabia.core.model.storage import hub
-from sabia.core.ops import backend
+from sabia.core.parallel import build_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 
 torch = pytest.importorskip("torch", reason="compares torch with JAX")
@@ -37,7 +37,7 @@ def mean_loss(spec: ModelSpec, params: Any, ids: Any, ops: Any) -> Any:
 
 def train_torch(params: dict[str, np.ndarray], steps: range) -> tuple[Losses, dict]:
     """(losses, parameters after) with torch.optim.AdamW, its state fresh."""
-    ops = backend.load_ops("torch")
+    ops = build_ops.load_ops("torch")
     weights = {k: v.requires_grad_() for k, v in ops.to_device(params, "float32").items()}
     optimizer = torch.optim.AdamW(
         weights.values(), RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=DECAY
@@ -54,7 +54,7 @@ def train_torch(params: dict[str, np.ndarray], steps: range) -> tuple[Losses, di
 
 def train_jax(params: dict[str, np.ndarray], steps: range) -> tuple[Losses, dict]:
     """(losses, parameters after) with optax.adamw, its state fresh."""
-    ops = backend.load_ops("jax")
+    ops = build_ops.load_ops("jax")
     weights: Any = ops.to_device(params, "float32")
     optimizer = optax.adamw(RATE, b1=0.9, b2=0.95, eps=1e-8, weight_decay=DECAY)
     state = optimizer.init(weights)

@@ -10,8 +10,8 @@ import pytest
 
 from sabia.core.errors import BadData, UsageError
 from sabia.core.model.storage import hub
-from sabia.core.ops import backend
 from sabia.core.options.classify_train import ClassifyTrainOptions
+from sabia.core.parallel import build_ops
 from sabia.core.recipes import pooled_model
 from sabia.core.recipes.classifier import fine_tuning
 from sabia.core.recipes.classifier.sequence_classifier import ClassifierModel, ModelScorer
@@ -42,9 +42,9 @@ def trained(tmp_path: Path, config: dict[str, Any], name: str = "run", **changes
     return tmp_path / name
 
 
-@pytest.mark.parametrize("name", backend.BACKENDS)
+@pytest.mark.parametrize("name", build_ops.BACKENDS)
 def test_losses_are_torchs(name: str) -> None:
-    ops = backend.load_ops(name)
+    ops = build_ops.load_ops(name)
     random = np.random.default_rng(0)
     scores = random.standard_normal((7, 3)).astype(np.float32)
     hot = np.eye(3, dtype=np.float32)[random.integers(0, 3, 7)]
@@ -170,7 +170,7 @@ def test_both_backends_take_the_same_steps(tmp_path: Path) -> None:
     assert rows.batch(np.arange(4), 512)["pool"].shape == (4, 64)
     params = hub.init_params(spec, 0)
     gradients = []
-    for name in backend.BACKENDS:
+    for name in build_ops.BACKENDS:
         loss = partial(classification_loss, problem=problem)
         stepper = make_stepper(name, spec, params, loss, micro_batch=2)
         gradients.append(stepper.gradients(batch))

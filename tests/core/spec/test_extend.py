@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 
 from sabia.core.errors import UsageError
-from sabia.core.spec import (
-    extend_context,
-    extend_vocabulary,
-    from_config,
-    inverse_frequencies,
-    new_config,
-)
+from sabia.core.spec import from_config, inverse_frequencies, new_config
+from sabia.core.spec.extend import extend_context, extend_vocabulary
 from sabia.core.spec.rope import Rope
 
 BASE = new_config("llama", hidden=64, layers=2, vocab=101, heads=4, head_dim=20, context=128)

@@ -224,7 +224,7 @@ def test_running_again_changes_nothing(tmp_path: Path, url: str) -> None:
 KILLED = """
 import os, signal, sys
 from sabia.cli.main import main
-from sabia.core.text import redis_index
+from sabia.core.text.dedup import redis_index
 redis_index.BATCH = 8
 insert, calls = redis_index.RedisIndex.insert, []
 def failing(self, ids, slots=None):

@@ -13,8 +13,7 @@ from sabia.core.model.forward import hidden, logits
 from sabia.core.model.init import init_params
 from sabia.core.model.lora import LoraConfig, init_lora
 from sabia.core.model.storage import hub
-from sabia.core.ops import backend
-from sabia.core.parallel.build_ops import build_ops
+from sabia.core.parallel.build_ops import build_ops, load_ops
 from sabia.core.spec import ModelSpec, from_config, new_config
 from sabia.core.train import convert
 from sabia.core.train.checkpoint.pieces import Piece
@@ -99,7 +98,7 @@ def test_merged_exports_have_the_logits_of_the_adapters(
     tmp_path: Path, name: str, targets: str
 ) -> None:
     """Rank, alpha and targets of each kind, from a checkpoint in pieces, in files of any size."""
-    ops = backend.load_ops("torch")
+    ops = load_ops("torch")
     spec, lora = from_config(MERGED[name]), LoraConfig(3, 7.0, targets)
     drawn, random = init_params(spec, 3) | init_lora(spec, lora, 1), np.random.default_rng(2)
     # matrices and both parts of each adapter are large enough to matter
