@@ -92,7 +92,8 @@ def requested() -> bool:
 
 def check() -> None:
     """Raise Interrupted if a stop signal has arrived."""
-    if requested():
+    if _received:
+        _due.clear()
         name = signal.Signals(_received[0]).name
         raise Interrupted(
             f"stopped by {name}; completed work is kept: run the same command to resume"

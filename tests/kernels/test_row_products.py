@@ -10,6 +10,7 @@ import torch
 from sabia.kernels.attention import torch_cached
 from sabia.kernels.attention.interface import attention, attention_mask
 from sabia.kernels.row_products import interface, torch_arrays
+from sabia.kernels.runtime.torch_support import numbers
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -21,9 +22,9 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "size"), [(1, 1), (7, 3), (5, 64), (33, 100)])
 def test_engines_agree(rows: int, size: int, dtype: torch.dtype) -> None:
-    weight, x = torch_arrays.numbers(drawn(rows, size, dtype=dtype)), drawn(size).numpy()
+    weight, x = numbers(drawn(rows, size, dtype=dtype)), drawn(size).numpy()
     made = np.zeros((2, rows), np.float32)
-    cache = torch_arrays.numbers(drawn(2, rows + 3, 3, size, dtype=dtype))
+    cache = numbers(drawn(2, rows + 3, 3, size, dtype=dtype))
     q, parts = drawn(2, 3, 2, size).numpy(), drawn(2, 3, 2, rows).numpy()
     found, sums = np.ones((2, 2, 3, 2, rows), np.float32), np.ones((2, *q.shape), np.float32)
     first = np.array([0, rows // 2])
@@ -127,7 +128,7 @@ def test_other_layouts_and_gradients_are_left_to_the_fused_kernel(
 @pytest.mark.parametrize("window", [None, 5])
 def test_attention_of_all_queries(dtype: torch.dtype, window: int | None) -> None:
     q = drawn(3, 23, 4, 12).numpy()
-    k, v = (torch_arrays.numbers(drawn(3, 30, 2, n, dtype=dtype, seed=n)) for n in (12, 7))
+    k, v = (numbers(drawn(3, 30, 2, n, dtype=dtype, seed=n)) for n in (12, 7))
     last = np.tile(np.arange(23), (3, 1))
     first = np.zeros_like(last) if window is None else np.maximum(last - window + 1, 0)
     first[1, 20:] = 30  # padding
